@@ -1,0 +1,39 @@
+# Two commands: `make demo` and `make test`. Both create the environment in .venv first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+export DO_NOT_TRACK := 1
+
+.PHONY: help demo test check format lock clean setup
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+setup: $(STAMP)  ## create .venv with the pinned versions
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
+	@touch $@
+
+demo: $(STAMP)  ## generate narratives, run the whole method on them, code three with the release
+	@bash scripts/demo.sh "$(BIN)" "$(or $(DEMO_HOME),demo-workspace)"
+
+test: $(STAMP)  ## the tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(STAMP)  ## formatter, linter, types, import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(STAMP)  ## resolve the dependencies anew into requirements.lock
+	bash scripts/lock.sh "$(BIN)"
+
+clean:  ## remove the environment and the demo's workspace
+	rm -rf $(VENV) demo-workspace

@@ -1,0 +1,1 @@
+"""Flows compose tasks; nothing else. `cli` is the `autocoder` command."""

@@ -1,0 +1,1 @@
+"""Commands of the `autocoder` command line, one group a file."""

@@ -1,0 +1,1 @@
+"""The mathematics: knows no Prefect and no database."""

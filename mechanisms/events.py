@@ -1,0 +1,74 @@
+"""What was done, and what is claimed of it: one frozen type a mechanism, apart from what it costs.
+
+An event holds enough for another accountant to compute the cost again. `mechanisms.accounting` turns an
+event into a `Claim`; nothing else does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GuaranteeKind = Literal["formal", "asymptotic-local", "none"]
+NeighbouringRelation = Literal["add-remove", "replace-one"]
+
+
+class Event(BaseModel):
+    """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mechanism: str
+
+
+class NonPrivateEvent(Event):
+    """Training without protection: nothing can be claimed and nothing released."""
+
+    mechanism: Literal["non-private"] = "non-private"
+    epochs: int = Field(ge=1)
+
+
+class SwagPpmEvent(Event):
+    """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights (SWAG-PPM)."""
+
+    mechanism: Literal["swag-ppm"] = "swag-ppm"
+    reweighted: bool
+    """Whether equation 7 was applied and a third posterior fitted."""
+    snapshots: int = Field(ge=2)
+    """SGD iterates that the posterior's moments hold."""
+    rank: int = Field(ge=2)
+    """Deviation vectors that the posterior holds (K)."""
+    sensitivity_draws: int = Field(ge=1)
+    """Draws S over which the sensitivity was taken."""
+    sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats, the released draw included
+    once it exists."""
+
+
+class Claim(BaseModel):
+    """A privacy claim with everything it rests on. A number without these is not a claim."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    guarantee_kind: GuaranteeKind
+    epsilon: float | None = Field(default=None, description="None when the kind is `none`")
+    delta: float | None = Field(
+        default=None, description="None when not quantified (asymptotic-local) or not claimed"
+    )
+    delta_text: str = Field(default="", description="what delta is when it is no number, such as O(n^-1/2)")
+    sensitivity: float | None = None
+    epsilon_add_remove: float | None = Field(
+        default=None,
+        description="Delta alone: the add/remove bound for a classifier with fixed weights, since l <= 0",
+    )
+    draws: int | None = Field(default=None, description="draws S behind a Monte Carlo maximum")
+    mc_failure_prob: float | None = Field(
+        default=None, description="1/(S+1): probability that one fresh draw exceeds the maximum over S draws"
+    )
+    neighbouring_relation: NeighbouringRelation
+    privacy_unit: str = "record"
+    max_records_per_unit: int = Field(default=1, ge=1)
+    accountant: str = Field(description="name and version of what computed the cost")
+    assumptions: tuple[str, ...] = ()
+    unprotected_inputs: tuple[str, ...] = ()
