@@ -25,7 +25,7 @@ test: $(STAMP)  ## the tests
 check: $(STAMP)  ## formatter, linter, types, import arrows
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 format: $(STAMP)  ## rewrite the code in the project's format

@@ -42,8 +42,8 @@ class SwagPpmEvent(Event):
     sensitivity_draws: int = Field(ge=1)
     """Draws S over which the sensitivity was taken."""
     sensitivity: float = Field(gt=0, allow_inf_nan=False)
-    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats, the released draw included
-    once it exists."""
+    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released draw counts
+    too once it exists."""
 
 
 class Claim(BaseModel):
@@ -53,9 +53,7 @@ class Claim(BaseModel):
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")
-    delta: float | None = Field(
-        default=None, description="None when not quantified (asymptotic-local) or not claimed"
-    )
+    delta: float | None = Field(default=None, description="None when not quantified (asymptotic-local) or not claimed")
     delta_text: str = Field(default="", description="what delta is when it is no number, such as O(n^-1/2)")
     sensitivity: float | None = None
     epsilon_add_remove: float | None = Field(

@@ -1,0 +1,57 @@
+"""Tensors that survive a power cut: written beside the old file, synced, then renamed over it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Replace `path` by these tensors and this JSON-able description, all or nothing.
+
+    Raises:
+        OSError: the disk is full or unwritable; the old file is untouched.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
+            partial,
+            metadata={"meta": json.dumps(dict(meta))},
+        )
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)
+    except Exception as error:
+        partial.unlink(missing_ok=True)
+        raise _as_os_error(error, path) from None
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (memory-mapped) and description of a file that `save` wrote."""
+    with safe_open(path, framework="pt") as file:
+        meta = json.loads((file.metadata() or {}).get("meta", "{}"))
+        return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _as_os_error(error: Exception, path: Path) -> Exception:
+    """Safetensors reports a full disk as its own error type: say which file it was, as an OSError."""
+    if isinstance(error, OSError):
+        return error
+    return OSError(f"cannot write {path}: {error}") if "I/O error" in str(error) or "os error" in str(error) else error

