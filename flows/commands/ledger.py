@@ -1,0 +1,281 @@
+"""`autocoder ledger`: what was released, from which records, at what cost, and whether anybody changed it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from storage.ledger import Ledger, Row
+
+app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
+
+Home = Annotated[Path, typer.Option(envvar="AUTOCODER_HOME", help="The workspace.", show_default=True)]
+LedgerUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTOCODER_LEDGER_URL",
+        help="sqlite:///FILE or postgresql+psycopg://…; without it the workspace's ledger.db.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE", show_default=False)]
+HOME = Path("workspace")
+
+
+class ExportFormat(StrEnum):
+    """Formats of `export`."""
+
+    json = "json"
+    csv = "csv"
+
+
+def _open(home: Path, url: str | None) -> Ledger:
+    from storage.errors import InputError
+    from storage.ledger import Ledger
+    from storage.ledger.database import parse_url
+    from storage.paths import Workspace
+
+    url = url or Workspace(home).ledger_url
+    parsed = parse_url(url)
+    # Reading must not leave an empty ledger behind where the user only mistyped a folder.
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        raise InputError(f"no ledger at {parsed.database}; the first release makes it (--home, --ledger-url)")
+    return Ledger.open(url)
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, ensure_ascii=False, indent=1))
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, overflow="fold", no_wrap=name in ("row", "state", "release", "ε"))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    # A pipe has no width; the 80 columns assumed for it would fold every cell.
+    (console if console.is_terminal else Console(width=160)).print(table)
+
+
+@app.command("list")
+def list_rows(
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+    history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
+) -> None:
+    """List releases in their current state, and evaluations, audits and budget changes."""
+    from storage.ledger.amounts import short
+
+    ledger = _open(home, ledger_url)
+    rows = ledger.rows() if history else ledger.current()
+    if as_json:
+        _print_json([row.as_json() for row in rows])
+        return
+
+    def number(value: Any) -> str:
+        return "–" if value is None else short(value)
+
+    header = ("row", "at", "state", "release", "label", "mechanism", "guarantee", "ε", "δ", "Δ", "cohorts")
+    cells = [
+        (
+            str(row.sequence), row.recorded_at[:16], row.state if row.kind == "release" else row.kind,
+            row.release_id or "–", row.label, row.mechanism or "–", row.guarantee_kind, number(row.epsilon),
+            number(row.delta) if row.delta else row.delta_text or "–", number(row.sensitivity),
+            ", ".join(row.cohorts),
+        )
+        for row in rows
+    ]  # fmt: skip
+    _table(f"Ledger {ledger.database.name}", header, cells)
+
+
+@app.command()
+def show(release: ReleaseId, home: Home = HOME, ledger_url: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """Show all that is known of one release, and how it came there."""
+    ledger = _open(home, ledger_url)
+    current, history = ledger.release(release), ledger.history(release)
+    if as_json:
+        _print_json({**current.as_json(), "history": [row.as_json() for row in history]})
+        return
+    fields = current.as_json()
+    cells = [(name, _shown(value)) for name, value in fields.items() if value not in (None, "", [], {})]
+    _table(f"Release {release}: {current.state}", ("field", "value"), cells)
+    _table(
+        "History",
+        ("row", "at", "kind", "state", "reason", "hash"),
+        [(str(r.sequence), r.recorded_at, r.kind, r.state, r.reason, r.hash) for r in history],
+    )
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@app.command()
+def verify(
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    head: Annotated[
+        list[Path] | None, typer.Option(help="An exported head that the ledger must still go through; repeatable.")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option(help="Check the heads' signatures with this key.")] = None,
+    against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
+
+    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound.
+    """
+    from storage.ledger.heads import load_public_key, read_head
+    from storage.ledger.report import read_export
+
+    key = None if public_key is None else load_public_key(public_key)
+    heads = [read_head(path, key=key) for path in head or ()]
+    earlier: Sequence[Row] = () if against is None else read_export(against)
+    report = _open(home, ledger_url).verify(heads=heads, earlier=earlier)
+    if as_json:
+        _print_json(
+            {
+                "ok": report.ok,
+                "rows": report.rows,
+                "sequence": report.sequence,
+                "hash": report.hash,
+                "first_bad_row": report.first_bad_row,
+                "problem": report.problem,
+                "notes": list(report.notes),
+            }
+        )
+    else:
+        typer.echo(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
+        for note in report.notes:
+            typer.echo(f"note: {note}")
+        if not report.ok:
+            typer.echo(f"first bad row: {report.first_bad_row}: {report.problem}")
+        elif not (heads or earlier):
+            typer.echo("note: without --head nobody can tell that rows were cut off at the end")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def budget(
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    policy: Annotated[Path | None, typer.Option(help="Show this policy before anything is spent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
+    from storage.ledger import Policy
+    from storage.ledger.ledger import budget_lines
+    from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
+
+    if policy is not None:
+        # The given policy beside what was really spent, whether or not it is in force yet.
+        given = Policy.load(policy)
+        try:
+            accounts = [line.account for line in _open(home, ledger_url).budget() if line.account.sequence]
+        except _no_ledger():
+            accounts = []
+        lines, name = budget_lines(given, accounts), given.name
+    else:
+        ledger = _open(home, ledger_url)
+        lines, name = ledger.budget(), ledger.policy().name
+    if as_json:
+        _print_json(budget_json(lines))
+    else:
+        _table(f"Budget, policy {name}", BUDGET_COLUMNS, budget_cells(lines))
+
+
+def _no_ledger() -> type[Exception]:
+    from storage.errors import InputError
+
+    return InputError
+
+
+@app.command("change-policy")
+def change_policy(
+    policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
+    requester: Annotated[str, typer.Option(help="Who wants the change.")],
+    reason: Annotated[str, typer.Option(help="Why.")],
+    approval: Annotated[list[str] | None, typer.Option(help="Who approved; repeatable.")] = None,
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+) -> None:
+    """Put another policy in force and record it for ever. What was spent stays spent."""
+    from storage.ledger import Ledger, Policy
+    from storage.paths import Workspace
+
+    loaded = Policy.load(policy)
+    url = ledger_url or Workspace(home).create().ledger_url
+    row = Ledger.open(url).change_policy(loaded, requester=requester, approvals=approval or (), reason=reason)
+    typer.echo(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    format: Annotated[ExportFormat, typer.Option(help="JSON can be verified against later.")] = ExportFormat.json,
+) -> None:
+    """Write every row to a file."""
+    from storage.ledger.report import to_csv, to_json
+
+    rows = _open(home, ledger_url).rows()
+    _write(out, to_json(rows) if format is ExportFormat.json else to_csv(rows))
+    typer.echo(f"{len(rows)} rows in {out}")
+
+
+@app.command()
+def head(
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    key: Annotated[Path | None, typer.Option(help="Private key to sign with (`autocoder keys new`).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
+) -> None:
+    """State sequence and hash of the newest row, for a partner to keep and verify against later."""
+    from storage.ledger.heads import load_private_key, state_head
+
+    private = None if key is None else load_private_key(key)
+    statement = state_head(*_open(home, ledger_url).head(), key=private)
+    text = json.dumps(statement.model_dump(), indent=1) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(out, text)
+        typer.echo(f"head of row {statement.sequence} in {out}")
+
+
+@app.command()
+def migrate(
+    url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="As the owner of the tables.")],
+    app_role: Annotated[
+        str | None, typer.Option(help="The role that the pipeline connects as: SELECT and INSERT, nothing else.")
+    ] = None,
+) -> None:
+    """Create the ledger's tables or bring them up to date."""
+    from storage.ledger.database import Database, migrate
+
+    revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
+    typer.echo(f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else ""))
+
+
+def _write(path: Path, text: str) -> None:
+    from storage.errors import InputError
+
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,31 @@
+"""The release ledger: a budget that can't be overspent, a history that can't be rewritten, one draw a release.
+
+Invariants, whatever the order of calls, crashes and processes:
+
+1. For every account (population, cohort, guarantee kind) the sum of all charges is at most the cap in force
+   when the newest was made, and equals the account's running total.
+2. A charge is never taken back: not by burning, not by a crash, not by a change of policy.
+3. A release passes through `reserved`, `drawn`, `committed`, each at most once and in this order, or ends
+   `burned` from either of the first two. Nothing follows `committed` or `burned`.
+4. One idempotency key has one release; one release has at most one draw digest and one bundle digest.
+5. The epsilon and the sensitivity of a release never fall from one of its rows to the next.
+6. Row n holds the hash of row n - 1, and its own hash is the SHA-256 of its canonical JSON. Rows are added at
+   the end and never changed.
+"""
+
+from storage.ledger.budget import Account, BudgetRefused
+from storage.ledger.ledger import BudgetLine, Ledger
+from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
+from storage.ledger.policy import Policy
+
+__all__ = [
+    "Account",
+    "BudgetLine",
+    "BudgetRefused",
+    "Charge",
+    "Evaluation",
+    "Ledger",
+    "Policy",
+    "ReleasePlan",
+    "Row",
+]

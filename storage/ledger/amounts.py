@@ -1,0 +1,123 @@
+"""Exact amounts of privacy loss: decimals of a fixed scale, rounded up, never a float in a sum.
+
+A float is converted exactly and then rounded towards more loss. What no budget can be kept with is refused:
+NaN, infinities, zero, negative and subnormal numbers, and numbers finer than the scale.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
+
+from storage.errors import InputError
+
+EPSILON_SCALE = 12
+"""Decimals of epsilon and of the sensitivity Delta, in nats."""
+DELTA_SCALE = 18
+"""Decimals of delta and of probabilities."""
+EPSILON_LIMIT = Decimal(10) ** 9
+"""Larger losses guarantee nothing and are refused."""
+
+# Wide enough for any sum of amounts: 9 digits before the point, 18 after, and room for the exponential.
+_CONTEXT = Context(prec=80)
+
+
+def _exact(value: float | int | str | Decimal, name: str) -> Decimal:
+    if isinstance(value, bool):
+        raise InputError(f"{name}: a number is needed, not true or false")
+    if isinstance(value, float):
+        if math.isnan(value) or math.isinf(value):
+            raise InputError(f"{name}: {value} is not a finite number")
+        if 0 < abs(value) < sys.float_info.min:
+            raise InputError(f"{name}: {value} is subnormal and was already rounded; no budget can hold it")
+        return Decimal(value)
+    try:
+        number = Decimal(value)
+    except (InvalidOperation, ValueError, TypeError) as error:
+        raise InputError(f"{name}: not a number") from error
+    if not number.is_finite():
+        raise InputError(f"{name}: {number} is not a finite number")
+    return number
+
+
+def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Decimal:
+    """Return `value` as a positive decimal of `scale` decimals, a float rounded up.
+
+    Text and decimals were written by somebody and must fit the scale as they stand; a float is a measurement
+    and is rounded towards more loss.
+
+    Raises:
+        InputError: for NaN, infinite, zero, negative, subnormal, too small, too large or too precise values.
+    """
+    number = _exact(value, name)
+    quantum = Decimal(1).scaleb(-scale)
+    if number <= 0:
+        raise InputError(f"{name}: {value} is not above zero")
+    if number < quantum:
+        raise InputError(f"{name}: {value} is more precise than the ledger's {scale} decimals")
+    if number >= EPSILON_LIMIT:
+        raise InputError(f"{name}: {value} is beyond {EPSILON_LIMIT}, which guarantees nothing")
+    rounded = number.quantize(quantum, rounding=ROUND_CEILING, context=_CONTEXT)
+    if rounded != number and not isinstance(value, float):
+        raise InputError(f"{name}: {value} is more precise than the ledger's {scale} decimals")
+    return rounded
+
+
+def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Decimal:
+    """Return an epsilon (nats), rounded up to 12 decimals."""
+    return amount(value, name=name, scale=EPSILON_SCALE)
+
+
+def sensitivity(value: float | int | str | Decimal, *, name: str = "sensitivity") -> Decimal:
+    """Return a sensitivity Delta (nats), rounded up to 12 decimals."""
+    return amount(value, name=name, scale=EPSILON_SCALE)
+
+
+def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
+    """Return a probability below one, rounded up to 18 decimals."""
+    number = amount(value, name=name, scale=DELTA_SCALE)
+    if number >= 1:
+        raise InputError(f"{name}: {value} is not below one")
+    return number
+
+
+def zero(scale: int) -> Decimal:
+    """Return nothing spent, at the scale of its column."""
+    return Decimal(0).scaleb(-scale)
+
+
+ZERO_EPSILON = zero(EPSILON_SCALE)
+ZERO_DELTA = zero(DELTA_SCALE)
+
+
+def add(left: Decimal, right: Decimal) -> Decimal:
+    """Return the exact sum."""
+    return _CONTEXT.add(left, right)
+
+
+def as_replace_one(eps: Decimal, delta: Decimal | None) -> tuple[Decimal, Decimal | None]:
+    """Return what an add-remove guarantee costs under replace-one: (2 epsilon, (1 + e^epsilon) delta).
+
+    Replacing a record is removing one and adding one: group privacy of two (Vadhan, The Complexity of
+    Differential Privacy, 2017, Lemma 2.2). Rounded up.
+    """
+    doubled = _CONTEXT.multiply(eps, Decimal(2))
+    if delta is None or delta == 0:
+        return doubled, delta
+    factor = _CONTEXT.add(Decimal(1), _CONTEXT.next_plus(_CONTEXT.exp(eps)))
+    product = _CONTEXT.multiply(factor, delta)
+    if product >= 1:
+        raise InputError("delta: under replace-one it would be one or more, which guarantees nothing")
+    return doubled, product.quantize(ZERO_DELTA, rounding=ROUND_CEILING, context=_CONTEXT)
+
+
+def text(value: Decimal | None) -> str | None:
+    """Return the fixed-point text of an amount, as it is stored and hashed."""
+    return None if value is None else format(value, "f")
+
+
+def short(value: Decimal) -> str:
+    """Return an amount for people: fixed point without trailing zeros."""
+    shown = format(value, "f")
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown

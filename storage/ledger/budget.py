@@ -1,0 +1,170 @@
+"""Accounts and caps: what a cohort has spent, and whether one more charge fits.
+
+An account is kept a population, cohort and guarantee kind, in one neighbouring relation and one privacy unit.
+Composition is basic (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16):
+epsilons add up, deltas add up. It holds for releases that were chosen in the light of earlier ones too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mechanisms.events import GuaranteeKind
+from storage.errors import StorageError
+from storage.ledger import amounts, chain
+from storage.ledger.models import Charge
+from storage.ledger.policy import Cap, Policy
+from storage.ledger.schema import ledger_row, spend
+
+_S = spend.c
+
+
+class BudgetRefused(StorageError):
+    """The budget, or a rule beside it, forbids the release; the text shows the arithmetic."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one cohort of a population has spent of one guarantee kind, after the row `sequence`."""
+
+    population: str
+    cohort: str
+    guarantee_kind: GuaranteeKind
+    epsilon: Decimal = amounts.ZERO_EPSILON
+    delta: Decimal = amounts.ZERO_DELTA
+    neighbouring_relation: str | None = None
+    privacy_unit: str | None = None
+    sequence: int = 0
+
+    @property
+    def name(self) -> str:
+        """The account in words."""
+        return f"{self.population}/{self.cohort} ({self.guarantee_kind})"
+
+
+def read_account(connection: Connection, population: str, cohort: str, kind: GuaranteeKind) -> Account:
+    """Return the newest total of an account, checked against the row of the chain that it belongs to."""
+    found = connection.execute(
+        sa.select(spend)
+        .where(_S.population == population, _S.cohort == cohort, _S.guarantee_kind == kind)
+        .order_by(_S.sequence.desc())
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        return Account(population, cohort, kind)
+    row = chain.newest(connection, ledger_row.c.sequence == found.sequence)
+    charge = next((c for c in row.charges if c.cohort == cohort), None) if row else None
+    total = (Decimal(found.epsilon), Decimal(found.delta))
+    if (
+        row is None
+        or charge is None
+        or (row.population, row.guarantee_kind) != (population, kind)
+        or total != (charge.epsilon_after, charge.delta_after)
+    ):
+        raise StorageError(
+            f"the running total of {population}/{cohort} ({kind}) contradicts row {found.sequence}: somebody"
+            " changed the ledger; run `autocoder ledger verify`"
+        )
+    return Account(
+        population, cohort, kind, total[0], total[1], found.neighbouring_relation, found.privacy_unit,
+        found.sequence,
+    )  # fmt: skip
+
+
+def all_accounts(connection: Connection) -> list[Account]:
+    """Return every account that anything was ever charged to, sorted."""
+    keys = connection.execute(
+        sa.select(_S.population, _S.cohort, _S.guarantee_kind)
+        .distinct()
+        .order_by(_S.population, _S.cohort, _S.guarantee_kind)
+    ).all()
+    return [read_account(connection, *key) for key in keys]
+
+
+def charge_account(
+    account: Account,
+    *,
+    policy: Policy,
+    relation: str,
+    privacy_unit: str,
+    epsilon: Decimal,
+    delta: Decimal,
+) -> Charge:
+    """Return the charge of (`epsilon`, `delta`), stated in `relation`, to an account.
+
+    Raises:
+        BudgetRefused: when there is no cap, the account is kept in terms that the claim doesn't fit, or the
+            sum exceeds the cap.
+    """
+    cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
+    if cap is None:
+        raise BudgetRefused(f"{account.name}: policy {policy.name} has no cap for it, so nothing may be spent; add one")
+    kept_in = _relation_of(account, cap, relation)
+    if account.privacy_unit not in (None, privacy_unit):
+        raise BudgetRefused(
+            f"{account.name}: the account is kept a {account.privacy_unit}, the claim protects a {privacy_unit};"
+            " these can't be added"
+        )
+    if kept_in != relation:
+        if relation != "add-remove":
+            raise BudgetRefused(
+                f"{account.name}: the account is kept under {kept_in}, the claim holds under {relation}, which"
+                f" says nothing about {kept_in}; keep the account under replace-one (policy,"
+                " neighbouring_relation) before its first release"
+            )
+        converted = amounts.as_replace_one(epsilon, delta)
+        epsilon, delta = converted[0], converted[1] or amounts.ZERO_DELTA
+    after = (amounts.add(account.epsilon, epsilon), amounts.add(account.delta, delta))
+    charge = Charge(
+        cohort=account.cohort,
+        neighbouring_relation="replace-one" if kept_in == "replace-one" else "add-remove",
+        privacy_unit=privacy_unit,
+        epsilon=epsilon,
+        delta=delta,
+        epsilon_before=account.epsilon,
+        delta_before=account.delta,
+        epsilon_after=after[0],
+        delta_after=after[1],
+        epsilon_cap=cap.epsilon,
+        delta_cap=cap.delta,
+    )
+    if not fits(charge):
+        raise BudgetRefused(f"{account.name} under policy {policy.name}: {arithmetic(charge)}")
+    return charge
+
+
+def _relation_of(account: Account, cap: Cap, claimed: str) -> str:
+    wanted = cap.neighbouring_relation
+    if account.neighbouring_relation is None:
+        return wanted or claimed
+    if wanted not in (None, account.neighbouring_relation):
+        raise BudgetRefused(
+            f"{account.name}: spent so far under {account.neighbouring_relation}, the policy now says {wanted};"
+            " the sum would mean nothing"
+        )
+    return account.neighbouring_relation
+
+
+def fits(charge: Charge) -> bool:
+    """Say whether a charge stays within its cap. A cap without delta (asymptotic-local) bounds epsilon alone."""
+    return charge.epsilon_after <= charge.epsilon_cap and (
+        charge.delta_cap is None or charge.delta_after <= charge.delta_cap
+    )
+
+
+def arithmetic(charge: Charge) -> str:
+    """Return the sum in words and figures."""
+    parts = [_sum("epsilon", charge.epsilon_before, charge.epsilon, charge.epsilon_after, charge.epsilon_cap)]
+    if charge.delta_cap is not None:
+        parts.append(_sum("delta", charge.delta_before, charge.delta, charge.delta_after, charge.delta_cap))
+    return "; ".join(parts)
+
+
+def _sum(name: str, before: Decimal, asked: Decimal, after: Decimal, cap: Decimal) -> str:
+    sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
+    show = amounts.short
+    return f"{name} spent {show(before)} + asked {show(asked)} = {show(after)} {sign} {show(cap)}, {verdict}"

@@ -1,0 +1,286 @@
+"""Connections and transactions on SQLite and PostgreSQL, with errors whose text is safe to show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.pool import NullPool
+
+from storage.errors import InputError, StorageError
+from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row
+
+_T = TypeVar("_T")
+
+_LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
+_RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
+
+
+class ConnectionLost(StorageError):
+    """The server went away; whether the last transaction was kept is not known."""
+
+
+def parse_url(url: str) -> URL:
+    """Return the URL of a ledger, PostgreSQL always through psycopg 3.
+
+    Raises:
+        InputError: for another database, or for SQLite without a file.
+    """
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        raise InputError("ledger URL: give sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE") from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+        raise InputError(
+            f"ledger URL: {parsed.drivername} is not supported; give sqlite:///FILE or postgresql+psycopg://…"
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InputError("ledger URL: a ledger in memory keeps nothing; give sqlite:///FILE")
+    return parsed
+
+
+class Database:
+    """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
+
+    def __init__(self, url: str, *, lock_timeout: float) -> None:
+        self.url = parse_url(url)
+        self.lock_timeout = lock_timeout
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        connect_args: dict[str, Any] = {"timeout": lock_timeout} if self.is_sqlite else {}
+        try:
+            self.engine = sa.create_engine(
+                self.url, poolclass=NullPool, hide_parameters=True, connect_args=connect_args
+            )
+        except ModuleNotFoundError as error:
+            raise StorageError("PostgreSQL needs psycopg: install the `postgres` extra of this package") from error
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", self._sqlite_connect)
+            event.listen(self.engine, "begin", self._sqlite_begin)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @staticmethod
+    def _sqlite_connect(connection: Any, _: Any) -> None:
+        # The driver's own BEGIN comes too late (before the first write), which would let two readers of the
+        # same sum both insert; transactions are begun by hand below.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        # A reservation that was answered must survive a power cut.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA recursive_triggers = ON")
+        cursor.execute("PRAGMA trusted_schema = OFF")
+        cursor.close()
+
+    @staticmethod
+    def _sqlite_begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("ledger_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Open a transaction that nobody else writes beside; commits at the end, rolls back on an error."""
+        with self._safe_errors(), self.engine.connect() as plain:
+            connection = plain.execution_options(ledger_write=True)
+            with connection.begin():
+                if not self.is_sqlite:
+                    # SET LOCAL lasts for this transaction. A server set to acknowledge before it has written
+                    # would forget reservations; a stricter setting stays.
+                    milliseconds = int(self.lock_timeout * 1000)
+                    connection.execute(
+                        sa.text(
+                            "SELECT set_config('lock_timeout', :limit, true), CASE"
+                            " WHEN current_setting('synchronous_commit') IN ('off', 'local')"
+                            " THEN set_config('synchronous_commit', 'on', true) END"
+                        ),
+                        {"limit": f"{milliseconds}ms"},
+                    )
+                    connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Open a transaction that sees one moment of the ledger, however long it reads."""
+        with self._safe_errors(), self.engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            with connection.begin():
+                yield connection
+
+    def transact(self, work: Callable[[Connection], _T]) -> _T:
+        """Run `work` in a write transaction, again after a lost connection. `work` must be repeatable:
+        finding its row already there, it returns that row.
+        """
+        for pause in _RETRY_PAUSES:
+            try:
+                with self.write() as connection:
+                    return work(connection)
+            except ConnectionLost:
+                time.sleep(pause)
+        with self.write() as connection:
+            return work(connection)
+
+    @contextmanager
+    def _safe_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.DBAPIError as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: exc.DBAPIError) -> StorageError:
+        original = str(error.orig).splitlines()[0] if error.orig else ""
+        code = getattr(error.orig, "sqlstate", None)
+        if "append-only" in original:
+            return StorageError(f"ledger {self.name}: {original}")
+        if "locked" in original or code == "55P03":
+            return StorageError(
+                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} s; try again when"
+                " that one is done"
+            )
+        if "disk is full" in original or code in ("53100", "53200"):
+            return StorageError(f"ledger {self.name}: no space left; nothing was recorded, free some and retry")
+        if "disk I/O error" in original or code == "58030":
+            return StorageError(f"ledger {self.name}: disk error; nothing was recorded")
+        if code == "42501":
+            return StorageError(f"ledger {self.name}: this role may not do that ({original})")
+        if isinstance(error, exc.IntegrityError):
+            return StorageError(f"ledger {self.name}: the row contradicts one already there; nothing recorded")
+        gone = error.connection_invalidated or (isinstance(error, exc.OperationalError) and not self.is_sqlite)
+        if gone:
+            return ConnectionLost(
+                f"ledger {self.name}: no connection to the server; whether the last step was recorded is not"
+                " known, and repeating it is safe"
+            )
+        if "unable to open" in original or "not a database" in original:
+            return StorageError(f"ledger {self.name}: {original}; check the file and its folder")
+        return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
+
+    def revision(self) -> str | None:
+        """Return the migration that the database stands at, None for an empty one."""
+        with self.read() as connection:
+            return _revision(connection)
+
+    def prepare(self) -> None:
+        """Create or migrate a SQLite file; on PostgreSQL require that the owner has done so.
+
+        Raises:
+            StorageError: when the schema is missing, old, newer than this code, or Prefect's.
+        """
+        if self.is_sqlite:
+            path = Path(str(self.url.database))
+            if not path.parent.is_dir():
+                raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
+        found = self.revision()
+        if found == REVISION:
+            return
+        if self.is_sqlite:
+            migrate(self)
+        else:
+            state = "has no ledger" if found is None else f"holds a ledger of schema {found}"
+            raise StorageError(
+                f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the database run"
+                " `autocoder ledger migrate --url URL --app-role ROLE`"
+            )
+
+
+def _revision(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+
+
+def migrate(database: Database, *, app_role: str | None = None, revision: str = "head") -> str:
+    """Bring the schema up to date and return its revision.
+
+    Args:
+        database: where; on PostgreSQL connect as the role that shall own the tables.
+        app_role: the role that the pipeline connects as; it gets SELECT and INSERT, nothing else.
+        revision: where to stop; another than `head` is for tests.
+
+    Raises:
+        StorageError: when the schema is newer than this code, or the database is Prefect's.
+    """
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    if database.is_sqlite:
+        _use_write_ahead_log(database)
+    with database.write() as connection:
+        _refuse_prefect(database, connection)
+        found = _revision(connection)
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is not None and found not in known:
+            raise StorageError(f"ledger {database.name}: schema {found} is newer than this code knows; update the code")
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        if app_role is not None:
+            _grant(database, connection, app_role)
+        return str(_revision(connection))
+
+
+def _refuse_prefect(database: Database, connection: Connection) -> None:
+    inspector = sa.inspect(connection)
+    if inspector.has_table("flow_run") and inspector.has_table("task_run"):
+        raise InputError(
+            f"ledger {database.name}: this is Prefect's database, whose role may change rows; give the ledger one"
+            " of its own"
+        )
+
+
+def _use_write_ahead_log(database: Database) -> None:
+    # Readers of a long `verify` then don't hold up a reservation. The switch can't happen inside a transaction
+    # and doesn't wait for a lock by itself when many processes create the file at once.
+    deadline = time.monotonic() + database.lock_timeout
+    while True:
+        try:
+            with database._safe_errors():
+                raw = database.engine.raw_connection()
+                try:
+                    raw.cursor().execute("PRAGMA journal_mode = WAL")
+                finally:
+                    raw.close()
+            return
+        except StorageError as error:
+            if "locked" not in str(error.__cause__) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _grant(database: Database, connection: Connection, role: str) -> None:
+    if database.is_sqlite:
+        raise InputError("--app-role: SQLite has no roles; its triggers keep the ledger append-only")
+    known = connection.execute(sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}).scalar()
+    if known is None:
+        raise InputError(f"--app-role: no role {role}; create it first (CREATE ROLE … LOGIN)")
+    if known:
+        raise InputError(f"--app-role: {role} is a superuser, whom no grant binds; give an ordinary role")
+    quoted = connection.dialect.identifier_preparer.quote_identifier(role)
+    owner = connection.execute(
+        sa.text(
+            "SELECT pg_has_role(:role, tableowner, 'MEMBER') FROM pg_tables"
+            " WHERE tablename = :table AND schemaname = current_schema()"
+        ),
+        {"role": role, "table": ledger_row.name},
+    ).scalar()
+    if owner:
+        raise InputError(f"--app-role: {role} owns the ledger's tables; migrate as another role than {role}")
+    schema = connection.dialect.identifier_preparer.quote_identifier(
+        str(connection.execute(sa.text("SELECT current_schema()")).scalar())
+    )
+    connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {schema} TO {quoted}"))
+    for table, rights in (("ledger_row", "SELECT, INSERT"), ("spend", "SELECT, INSERT"), (VERSION_TABLE, "SELECT")):
+        connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
+        connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))

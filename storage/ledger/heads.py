@@ -1,0 +1,178 @@
+"""Heads: a small signed statement of how far the ledger went, for a partner to keep.
+
+Whoever holds one can tell later that the rows up to it are still the same and still there. ECDSA on P-256 with
+SHA-256 over the statement's canonical JSON (RFC 8785) without its signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.errors import InputError
+from storage.ledger import chain
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
+
+PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
+
+
+class Head(BaseModel):
+    """Sequence and hash of a ledger's newest row at some moment, signed or not."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    statement: Literal["autocoder release ledger head"] = "autocoder release ledger head"
+    version: Literal[1] = 1
+    sequence: int = Field(ge=0)
+    hash: str = Field(pattern="^[0-9a-f]{64}$")
+    stated_at: str
+    """UTC, ISO 8601."""
+    key_id: str | None = None
+    """SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hex."""
+    signature: str | None = None
+    """Base64, DER-encoded ECDSA."""
+
+    def _signed_bytes(self) -> bytes:
+        return chain.canonical(self.model_dump(mode="json", exclude={"signature"})).encode()
+
+
+def new_keys(folder: Path) -> tuple[Path, Path]:
+    """Make a P-256 key pair in `folder`: the private key readable by its owner alone, the public one for partners.
+
+    Raises:
+        InputError: when a key is there already; none is ever overwritten.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    paths = (folder / PRIVATE_NAME, folder / PUBLIC_NAME)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if paths[1].exists():
+            raise FileExistsError(str(paths[1]))
+        for path, content, mode in ((paths[0], private, 0o600), (paths[1], public, 0o644)):
+            # Created closed: a chmod afterwards would leave a moment in which others may open it.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+    except FileExistsError as error:
+        raise InputError(f"{folder}: it holds a key already, which is never overwritten") from error
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+    return paths
+
+
+def load_private_key(path: Path) -> EllipticCurvePrivateKey:
+    """Read a private P-256 key (PEM, unencrypted).
+
+    Raises:
+        InputError: when the file is missing, open to others, or no such key.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        if path.stat().st_mode & 0o077:
+            raise InputError(f"{path}: others may read this private key; chmod 600 it")
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: not an unencrypted private key in PEM") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InputError(f"{path}: not a P-256 key; make one with `autocoder keys new`")
+    return key
+
+
+def load_public_key(path: Path) -> EllipticCurvePublicKey:
+    """Read a public P-256 key (PEM).
+
+    Raises:
+        InputError: when the file is missing or no such key.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a public key in PEM") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise InputError(f"{path}: not a P-256 key")
+    return key
+
+
+def key_id(key: EllipticCurvePublicKey) -> str:
+    """Return the SHA-256 of a public key's DER encoding, in hex."""
+    from cryptography.hazmat.primitives import serialization
+
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def state_head(sequence: int, row_hash: str, *, key: EllipticCurvePrivateKey | None = None) -> Head:
+    """Return the statement that the ledger stands at this row, signed when there is a key."""
+    head = Head(
+        sequence=sequence,
+        hash=row_hash,
+        stated_at=chain.now(),
+        key_id=None if key is None else key_id(key.public_key()),
+    )
+    if key is None:
+        return head
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    signature = key.sign(head._signed_bytes(), ec.ECDSA(hashes.SHA256()))
+    return head.model_copy(update={"signature": base64.b64encode(signature).decode()})
+
+
+def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
+    """Check a head's signature.
+
+    Raises:
+        InputError: when it has none, or it isn't this key's.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if head.signature is None or head.key_id != key_id(key):
+        raise InputError(f"head of row {head.sequence}: not signed with this key")
+    try:
+        signature = base64.b64decode(head.signature, validate=True)
+        key.verify(signature, head._signed_bytes(), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError) as error:
+        raise InputError(f"head of row {head.sequence}: its signature is false") from error
+
+
+def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
+    """Read a head from a file, and check its signature when a public key is given."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        head = Head.model_validate(content)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, ValidationError) as error:
+        raise InputError(f"{path}: not an exported ledger head") from error
+    if key is not None:
+        check_signature(head, key)
+    return head

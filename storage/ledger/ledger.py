@@ -1,0 +1,539 @@
+"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside; read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mechanisms.events import Claim, GuaranteeKind
+from storage.errors import InputError, StorageError
+from storage.ledger import amounts, chain
+from storage.ledger.budget import Account, BudgetRefused, all_accounts, charge_account, read_account
+from storage.ledger.database import Database
+from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
+from storage.ledger.policy import DEFAULT_POLICY, Cap, Policy
+from storage.ledger.schema import ledger_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from storage.ledger.heads import Head
+    from storage.ledger.verify import Report
+
+_T = ledger_row.c
+_IDENTITY = (
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "mechanism",
+    "guarantee_kind",
+    "parameters_digest",
+    "artifact_digests",
+)
+"""Fields that make two plans of one key different releases; a rerun elsewhere may differ in the others."""
+_SURPLUS = "epsilon at the draw exceeds the reservation"
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One account beside its cap; `cap` is None where the policy in force no longer has one."""
+
+    account: Account
+    cap: Cap | None
+
+    @property
+    def relation(self) -> str | None:
+        """The neighbouring relation that the account is or will be kept in; None until the first release."""
+        return self.account.neighbouring_relation or (self.cap.neighbouring_relation if self.cap else None)
+
+    @property
+    def epsilon_left(self) -> Decimal:
+        """What may still be spent."""
+        return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
+
+    @property
+    def delta_left(self) -> Decimal | None:
+        """What may still be spent, None for a kind whose delta isn't counted."""
+        if self.cap is None or self.cap.delta is None:
+            return None
+        return self.cap.delta - self.account.delta
+
+
+class Ledger:
+    """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
+
+    def __init__(self, database: Database, *, policy: Policy | None = None) -> None:
+        self.database = database
+        self._policy = policy
+
+    @staticmethod
+    def open(url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0) -> Ledger:
+        """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
+
+        Args:
+            url: `sqlite:///FILE` or `postgresql+psycopg://USER@HOST/DATABASE`.
+            policy: what reservations are checked against. The first one is recorded in the ledger with the
+                first reservation; another one later is refused until `change_policy` records it. Without one
+                (or with the default one) the policy in force holds.
+            lock_timeout: seconds to wait for other writers.
+
+        Raises:
+            InputError: for a URL that names no ledger.
+            StorageError: when the database can't be opened or needs migrating.
+        """
+        database = Database(url, lock_timeout=lock_timeout)
+        database.prepare()
+        return Ledger(database, policy=policy)
+
+    # -- releases ------------------------------------------------------------------------------------------
+
+    def reserve(self, plan: ReleasePlan) -> Row:
+        """Charge a planned release to the accounts of its cohorts and return its row, `reserved`.
+
+        A second call with the same idempotency key returns the release's current row and charges nothing.
+
+        Raises:
+            BudgetRefused: when the sum exceeds a cap or an approval is missing.
+            InputError: when a number can't be kept, or the key belongs to another plan.
+        """
+        return self.database.transact(lambda connection: self._reserve(connection, plan))
+
+    def _reserve(self, connection: Connection, plan: ReleasePlan) -> Row:
+        content = _plan_content(plan)
+        known = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
+        if known is not None:
+            _require_same(known, content)
+            return known
+        policy = self._policy_in_force(connection, requester=plan.requester)
+        _require_approval(policy, plan)
+        if plan.supersedes is not None:
+            self._current(connection, plan.supersedes)
+        charges = self._charges(connection, policy, content, content["epsilon"], content["delta"])
+        content |= {
+            "state": "reserved",
+            "release_id": uuid.uuid4().hex[:16],
+            "records_rounded": policy.round_records(plan.records_rounded),
+            "composition": _composition(policy, content),
+            "charges": charges,
+            "policy_digest": policy.digest,
+        }
+        return chain.append(connection, content)
+
+    def _charges(
+        self,
+        connection: Connection,
+        policy: Policy,
+        content: dict[str, Any],
+        epsilon: Decimal,
+        delta: Decimal | None,
+    ) -> tuple[Charge, ...]:
+        formal = content["guarantee_kind"] == "formal"
+        return tuple(
+            charge_account(
+                read_account(connection, content["population"], cohort, content["guarantee_kind"]),
+                policy=policy,
+                relation=content["neighbouring_relation"],
+                privacy_unit=content["privacy_unit"],
+                epsilon=epsilon,
+                delta=delta if formal and delta is not None else amounts.ZERO_DELTA,
+            )
+            for cohort in content["cohorts"]
+        )
+
+    def mark_drawn(
+        self,
+        release_id: str,
+        *,
+        draw_digest: str,
+        sensitivity: float | Decimal | None = None,
+        epsilon: float | Decimal | None = None,
+    ) -> Row:
+        """Record the one draw of a release, and what it costs as measured at the draw itself.
+
+        The larger of planned and measured is what the row takes; a surplus is charged in the same transaction.
+        A second call with the same digest returns the release's row.
+
+        Raises:
+            BudgetRefused: when the surplus exceeds a cap; the release is burned then.
+            StorageError: when another draw is recorded already, or the release is burned.
+            InputError: when a number can't be kept, or a larger sensitivity comes without its epsilon.
+        """
+        measured = {
+            "epsilon": None if epsilon is None else amounts.epsilon(epsilon),
+            "sensitivity": None if sensitivity is None else amounts.sensitivity(sensitivity),
+        }
+        row, refusal = self.database.transact(
+            lambda connection: self._mark_drawn(connection, release_id, draw_digest, measured)
+        )
+        if refusal is not None:
+            raise BudgetRefused(f"release {release_id} is burned: {refusal}")
+        return row
+
+    def _mark_drawn(
+        self, connection: Connection, release_id: str, draw_digest: str, measured: dict[str, Decimal | None]
+    ) -> tuple[Row, str | None]:
+        row = self._current(connection, release_id)
+        if row.draw_digest is not None:
+            if row.draw_digest != draw_digest:
+                raise StorageError(f"release {release_id}: another draw is recorded already; there is no second")
+            if row.state == "burned" and not row.reason.startswith(_SURPLUS):
+                raise StorageError(f"release {release_id} is burned: {row.reason}")
+            return row, row.reason if row.state == "burned" else None
+        if row.state != "reserved":
+            raise StorageError(f"release {release_id} is {row.state}: nothing may be drawn")
+        content = _carry(row, state="drawn", draw_digest=draw_digest)
+        planned_epsilon, planned_sensitivity = row.epsilon or amounts.ZERO_EPSILON, row.sensitivity
+        at_draw = measured["sensitivity"]
+        if at_draw is not None and (planned_sensitivity is None or at_draw > planned_sensitivity):
+            if measured["epsilon"] is None:
+                raise InputError("epsilon: the draw's sensitivity is above the planned one; give its epsilon too")
+            content["sensitivity"] = at_draw
+            if row.event is not None and "sensitivity" in row.event:
+                content["event"] = {**row.event, "sensitivity": float(at_draw)}
+            if row.epsilon_add_remove is not None:
+                content["epsilon_add_remove"] = max(row.epsilon_add_remove, at_draw)
+        if measured["epsilon"] is not None and measured["epsilon"] > planned_epsilon:
+            if row.guarantee_kind == "formal":
+                raise InputError("epsilon: a formal guarantee doesn't depend on the draw; this one grew with it")
+            surplus = measured["epsilon"] - planned_epsilon
+            policy = self._policy_in_force(connection, requester=row.requester or "")
+            content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest}
+            try:
+                content["charges"] = self._charges(connection, policy, content, surplus, None)
+            except BudgetRefused as refused:
+                reason = f"{_SURPLUS}: {refused}"
+                burned = _carry(row, state="burned", draw_digest=draw_digest, reason=reason)
+                return chain.append(connection, burned), reason
+        return chain.append(connection, content), None
+
+    def commit(self, release_id: str, *, bundle_digest: str) -> Row:
+        """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
+
+        def work(connection: Connection) -> Row:
+            row = self._current(connection, release_id)
+            if row.state == "committed":
+                if row.bundle_digest != bundle_digest:
+                    raise StorageError(f"release {release_id}: committed with another bundle already")
+                return row
+            if row.state != "drawn":
+                raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
+            return chain.append(connection, _carry(row, state="committed", bundle_digest=bundle_digest))
+
+        return self.database.transact(work)
+
+    def burn(self, release_id: str, *, reason: str) -> Row:
+        """Close a release for ever without a bundle. What it spent stays spent."""
+        if not reason.strip():
+            raise InputError("reason: say why the release is burned")
+
+        def work(connection: Connection) -> Row:
+            row = self._current(connection, release_id)
+            if row.state == "burned":
+                return row
+            if row.state == "committed":
+                raise StorageError(f"release {release_id} is committed: what left can't be burned")
+            return chain.append(connection, _carry(row, state="burned", reason=reason))
+
+        return self.database.transact(work)
+
+    # -- other rows ----------------------------------------------------------------------------------------
+
+    def record(self, evaluation: Evaluation) -> Row:
+        """Record an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
+        content = _evaluation_content(evaluation)
+
+        def work(connection: Connection) -> Row:
+            key = evaluation.idempotency_key
+            if key is not None:
+                known = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
+                if known is not None:
+                    return known
+            if evaluation.release_id is not None:
+                self._current(connection, evaluation.release_id)
+            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
+            if evaluation.records_rounded is not None:
+                content["records_rounded"] = policy.round_records(evaluation.records_rounded)
+            return chain.append(connection, content)
+
+        if evaluation.idempotency_key is None:
+            # Without a key a repetition would be a second row, so a lost connection is reported, not retried.
+            with self.database.write() as connection:
+                return work(connection)
+        return self.database.transact(work)
+
+    def change_policy(self, policy: Policy, *, requester: str, approvals: Sequence[str] = (), reason: str) -> Row:
+        """Put another policy in force, and record who wanted it, who approved and why.
+
+        Raises:
+            BudgetRefused: when approvals are missing under the policy in force.
+        """
+        if not reason.strip():
+            raise InputError("reason: say why the budget changes")
+
+        def work(connection: Connection) -> Row:
+            row = self._policy_row(connection)
+            before = None if row is None else Policy.parse(row.details["policy"])
+            if row is not None and row.policy_digest == policy.digest:
+                return row
+            if before is not None:
+                _require_persons(before, requester, approvals)
+            return chain.append(
+                connection,
+                _policy_content(policy, before, requester=requester, approvals=approvals, reason=reason),
+            )
+
+        return self.database.transact(work)
+
+    def _policy_row(self, connection: Connection) -> Row | None:
+        return chain.newest(connection, _T.kind == "budget-change")
+
+    def _in_force(self, connection: Connection) -> Policy | None:
+        row = self._policy_row(connection)
+        return None if row is None else Policy.parse(row.details["policy"])
+
+    def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
+        row = self._policy_row(connection)
+        if row is None:
+            policy = self._policy or DEFAULT_POLICY
+            chain.append(
+                connection,
+                _policy_content(policy, None, requester=requester, approvals=(), reason="first policy of this ledger"),
+            )
+            return policy
+        if self._policy not in (None, DEFAULT_POLICY) and self._policy.digest != row.policy_digest:
+            raise InputError(
+                f"policy {self._policy.name} is not the one in force ({row.label}, since row {row.sequence});"
+                " record the change first: `autocoder ledger change-policy`"
+            )
+        return Policy.parse(row.details["policy"])
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _current(self, connection: Connection, release_id: str) -> Row:
+        row = chain.newest(connection, _T.release_id == release_id, _T.kind == "release")
+        if row is None:
+            raise InputError(f"release {release_id}: not in this ledger")
+        return row
+
+    def release(self, release_id: str) -> Row:
+        """Return the current row of a release.
+
+        Raises:
+            InputError: when the ledger has no such release.
+        """
+        with self.database.read() as connection:
+            return self._current(connection, release_id)
+
+    def history(self, release_id: str) -> Sequence[Row]:
+        """Return all rows about a release, its audits included, oldest first."""
+        with self.database.read() as connection:
+            self._current(connection, release_id)
+            return chain.select_rows(connection, _T.release_id == release_id)
+
+    def rows(self) -> Sequence[Row]:
+        """Return every row of the chain, oldest first."""
+        with self.database.read() as connection:
+            return chain.select_rows(connection)
+
+    def current(self) -> Sequence[Row]:
+        """Return each release in its current state and every other row, in order of their newest row."""
+        newest = (
+            sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id)
+        ).scalar_subquery()
+        with self.database.read() as connection:
+            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(newest))
+
+    def open_releases(self) -> Sequence[Row]:
+        """Return the releases that are reserved or drawn and not closed."""
+        closed = sa.select(_T.release_id).where(_T.state.in_(("committed", "burned"))).scalar_subquery()
+        newest = (
+            sa.select(sa.func.max(_T.sequence))
+            .where(_T.kind == "release", _T.release_id.not_in(closed))
+            .group_by(_T.release_id)
+        ).scalar_subquery()
+        with self.database.read() as connection:
+            return chain.select_rows(connection, _T.sequence.in_(newest))
+
+    def head(self) -> tuple[int, str]:
+        """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
+        with self.database.read() as connection:
+            return chain.last(connection)
+
+    def policy(self) -> Policy:
+        """Return the policy in force; before the first reservation, the one that this ledger was opened with."""
+        with self.database.read() as connection:
+            return self._in_force(connection) or self._policy or DEFAULT_POLICY
+
+    def budget(self) -> Sequence[BudgetLine]:
+        """Return every account beside its cap: those with spending, and those that the policy names."""
+        with self.database.read() as connection:
+            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
+            accounts = all_accounts(connection)
+        return budget_lines(policy, accounts)
+
+    def verify(self, *, heads: Iterable[Head] = (), earlier: Iterable[Row] = ()) -> Report:
+        """Check the whole ledger; see `storage.ledger.verify.verify`."""
+        from storage.ledger.verify import verify
+
+        return verify(self.database, heads=heads, earlier=earlier)
+
+
+def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[BudgetLine]:
+    """Return every account that was charged, and what the policy grants besides: `*` is any other cohort."""
+    known = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
+    granted = [(population, cohort) for population, own in policy.populations.items() for cohort in (*own.cohorts, "*")]
+    if policy.default is not None:
+        granted += [("*", cohort) for cohort in (*policy.default.cohorts, "*")]
+    for population, cohort in granted:
+        for kind in _COUNTED:
+            if policy.cap(population, cohort, kind) is not None:
+                known.setdefault((population, cohort, kind), Account(population, cohort, kind))
+    return [BudgetLine(a, policy.cap(a.population, a.cohort, a.guarantee_kind)) for _, a in sorted(known.items())]
+
+
+_COUNTED: tuple[GuaranteeKind, ...] = ("formal", "asymptotic-local")
+
+
+def _claim_content(claim: Claim) -> dict[str, Any]:
+    """Return a claim's numbers as exact decimals, rounded up."""
+    delta = None
+    if claim.delta is not None:
+        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
+        pure = claim.delta == 0 and claim.delta_text != ""
+        delta = amounts.ZERO_DELTA if pure else amounts.probability(claim.delta, name="delta")
+    failure = claim.mc_failure_prob
+    return {
+        "guarantee_kind": claim.guarantee_kind,
+        "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
+        "delta": delta,
+        "delta_text": claim.delta_text,
+        "sensitivity": None if claim.sensitivity is None else amounts.sensitivity(claim.sensitivity),
+        "epsilon_add_remove": None
+        if claim.epsilon_add_remove is None
+        else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
+        "draws": claim.draws,
+        "mc_failure_prob": None if failure is None else amounts.probability(failure, name="mc_failure_prob"),
+        "neighbouring_relation": claim.neighbouring_relation,
+        "privacy_unit": claim.privacy_unit,
+        "max_records_per_unit": claim.max_records_per_unit,
+        "accountant": claim.accountant,
+        "assumptions": claim.assumptions,
+        "unprotected_inputs": claim.unprotected_inputs,
+    }
+
+
+_SAME_NAMES = (
+    "idempotency_key",
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "trust_model",
+    "randomness_source",
+    "floating_point_caveat",
+    "code_commit",
+    "code_dirty",
+    "lock_digest",
+    "parameters_digest",
+    "artifact_digests",
+    "requester",
+    "approvals",
+    "prefect_run_id",
+)
+
+
+def _plan_content(plan: ReleasePlan) -> dict[str, Any]:
+    claim = plan.claim
+    if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
+        raise BudgetRefused(
+            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee `{claim.guarantee_kind}`"
+            " protects nobody; it can be recorded as an evaluation, never released"
+        )
+    if claim.epsilon is None:
+        raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
+    if claim.guarantee_kind == "formal" and claim.delta is None:
+        raise InputError("delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text")
+    if len(set(plan.cohorts)) != len(plan.cohorts):
+        raise InputError("cohorts: one is named twice and would be charged twice")
+    return {
+        **{name: getattr(plan, name) for name in _SAME_NAMES},
+        **_claim_content(claim),
+        "kind": "release",
+        "label": plan.release_label,
+        "cohorts": tuple(sorted(plan.cohorts)),
+        "mechanism": plan.event.mechanism,
+        "event": plan.event.model_dump(mode="json"),
+        "supersedes": plan.supersedes,
+    }
+
+
+def _evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
+    event = evaluation.event
+    return {
+        **{name: getattr(evaluation, name) for name in _SAME_NAMES},
+        **({} if evaluation.claim is None else _claim_content(evaluation.claim)),
+        "kind": evaluation.kind,
+        "state": "internal" if evaluation.kind == "evaluation" else "recorded",
+        "label": evaluation.label,
+        "release_id": evaluation.release_id,
+        "mechanism": None if event is None else event.mechanism,
+        "event": None if event is None else event.model_dump(mode="json"),
+        "details": evaluation.details,
+    }
+
+
+def _policy_content(
+    policy: Policy, before: Policy | None, *, requester: str, approvals: Sequence[str], reason: str
+) -> dict[str, Any]:
+    return {
+        "kind": "budget-change",
+        "state": "recorded",
+        "label": policy.name,
+        "policy_digest": policy.digest,
+        "requester": requester,
+        "approvals": tuple(approvals),
+        "reason": reason,
+        "details": {
+            "policy": policy.as_json(),
+            "previous_policy_digest": None if before is None else before.digest,
+        },
+    }
+
+
+def _carry(row: Row, **changes: Any) -> dict[str, Any]:
+    """Return a release's next row: all that is known of it, with the changes; its charges are its own."""
+    return {**row.model_dump(exclude={"hash", "sequence", "previous_hash"}), "charges": (), **changes}
+
+
+def _require_same(known: Row, content: dict[str, Any]) -> None:
+    different = [name for name in _IDENTITY if getattr(known, name) != content[name]]
+    if different:
+        raise InputError(
+            f"idempotency key: it belongs to release {known.release_id}, whose {', '.join(different)} differ;"
+            " another release needs another key"
+        )
+
+
+def _require_approval(policy: Policy, plan: ReleasePlan) -> None:
+    if policy.require_clean_code and plan.code_dirty:
+        raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
+    _require_persons(policy, plan.requester, plan.approvals)
+
+
+def _require_persons(policy: Policy, requester: str, approvals: Sequence[str]) -> None:
+    persons = set(approvals) - {requester}
+    if len(persons) < policy.approvals.minimum:
+        raise BudgetRefused(
+            f"policy {policy.name} needs {policy.approvals.minimum} approvals by others than the requester;"
+            f" {len(persons)} given"
+        )
+
+
+def _composition(policy: Policy, content: dict[str, Any]) -> str:
+    caps = (policy.cap(content["population"], c, content["guarantee_kind"]) for c in content["cohorts"])
+    return next((cap.composition for cap in caps if cap is not None), "basic")

@@ -1,0 +1,171 @@
+"""What the ledger takes and gives: the plan of a release, an evaluation, and a row of the chain."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny
+
+from mechanisms.events import Claim, Event, GuaranteeKind, NeighbouringRelation
+from storage.ledger import amounts
+
+SCHEMA_VERSION = 1
+"""Version of the rows' JSON; a change of it is a change of what is hashed."""
+
+GENESIS = "0" * 64
+"""Previous hash of the first row."""
+
+State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
+Kind = Literal["release", "evaluation", "audit", "budget-change"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def _printable(value: str) -> str:
+    if _CONTROL.search(value):
+        raise ValueError("control characters are not allowed")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_printable)]
+Prose = Annotated[str, Field(max_length=4000), AfterValidator(_printable)]
+Amount = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
+
+
+class _Provenance(BaseModel):
+    """Where a number comes from: who asked, with which code, settings and artifacts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trust_model: Prose = ""
+    randomness_source: Prose = ""
+    floating_point_caveat: Prose = ""
+    code_commit: Name = "unknown"
+    code_dirty: bool = True
+    lock_digest: Name | None = None
+    parameters_digest: Name | None = None
+    artifact_digests: dict[Name, Name] = Field(default_factory=dict)
+    requester: Name
+    approvals: tuple[Name, ...] = ()
+    prefect_run_id: Name | None = None
+
+
+class ReleasePlan(_Provenance):
+    """One intended release: what it would disclose, of which records, at what cost."""
+
+    idempotency_key: Name
+    """The same plan has the same key; a key has one release, for ever."""
+    release_label: Name
+    population: Name
+    cohorts: tuple[Name, ...] = Field(min_length=1)
+    """Reference periods whose records were used; the cost is charged to each."""
+    data_fingerprint: Name
+    records_rounded: int = Field(ge=0)
+    """Records used; the ledger rounds to what the policy says."""
+    event: SerializeAsAny[Event]
+    claim: Claim
+    supersedes: Name | None = None
+    """Release id that this one replaces."""
+
+
+class Evaluation(_Provenance):
+    """A number that stays in the house: an internal or non-private evaluation, or an audit. Never releasable."""
+
+    kind: Literal["evaluation", "audit"] = "evaluation"
+    label: Name
+    population: Name
+    cohorts: tuple[Name, ...] = ()
+    data_fingerprint: Name
+    records_rounded: int | None = Field(default=None, ge=0)
+    event: SerializeAsAny[Event] | None = None
+    claim: Claim | None = None
+    release_id: Name | None = None
+    """The release that an audit looked at."""
+    idempotency_key: Name | None = None
+    """With it, recording the same again returns the first row."""
+    details: dict[str, Any] = Field(default_factory=dict)
+    """Figures as plain JSON: F1 scores, attack advantage. No record content."""
+
+
+class Charge(BaseModel):
+    """What one row spent from one cohort's account, with the arithmetic."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cohort: str
+    neighbouring_relation: NeighbouringRelation
+    """The relation that the account is kept in."""
+    privacy_unit: str
+    epsilon: Amount
+    delta: Amount
+    epsilon_before: Amount
+    delta_before: Amount
+    epsilon_after: Amount
+    delta_after: Amount
+    epsilon_cap: Amount
+    delta_cap: Amount | None
+
+
+class Row(BaseModel):
+    """One row of the chain. A release's current state is its newest row, which repeats all it knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sequence: int
+    previous_hash: str
+    hash: str = ""
+    """SHA-256 of the canonical JSON (RFC 8785) of every other field."""
+    schema_version: int = SCHEMA_VERSION
+    recorded_at: str
+    """UTC, ISO 8601, from the clock of the machine that wrote the row."""
+    kind: Kind
+    state: State
+    release_id: str | None = None
+    idempotency_key: str | None = None
+    label: str = ""
+    population: str | None = None
+    cohorts: tuple[str, ...] = ()
+    data_fingerprint: str | None = None
+    records_rounded: int | None = None
+    privacy_unit: str | None = None
+    max_records_per_unit: int | None = None
+    neighbouring_relation: NeighbouringRelation | None = None
+    mechanism: str | None = None
+    event: dict[str, Any] | None = None
+    guarantee_kind: GuaranteeKind = "none"
+    epsilon: Amount | None = None
+    delta: Amount | None = None
+    delta_text: str = ""
+    sensitivity: Amount | None = None
+    epsilon_add_remove: Amount | None = None
+    draws: int | None = None
+    mc_failure_prob: Amount | None = None
+    accountant: str | None = None
+    assumptions: tuple[str, ...] = ()
+    unprotected_inputs: tuple[str, ...] = ()
+    composition: str | None = None
+    charges: tuple[Charge, ...] = ()
+    """What this row itself spent; `reserved` the planned cost, `drawn` a surplus."""
+    policy_digest: str | None = None
+    trust_model: str = ""
+    randomness_source: str = ""
+    floating_point_caveat: str = ""
+    code_commit: str | None = None
+    code_dirty: bool | None = None
+    lock_digest: str | None = None
+    parameters_digest: str | None = None
+    artifact_digests: dict[str, str] = Field(default_factory=dict)
+    draw_digest: str | None = None
+    bundle_digest: str | None = None
+    requester: str | None = None
+    approvals: tuple[str, ...] = ()
+    prefect_run_id: str | None = None
+    supersedes: str | None = None
+    reason: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as plain data: amounts as fixed-point text, so that nothing is rounded on the way."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,203 @@
+"""The budget policy: for each population, caps a guarantee kind and cohort, and who must approve.
+
+```yaml
+name: injuries-2026
+record_count_rounding: 10          # record counts in the ledger are rounded to this
+approvals: {minimum: 1}            # persons other than the requester
+require_clean_code: true           # refuse a release from a dirty working tree
+populations:
+  osha-sir:
+    formal: {epsilon: 8, delta: 0.00001, composition: basic, neighbouring_relation: add-remove}
+    asymptotic-local: {epsilon: 20}
+    cohorts:
+      "2023": {formal: {epsilon: 4, delta: 0.00001}}
+default:                           # populations not named; without it they are refused
+  formal: {epsilon: 1, delta: 0.000001}
+```
+
+A cap holds for each cohort by itself: disjoint cohorts compose in parallel, a release over several cohorts
+spends from each. `basic` composition: epsilons add up, deltas add up. `formal` and `asymptotic-local` are two
+accounts that nothing adds to each other. A kind without a cap is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from mechanisms.events import GuaranteeKind, NeighbouringRelation
+from storage.errors import InputError
+from storage.ledger import amounts
+
+
+def _cap_epsilon(value: Any) -> Decimal:
+    # Through the shortest text: a cap is what somebody wrote, so 0.1 means one tenth and not its float.
+    return amounts.epsilon(str(value), name="cap epsilon")
+
+
+def _cap_delta(value: Any) -> Decimal | None:
+    return None if value is None else amounts.probability(str(value), name="cap delta")
+
+
+_TEXT = PlainSerializer(amounts.text, when_used="json")
+
+
+class Cap(BaseModel):
+    """The most that one cohort of a population may spend of one guarantee kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: Annotated[Decimal, BeforeValidator(_cap_epsilon), _TEXT]
+    delta: Annotated[Decimal | None, BeforeValidator(_cap_delta), _TEXT] = None
+    composition: Literal["basic"] = "basic"
+    neighbouring_relation: NeighbouringRelation | None = None
+    """The relation the account is kept in; without it, that of the account's first release."""
+
+
+class CohortBudget(BaseModel):
+    """Caps a guarantee kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    formal: Cap | None = None
+    asymptotic_local: Cap | None = Field(default=None, alias="asymptotic-local")
+
+    @model_validator(mode="after")
+    def _formal_has_delta(self) -> CohortBudget:
+        if self.formal is not None and self.formal.delta is None:
+            raise ValueError("a formal cap needs a delta")
+        return self
+
+    def cap(self, kind: GuaranteeKind) -> Cap | None:
+        """Return the cap of a guarantee kind, None where there is none."""
+        return {"formal": self.formal, "asymptotic-local": self.asymptotic_local}.get(kind)
+
+
+class PopulationBudget(CohortBudget):
+    """Caps for each cohort of a population, and the cohorts that have their own."""
+
+    cohorts: dict[str, CohortBudget] = Field(default_factory=dict)
+
+
+class ApprovalRule(BaseModel):
+    """How many persons must have approved a release; the requester never counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minimum: int = Field(default=0, ge=0, le=20)
+
+
+class Policy(BaseModel):
+    """Everything that a reservation is checked against. Recorded whole in the ledger when it comes into force."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200)
+    record_count_rounding: int = Field(default=10, ge=1)
+    approvals: ApprovalRule = ApprovalRule()
+    require_clean_code: bool = False
+    populations: dict[str, PopulationBudget] = Field(default_factory=dict)
+    default: PopulationBudget | None = None
+
+    @staticmethod
+    def load(path: Path | str | None) -> Policy:
+        """Read a policy file; without one, return the default policy.
+
+        Raises:
+            InputError: when the file is missing, is no YAML, or says something that is no policy.
+        """
+        if path is None:
+            return DEFAULT_POLICY
+        import yaml
+
+        source = Path(path)
+        try:
+            data = yaml.load(source.read_text(encoding="utf-8"), Loader=_strict_loader())  # noqa: S506
+        except OSError as error:
+            raise InputError(f"policy file {source}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f", line {mark.line + 1}" if mark else ""
+            problem = getattr(error, "problem", None) or "not readable as YAML"
+            raise InputError(f"policy file {source}{where}: {problem}") from error
+        return Policy.parse(data, source=f"policy file {source}")
+
+    @staticmethod
+    def parse(data: Any, *, source: str = "policy") -> Policy:
+        """Validate plain data as a policy; errors name the field."""
+        try:
+            return Policy.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "policy"
+            raise InputError(f"{source}, {field}: {first['msg']}") from error
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the policy as plain data, decimals as text."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the policy's canonical JSON."""
+        import rfc8785
+
+        return hashlib.sha256(rfc8785.dumps(self.as_json())).hexdigest()
+
+    def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
+        """Return the cap that holds for a cohort of a population, None where nothing may be spent."""
+        budget = self.populations.get(population, self.default)
+        if budget is None:
+            return None
+        own = budget.cohorts.get(cohort)
+        return (own.cap(kind) if own else None) or budget.cap(kind)
+
+    def round_records(self, count: int) -> int:
+        """Round a record count to the nearest multiple that the policy names, halves up."""
+        base = self.record_count_rounding
+        return (2 * count + base) // (2 * base) * base
+
+
+def _strict_loader() -> Any:
+    """Return a safe YAML loader that refuses a key given twice: the last would win in silence."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(loader.construct_object(key_node, deep=True))
+            if key in found:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
+            found[key] = loader.construct_object(value_node, deep=True)
+        return found
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    return Loader
+
+
+DEFAULT_POLICY = Policy.parse(
+    {
+        "name": "default",
+        "default": {
+            "formal": {"epsilon": 10, "delta": "0.001"},
+            "asymptotic-local": {"epsilon": 20},
+        },
+    }
+)
+"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, nobody need approve. For trying out."""

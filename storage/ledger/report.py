@@ -1,0 +1,123 @@
+"""The ledger for people and other programs: JSON and CSV export, budget table, Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from storage.errors import InputError
+from storage.ledger.amounts import short
+from storage.ledger.ledger import BudgetLine
+from storage.ledger.models import Row
+
+
+def to_json(rows: Iterable[Row]) -> str:
+    """Return rows as a JSON array; each holds its hash, so the file can be verified against later."""
+    return json.dumps([row.as_json() for row in rows], ensure_ascii=False, indent=1)
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """Return rows as CSV, one column a field; lists and objects as JSON."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\r\n")
+    names = list(Row.model_fields)
+    writer.writerow(names)
+    for row in rows:
+        content = row.as_json()
+        writer.writerow([_cell(content[name]) for name in names])
+    return output.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    text = str(value)
+    # A spreadsheet would run a text that begins so as a formula.
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def read_export(path: Path) -> Sequence[Row]:
+    """Read rows that `to_json` wrote.
+
+    Raises:
+        InputError: when the file is missing or something else.
+    """
+    try:
+        return [Row.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, TypeError, ValidationError) as error:
+        raise InputError(f"{path}: not a JSON export of a ledger") from error
+
+
+BUDGET_COLUMNS = (
+    "population", "cohort", "guarantee kind", "ε spent", "ε cap", "ε left", "δ spent", "δ cap", "δ left",
+    "relation",
+)  # fmt: skip
+
+
+def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
+    """Return the accounts as plain data, amounts as text."""
+    return [
+        {
+            "population": line.account.population,
+            "cohort": line.account.cohort,
+            "guarantee_kind": line.account.guarantee_kind,
+            "composition": line.cap.composition if line.cap else None,
+            "neighbouring_relation": line.relation,
+            "epsilon_spent": short(line.account.epsilon),
+            "epsilon_cap": short(line.cap.epsilon) if line.cap else None,
+            "epsilon_left": short(line.epsilon_left),
+            "delta_spent": short(line.account.delta),
+            "delta_cap": short(line.cap.delta) if line.cap and line.cap.delta else None,
+            "delta_left": short(line.delta_left) if line.delta_left is not None else None,
+        }
+        for line in lines
+    ]
+
+
+def budget_cells(lines: Iterable[BudgetLine]) -> list[tuple[str, ...]]:
+    """Return the accounts as text, in the order of `BUDGET_COLUMNS`."""
+    return [
+        (
+            line["population"],
+            line["cohort"],
+            line["guarantee_kind"],
+            line["epsilon_spent"],
+            line["epsilon_cap"] or "no cap",
+            line["epsilon_left"],
+            line["delta_spent"] if line["delta_cap"] else "–",
+            line["delta_cap"] or "–",
+            line["delta_left"] or "–",
+            line["neighbouring_relation"] or "–",
+        )
+        for line in budget_json(lines)
+    ]
+
+
+def budget_markdown(lines: Iterable[BudgetLine]) -> str:
+    """Return the budget as a Markdown table, for a run's artifact or a certificate."""
+    return markdown_table(BUDGET_COLUMNS, budget_cells(lines))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; pipes and line breaks inside a cell are escaped."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def escape(cell: str) -> str:
+    """Return text that stays text inside a Markdown table: no markup, no new cell, no new line."""
+    text = cell.replace("\\", "\\\\").replace("\n", " ").replace("<", "&lt;")
+    for mark in "|*_`[]":
+        text = text.replace(mark, "\\" + mark)
+    return text

@@ -1,0 +1,245 @@
+"""Verification: reads the whole chain once, in order, and stops at the first row that isn't as it was written.
+
+Three layers, each a row at a time: the bytes (hash, link to the row before, canonical JSON, columns equal to the
+body), the meaning (states, budgets and policies replayed), and the outside (heads and copies that somebody
+else kept), without which a chain that was cut or rewritten from some row on looks whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from storage.errors import InputError
+from storage.ledger import chain
+from storage.ledger.models import GENESIS, Row
+from storage.ledger.replay import Inconsistent, Replay, Total
+from storage.ledger.schema import COLUMNS, ledger_row, spend
+
+if TYPE_CHECKING:
+    from storage.ledger.database import Database
+    from storage.ledger.heads import Head
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found."""
+
+    rows: int
+    """Rows read before it stopped."""
+    sequence: int
+    """Sequence of the last good row."""
+    hash: str
+    """Hash of the last good row."""
+    first_bad_row: int | None = None
+    problem: str = ""
+    notes: tuple[str, ...] = field(default=())
+    """What weakens the protection without being a change: missing triggers, a role with too many rights."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no row is bad."""
+        return self.first_bad_row is None
+
+
+class _Bad(Exception):
+    def __init__(self, sequence: int, problem: str) -> None:
+        super().__init__(problem)
+        self.sequence = sequence
+
+
+def verify(database: Database, *, heads: Iterable[Head] = (), earlier: Iterable[Row] = ()) -> Report:
+    """Check every row of the ledger.
+
+    Args:
+        database: where the ledger is.
+        heads: statements exported before; the chain must still go through each.
+        earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
+    """
+    wanted = _Outside(heads, earlier)
+    last, last_hash, count = 0, GENESIS, 0
+    with database.read() as connection:
+        notes = _protections(connection)
+        rows = connection.execution_options(yield_per=_BATCH).execute(_SELECT_ROWS)
+        totals = _Totals(connection)
+        replay = Replay()
+        try:
+            for found in rows:
+                record = tuple(found)
+                sequence, row_hash = record[0], record[-2]
+                content = _check_bytes(record, last, last_hash)
+                wanted.check(sequence, row_hash)
+                try:
+                    spent = replay.step(content)
+                except (Inconsistent, InputError, KeyError, TypeError, ValueError) as error:
+                    raise _Bad(sequence, f"row {sequence}: {_words(error)}") from error
+                totals.check(sequence, spent)
+                last, last_hash, count = sequence, row_hash, count + 1
+            totals.finish(last)
+            wanted.finish(last)
+        except _Bad as bad:
+            return Report(count, last, last_hash, bad.sequence, str(bad), notes)
+    return Report(count, last, last_hash, None, "", notes)
+
+
+_SELECT_ROWS = sa.select(
+    *(
+        sa.cast(column, sa.Text) if isinstance(column.type, sa.Numeric) else column
+        for column in ledger_row.columns
+        if column.name in COLUMNS
+    ),
+    ledger_row.c.hash,
+    ledger_row.c.body,
+).order_by(ledger_row.c.sequence)
+_repeated = itemgetter(*COLUMNS)
+
+
+def _check_bytes(record: tuple[Any, ...], last: int, last_hash: str) -> dict[str, Any]:
+    sequence, row_hash, body = record[0], record[-2], record[-1]
+    if sequence != last + 1:
+        missing = str(last + 1) if sequence == last + 2 else f"{last + 1} to {sequence - 1}"
+        raise _Bad(last + 1, f"row {missing} missing: row {sequence} follows row {last}")
+    raw = body.encode()
+    if hashlib.sha256(raw).hexdigest() != row_hash:
+        raise _Bad(sequence, f"row {sequence} was edited: its content doesn't have its hash")
+    try:
+        content = json.loads(raw, parse_float=_canonical_float, parse_constant=_no_constant)
+        canonical = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")) == body
+        # Python writes exponents another way than RFC 8785, and sorts other planes' keys another way.
+        if not (canonical or chain.canonical(content) == body):
+            raise ValueError("not canonical JSON")
+        repeated = _repeated(content)
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise _Bad(sequence, f"row {sequence}: its body is no row in canonical JSON") from error
+    if content["sequence"] != sequence:
+        raise _Bad(sequence, f"row {sequence} was moved: it was written as row {content['sequence']}")
+    if content["previous_hash"] != last_hash:
+        culprit = max(last, 1)
+        raise _Bad(culprit, f"row {culprit} was rewritten: row {sequence} was linked to another row {last}")
+    if repeated != record[:-2]:
+        names = [n for n, a, b in zip(COLUMNS, repeated, record[:-2], strict=True) if a != b]
+        raise _Bad(sequence, f"row {sequence} was edited: column {', '.join(names)} contradicts its body")
+    return content
+
+
+@lru_cache(maxsize=4096)
+def _canonical_float(text: str) -> float:
+    value = float(text)
+    if chain.canonical({"": value}) != f'{{"":{text}}}':
+        raise ValueError("not a canonical number")
+    return value
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError("not JSON")
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, (Inconsistent, InputError)) else "a field is missing or of another type"
+
+
+class _Totals:
+    """Compares the table of running totals with what the chain's charges leave behind."""
+
+    _columns = ("population", "cohort", "guarantee_kind", "sequence", "neighbouring_relation", "privacy_unit")
+
+    def __init__(self, connection: Connection) -> None:
+        statement = sa.select(
+            *(spend.c[name] for name in self._columns),
+            sa.cast(spend.c.epsilon, sa.Text),
+            sa.cast(spend.c.delta, sa.Text),
+        ).order_by(spend.c.sequence)
+        self._rows: Iterator[Any] = iter(connection.execution_options(yield_per=_BATCH).execute(statement))
+        self._next = next(self._rows, None)
+
+    def check(self, sequence: int, expected: list[Total]) -> None:
+        found = []
+        while self._next is not None and self._next[3] <= sequence:
+            found.append(tuple(self._next))
+            self._next = next(self._rows, None)
+        # Sorted here, since the database may order text by another collation.
+        if found != expected and sorted(found) != sorted(expected):
+            raise _Bad(sequence, f"row {sequence}: the running totals beside it aren't those of its charges")
+
+    def finish(self, last: int) -> None:
+        if self._next is not None:
+            raise _Bad(last + 1, f"row {last + 1} missing: a running total of row {self._next[3]} is still there")
+
+
+class _Outside:
+    """Heads and rows that somebody kept outside: (sequence, hash) pairs that the chain must go through."""
+
+    def __init__(self, heads: Iterable[Head], earlier: Iterable[Row]) -> None:
+        kept: dict[int, set[str]] = {}
+        for head in heads:
+            kept.setdefault(head.sequence, set()).add(head.hash)
+        for row in earlier:
+            kept.setdefault(row.sequence, set()).add(row.hash)
+        if kept.get(0, {GENESIS}) != {GENESIS}:
+            raise InputError("head: of an empty ledger, yet with a hash")
+        kept.pop(0, None)
+        self._kept = kept
+        self._agreed = 0
+
+    def check(self, sequence: int, row_hash: str) -> None:
+        hashes = self._kept.pop(sequence, None)
+        if hashes is None:
+            return
+        if hashes != {row_hash}:
+            first = self._agreed + 1
+            since = f"row {sequence}" if first == sequence else f"a row between {first} and {sequence}"
+            raise _Bad(
+                sequence,
+                f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on",
+            )
+        self._agreed = sequence
+
+    def finish(self, last: int) -> None:
+        if self._kept:
+            raise _Bad(
+                last + 1,
+                f"row {last + 1} missing: the ledger ends at row {last}, row {max(self._kept)} was kept outside",
+            )
+
+
+def _protections(connection: Connection) -> tuple[str, ...]:
+    """Say which of the protections against change are absent."""
+    notes = []
+    if connection.dialect.name == "sqlite":
+        wanted = {f"{table}_{what}" for table in ("ledger_row", "spend") for what in _SQLITE_TRIGGERS}
+        statement = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+    else:
+        wanted = {f"{table}_{what}" for table in ("ledger_row", "spend") for what in _POSTGRESQL_TRIGGERS}
+        statement = (
+            "SELECT tgname FROM pg_trigger WHERE tgenabled IN ('O', 'A')"
+            " AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass)"
+        )
+        excessive = connection.execute(
+            sa.text(
+                "SELECT has_table_privilege('ledger_row', 'UPDATE')"
+                " OR has_table_privilege('ledger_row', 'DELETE') OR has_table_privilege('ledger_row', 'TRUNCATE')"
+            )
+        ).scalar()
+        if excessive:
+            notes.append(
+                "this role may change rows by its grants, only the triggers stop it: connect the pipeline as the"
+                " role given to `autocoder ledger migrate --app-role`"
+            )
+    missing = sorted(wanted - {name for (name,) in connection.execute(sa.text(statement))})
+    if missing:
+        notes.append(f"append-only triggers are missing: {', '.join(missing)}; somebody dropped them")
+    return tuple(notes)
+
+
+_SQLITE_TRIGGERS = ("no_update", "no_delete", "append")
+_POSTGRESQL_TRIGGERS = ("no_change", "append")
