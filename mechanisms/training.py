@@ -222,4 +222,5 @@ def _resume(
     optimiser.load_state_dict({"state": slots, "param_groups": optimiser.state_dict()["param_groups"]})
     own = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
     state.restore(own, len(meta["losses"]))
+    state.after_checkpoint(len(meta["losses"]))
     return list(meta["losses"])

@@ -1,0 +1,209 @@
+"""The private store of stage outputs: found again by what they were made from, checked by what they contain.
+
+A stage's folder is named by a key: the digest of stage name, configuration, the digests of its inputs and the code
+version. A run that died finds the finished stages by their keys and a stage that died half-way by its working folder.
+
+    private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when finished
+    private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
+
+Two processes with the same key do not compute it twice: the second waits for the lock and finds the result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage.errors import StorageError
+
+MANIFEST = "manifest.json"
+
+
+class ArtifactRef(BaseModel):
+    """What tasks pass instead of data: where an artifact lies, the digest of its manifest and what kind it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str = Field(description="stage that made it")
+    uri: str = Field(description="file:// URI of the folder")
+    sha256: str = Field(description="digest of the manifest, which holds the digest of every file")
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.uri.removeprefix("file://"))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON-able value in canonical form (RFC 8785)."""
+    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_digest(paths: list[Path]) -> str:
+    """One digest of several files' names and contents, whatever folder they lie in."""
+    return digest({path.name: file_digest(path) for path in paths})
+
+
+@dataclass
+class Stage:
+    """A stage at work, or finished already (`ref` is set)."""
+
+    name: str
+    key: str
+    work: Path
+    final: Path
+    ref: ArtifactRef | None
+    _recipe: dict[str, Any]
+
+    @property
+    def out(self) -> Path:
+        """Where the stage writes what is to be kept."""
+        return self.work / "out"
+
+    def finish(self, figures: Mapping[str, Any]) -> ArtifactRef:
+        """Seal the output: digest every file, write the manifest, move the folder into place.
+
+        Args:
+            figures: aggregate figures of the stage, JSON-able; they are shown and logged, so nothing per record or
+                per code belongs here.
+        """
+        for partial in self.out.rglob("*.partial"):
+            partial.unlink()
+        files = {
+            str(path.relative_to(self.out)): {"sha256": file_digest(path), "bytes": path.stat().st_size}
+            for path in sorted(self.out.rglob("*"))
+            if path.is_file()
+        }
+        manifest = {
+            "kind": self.name,
+            "key": self.key,
+            "recipe": self._recipe,
+            "figures": dict(figures),
+            "files": files,
+        }
+        write_atomically(self.out / MANIFEST, rfc8785.dumps(manifest))
+        for path in self.out.rglob("*"):
+            _sync(path)
+        _sync(self.out)
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(self.out, self.final)  # noqa: PTH104  (Path.rename would do the same; os names the system call)
+        _sync(self.final.parent)
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.ref = _ref(self.name, self.final)
+        return self.ref
+
+
+class Store:
+    """Stage outputs under one private folder."""
+
+    def __init__(self, private: Path) -> None:
+        self.private = private.resolve()
+        self._verified: set[str] = set()
+
+    def key(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> str:
+        """The key of a stage: changes with anything that could change its output."""
+        return digest({"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code})[:32]
+
+    def find(self, name: str, key: str) -> ArtifactRef | None:
+        """The finished stage of this key, or None."""
+        final = self.private / "stages" / name / key
+        return _ref(name, final) if (final / MANIFEST).is_file() else None
+
+    @contextmanager
+    def stage(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> Iterator[Stage]:
+        """Hold the lock of one stage; the caller computes unless `ref` is set, then calls `finish`.
+
+        The working folder is the one a killed run left, if any, `out` included: what lies there may be resumed or
+        is overwritten under the same names.
+
+        Raises:
+            StorageError: a finished stage is damaged, or the disk is full.
+        """
+        recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
+        key = self.key(name, config=config, inputs=inputs, code=code)
+        work = self.private / "work" / name / key
+        lock = self.private / "locks" / f"{name}-{key}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            found = self.find(name, key)
+            stage = Stage(
+                name=name, key=key, work=work, final=self.private / "stages" / name / key, ref=found, _recipe=recipe
+            )
+            if found is None:
+                stage.out.mkdir(parents=True, exist_ok=True)
+            else:
+                self.open(found)
+                shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
+            yield stage
+
+    def open(self, ref: ArtifactRef) -> Path:
+        """The folder of an artifact, after checking every file against the manifest (once a process).
+
+        Raises:
+            StorageError: a file is missing or differs; names it.
+        """
+        path = ref.path
+        if ref.sha256 in self._verified:
+            return path
+        manifest_path = path / MANIFEST
+        if not manifest_path.is_file():
+            raise StorageError(f"artifact {path} is gone; run again to compute it anew")
+        if file_digest(manifest_path) != ref.sha256:
+            raise StorageError(f"artifact {path}: {MANIFEST} was changed; remove the folder and run again")
+        for name, entry in json.loads(manifest_path.read_bytes())["files"].items():
+            file = path / name
+            if not file.is_file() or file.stat().st_size != entry["bytes"] or file_digest(file) != entry["sha256"]:
+                raise StorageError(
+                    f"artifact {path}: file {name} is missing or damaged; remove the folder and run again"
+                )
+        self._verified.add(ref.sha256)
+        return path
+
+    def figures(self, ref: ArtifactRef) -> dict[str, Any]:
+        """The aggregate figures a stage finished with."""
+        return json.loads((ref.path / MANIFEST).read_bytes())["figures"]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a small file, all or nothing, synced."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _ref(name: str, folder: Path) -> ArtifactRef:
+    return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=file_digest(folder / MANIFEST))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

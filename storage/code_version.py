@@ -1,0 +1,57 @@
+"""The version of the code behind a stage: a digest of the stage's module and of all of ours that it imports.
+
+A task's own source is not enough, since it would miss the helpers it calls; the whole tree is too much, since a word
+in the ledger would throw away a week of training.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("mechanisms", "storage", "tasks")
+LIBRARIES = ("torch", "transformers", "peft")
+"""Libraries whose version may change a stage's numbers."""
+
+
+@cache
+def code_version(*modules: str) -> str:
+    """Digest of the sources of `modules` and everything of ours they import, and of the libraries' versions."""
+    seen: dict[str, str] = {}
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        path = _source(name)
+        if name in seen or path is None:
+            continue
+        content = path.read_bytes()
+        seen[name] = hashlib.sha256(content).hexdigest()
+        queue.extend(_imports(ast.parse(content)))
+    libraries = [f"{name}=={version(name)}" for name in LIBRARIES]
+    text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(seen.items())), *libraries])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _imports(tree: ast.AST) -> Iterable[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _source(module: str) -> Path | None:
+    """The file of one of our modules; None for libraries and for names that are no modules."""
+    if module.partition(".")[0] not in PACKAGES:
+        return None
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None

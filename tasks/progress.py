@@ -1,0 +1,76 @@
+"""What a run tells while it works: steps done of each stage, and one line of figures at its end.
+
+Stages call `report` and `finished`; who listens (a terminal, Prefect's page, nobody) is set by whoever runs the flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Listener(Protocol):
+    """Hears of every stage; its methods must be cheap, since training loops call them."""
+
+    def started(self, label: str) -> None:
+        """A stage begins."""
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """`done` of `total` steps; None where the total is not known."""
+
+    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+        """A stage ended, or was found finished."""
+
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listening(*listeners: Listener) -> Iterator[None]:
+    """Have these listeners hear of all stages run inside the block."""
+    _listeners.extend(listeners)
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            _listeners.remove(listener)
+
+
+def started(label: str) -> None:
+    """Tell all listeners that a stage begins."""
+    for listener in _listeners:
+        listener.started(label)
+
+
+def report(label: str, done: int, total: int | None) -> None:
+    """Tell all listeners how far a stage is."""
+    for listener in _listeners:
+        listener.report(label, done, total)
+
+
+def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+    """Tell all listeners that a stage ended."""
+    for listener in _listeners:
+        listener.finished(label, figures, reused=reused, seconds=seconds)
+
+
+def line_of(figures: Mapping[str, Any]) -> str:
+    """Figures as one line: `records 2,354, loss 0.61`."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in figures.items() if _is_scalar(value)
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, int | float | str | bool)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
