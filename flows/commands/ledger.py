@@ -279,3 +279,37 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+
+
+@app.command()
+def recover(
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
+    burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say in what state a crash left each release, and with --apply bring it on or burn it.
+
+    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes.
+    """
+    from dataclasses import asdict
+
+    from storage.errors import InputError
+    from storage.ledger import recovery
+    from storage.paths import Workspace
+
+    if not home.is_dir():
+        raise InputError(f"--home {home}: no such folder; every draw would look lost")
+    if burn and not apply:
+        raise InputError("--burn: nothing is changed without --apply")
+    ledger, workspace = _open(home, ledger_url), Workspace(home)
+    findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
+    if as_json:
+        _print_json([asdict(finding) for finding in findings])
+        return
+    if not findings:
+        typer.echo("nothing to recover: every release is committed or burned, every bundle has its row")
+        return
+    cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
+    _table("Recovery", ("release", "was", "step", "state", "why"), cells)
