@@ -100,13 +100,13 @@ def parse(body: str, row_hash: str) -> Row:
         raise StorageError("the ledger holds a row that is none: run `autocoder ledger verify`") from error
 
 
-def select_rows(connection: Connection, *where: sa.ColumnElement[bool]) -> Sequence[Row]:
+def select_rows(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Sequence[Row]:
     """Return rows in the order of the chain."""
     statement = sa.select(_T.body, _T.hash).where(*where).order_by(_T.sequence)
     return [parse(body, row_hash) for body, row_hash in connection.execute(statement)]
 
 
-def newest(connection: Connection, *where: sa.ColumnElement[bool]) -> Row | None:
+def newest(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Row | None:
     """Return the newest of the rows that fit, None when none does."""
     statement = sa.select(_T.body, _T.hash).where(*where).order_by(_T.sequence.desc()).limit(1)
     found = connection.execute(statement).one_or_none()

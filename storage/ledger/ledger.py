@@ -18,7 +18,7 @@ from storage.ledger.budget import Account, BudgetRefused, all_accounts, charge_a
 from storage.ledger.database import Database
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Cap, Policy
-from storage.ledger.schema import ledger_row
+from storage.ledger.schema import POLICY_ROW, ledger_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -214,58 +214,55 @@ class Ledger:
 
     def commit(self, release_id: str, *, bundle_digest: str) -> Row:
         """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
+        return self.database.transact(lambda connection: self._commit(connection, release_id, bundle_digest))
 
-        def work(connection: Connection) -> Row:
-            row = self._current(connection, release_id)
-            if row.state == "committed":
-                if row.bundle_digest != bundle_digest:
-                    raise StorageError(f"release {release_id}: committed with another bundle already")
-                return row
-            if row.state != "drawn":
-                raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
-            return chain.append(connection, _carry(row, state="committed", bundle_digest=bundle_digest))
-
-        return self.database.transact(work)
+    def _commit(self, connection: Connection, release_id: str, bundle_digest: str) -> Row:
+        row = self._current(connection, release_id)
+        if row.state == "committed":
+            if row.bundle_digest != bundle_digest:
+                raise StorageError(f"release {release_id}: committed with another bundle already")
+            return row
+        if row.state != "drawn":
+            raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
+        return chain.append(connection, _carry(row, state="committed", bundle_digest=bundle_digest))
 
     def burn(self, release_id: str, *, reason: str) -> Row:
         """Close a release for ever without a bundle. What it spent stays spent."""
         if not reason.strip():
             raise InputError("reason: say why the release is burned")
+        return self.database.transact(lambda connection: self._burn(connection, release_id, reason))
 
-        def work(connection: Connection) -> Row:
-            row = self._current(connection, release_id)
-            if row.state == "burned":
-                return row
-            if row.state == "committed":
-                raise StorageError(f"release {release_id} is committed: what left can't be burned")
-            return chain.append(connection, _carry(row, state="burned", reason=reason))
-
-        return self.database.transact(work)
+    def _burn(self, connection: Connection, release_id: str, reason: str) -> Row:
+        row = self._current(connection, release_id)
+        if row.state == "burned":
+            return row
+        if row.state == "committed":
+            raise StorageError(f"release {release_id} is committed: what left can't be burned")
+        return chain.append(connection, _carry(row, state="burned", reason=reason))
 
     # -- other rows ----------------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Row:
         """Record an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
-        content = _evaluation_content(evaluation)
-
-        def work(connection: Connection) -> Row:
-            key = evaluation.idempotency_key
-            if key is not None:
-                known = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
-                if known is not None:
-                    return known
-            if evaluation.release_id is not None:
-                self._current(connection, evaluation.release_id)
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            if evaluation.records_rounded is not None:
-                content["records_rounded"] = policy.round_records(evaluation.records_rounded)
-            return chain.append(connection, content)
-
         if evaluation.idempotency_key is None:
             # Without a key a repetition would be a second row, so a lost connection is reported, not retried.
             with self.database.write() as connection:
-                return work(connection)
-        return self.database.transact(work)
+                return self._record(connection, evaluation)
+        return self.database.transact(lambda connection: self._record(connection, evaluation))
+
+    def _record(self, connection: Connection, evaluation: Evaluation) -> Row:
+        content = _evaluation_content(evaluation)
+        key = evaluation.idempotency_key
+        if key is not None:
+            known = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
+            if known is not None:
+                return known
+        if evaluation.release_id is not None:
+            self._current(connection, evaluation.release_id)
+        if evaluation.records_rounded is not None:
+            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
+            content["records_rounded"] = policy.round_records(evaluation.records_rounded)
+        return chain.append(connection, content)
 
     def change_policy(self, policy: Policy, *, requester: str, approvals: Sequence[str] = (), reason: str) -> Row:
         """Put another policy in force, and record who wanted it, who approved and why.
@@ -291,7 +288,7 @@ class Ledger:
         return self.database.transact(work)
 
     def _policy_row(self, connection: Connection) -> Row | None:
-        return chain.newest(connection, _T.kind == "budget-change")
+        return chain.newest(connection, POLICY_ROW)
 
     def _in_force(self, connection: Connection) -> Policy | None:
         row = self._policy_row(connection)

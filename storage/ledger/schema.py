@@ -92,7 +92,10 @@ Index(
     postgresql_where=_OPENING,
 )
 Index("ledger_row_by_release", ledger_row.c.release_id, ledger_row.c.sequence)
-Index("ledger_row_by_kind", ledger_row.c.kind, ledger_row.c.sequence)
+Index("ledger_row_by_key", ledger_row.c.idempotency_key, ledger_row.c.sequence)
+# An index on all kinds would tempt SQLite's planner away from the two above, to read every release.
+POLICY_ROW = text("kind = 'budget-change'")
+Index("ledger_row_policy", ledger_row.c.sequence, sqlite_where=POLICY_ROW, postgresql_where=POLICY_ROW)
 
 spend = Table(
     "spend",

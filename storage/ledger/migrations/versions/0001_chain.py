@@ -54,7 +54,8 @@ def upgrade() -> None:
             "idempotency_key IS NOT NULL AND state NOT IN ('drawn', 'committed', 'burned')",
         ),
         ("ledger_row_by_release", ["release_id", "sequence"], False, None),
-        ("ledger_row_by_kind", ["kind", "sequence"], False, None),
+        ("ledger_row_by_key", ["idempotency_key", "sequence"], False, None),
+        ("ledger_row_policy", ["sequence"], False, "kind = 'budget-change'"),
     ):
         condition = sa.text(where) if where else None
         op.create_index(name, "ledger_row", columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
