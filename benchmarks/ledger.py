@@ -99,13 +99,14 @@ def fill(ledger: Ledger, rows: int, *, every: int) -> None:
 def measure_verify(ledger: Ledger, repeats: int) -> dict[str, float]:
     """Return rows a second of a full verification, best and median of `repeats`."""
     rates = []
+    rows = ledger.head()[0]
     for _ in range(repeats):
         start = time.process_time()
         report = ledger.verify()
-        rates.append(report.rows / (time.process_time() - start))
-        if not report.ok:
+        rates.append(rows / (time.process_time() - start))
+        if not report.ok or report.rows != rows:
             raise SystemExit(f"the benchmark's own ledger is bad: {report.problem}")
-    return {"rows": report.rows, "rows_per_cpu_second": max(rates), "median": statistics.median(rates)}
+    return {"rows": rows, "rows_per_cpu_second": max(rates), "median": statistics.median(rates)}
 
 
 def measure_reserve(ledgers: dict[str, Ledger], count: int, *, key: str = "timed") -> dict[str, float]:

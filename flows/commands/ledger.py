@@ -313,3 +313,16 @@ def recover(
         return
     cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
     _table("Recovery", ("release", "was", "step", "state", "why"), cells)
+
+
+@app.command()
+def certificate(
+    release: ReleaseId,
+    out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
+    home: Home = HOME,
+    ledger_url: LedgerUrl = None,
+) -> None:
+    """Write the certificate of one release: what a review board files."""
+    from storage.ledger.certificate import write_certificate
+
+    typer.echo(str(write_certificate(_open(home, ledger_url), release, out)))

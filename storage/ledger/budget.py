@@ -46,6 +46,31 @@ class Account:
         return f"{self.population}/{self.cohort} ({self.guarantee_kind})"
 
 
+@dataclass(frozen=True)
+class SpendPoint:
+    """An account's total after one charge."""
+
+    cohort: str
+    recorded_at: str
+    sequence: int
+    epsilon: Decimal
+    delta: Decimal
+    epsilon_cap: Decimal
+    """The cap when the charge was made."""
+
+
+def spend_history(connection: Connection, population: str, kind: GuaranteeKind) -> list[SpendPoint]:
+    """Return every charge to a population's accounts of one kind, oldest first."""
+    sequences = sa.select(_S.sequence).where(_S.population == population, _S.guarantee_kind == kind).scalar_subquery()
+    return [
+        SpendPoint(
+            charge.cohort, row.recorded_at, row.sequence, charge.epsilon_after, charge.delta_after, charge.epsilon_cap
+        )
+        for row in chain.select_rows(connection, ledger_row.c.sequence.in_(sequences))
+        for charge in row.charges
+    ]
+
+
 def read_account(connection: Connection, population: str, cohort: str, kind: GuaranteeKind) -> Account:
     """Return the newest total of an account, checked against the row of the chain that it belongs to."""
     found = connection.execute(

@@ -14,7 +14,15 @@ from sqlalchemy.engine import Connection
 from mechanisms.events import Claim, GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import Account, BudgetRefused, all_accounts, charge_account, read_account
+from storage.ledger.budget import (
+    Account,
+    BudgetRefused,
+    SpendPoint,
+    all_accounts,
+    charge_account,
+    read_account,
+    spend_history,
+)
 from storage.ledger.database import Database
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Cap, Policy
@@ -373,6 +381,11 @@ class Ledger:
             policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
             accounts = all_accounts(connection)
         return budget_lines(policy, accounts)
+
+    def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[SpendPoint]:
+        """Return every charge to a population's accounts of one guarantee kind, oldest first."""
+        with self.database.read() as connection:
+            return spend_history(connection, population, kind)
 
     def verify(self, *, heads: Iterable[Head] = (), earlier: Iterable[Row] = ()) -> Report:
         """Check the whole ledger; see `storage.ledger.verify.verify`."""

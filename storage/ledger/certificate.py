@@ -1,0 +1,206 @@
+"""The certificate of one release: a Markdown page that a review board files, with the spending it stands in."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from storage.errors import InputError
+from storage.ledger.amounts import short
+from storage.ledger.budget import SpendPoint
+from storage.ledger.ledger import Ledger
+from storage.ledger.models import Row
+from storage.ledger.report import budget_markdown, escape, markdown_table
+
+CERTIFICATE_NAME, PLOT_NAME = "certificate.md", "spend.png"
+
+_MEANING = {
+    "formal": (
+        "A finite-sample (ε, δ) guarantee, computed by the accountant from the event below. It holds for every"
+        " data set, given the trust model and the source of randomness named here."
+    ),
+    "asymptotic-local": (
+        "**Not a formal guarantee.** ε was estimated on this one data set and holds in the limit of many records;"
+        " δ is not quantified. A low ε of this kind can also come from a model that fits its training records"
+        " closely. It is never added to a formal guarantee."
+    ),
+    "none": "Nothing is guaranteed.",
+}
+_STATE = {
+    "reserved": "reserved: the budget is charged, nothing was drawn or left the house",
+    "drawn": "drawn: the one draw exists, its bundle is not recorded yet",
+    "committed": "committed: the bundle stands and may be handed over",
+    "burned": "burned: closed without a bundle; what it spent stays spent",
+}
+
+
+def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
+    """Write `certificate.md` and `spend.png` into a folder and return the former's path.
+
+    Raises:
+        InputError: when there is no such release, or the folder can't be written.
+    """
+    row = ledger.release(release_id)
+    text = certificate(ledger, release_id)
+    points = ledger.spend_history(row.population or "", row.guarantee_kind)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PLOT_NAME).write_bytes(spend_plot(points, row))
+        path = folder / CERTIFICATE_NAME
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+    return path
+
+
+def certificate(ledger: Ledger, release_id: str, *, plot: str | None = PLOT_NAME) -> str:
+    """Return the certificate of a release as Markdown.
+
+    Args:
+        ledger: the ledger.
+        release_id: the release.
+        plot: where the page finds the picture of the spending; None leaves it out.
+    """
+    row, history = ledger.release(release_id), ledger.history(release_id)
+    lines = [line for line in ledger.budget() if line.account.population == row.population]
+    parts = [
+        f"# Release certificate: {escape(row.label)}",
+        f"Release `{row.release_id}`, {_STATE[row.state]}.",
+        f"## Guarantee: {row.guarantee_kind}",
+        _MEANING[row.guarantee_kind],
+        _fields(_guarantee(row)),
+        _list("It rests on", row.assumptions),
+        _list("Computed from the records and not protected", row.unprotected_inputs),
+        "## Records",
+        _fields(
+            {
+                "population": row.population,
+                "cohorts": ", ".join(row.cohorts),
+                "records (rounded)": row.records_rounded,
+                "data fingerprint": row.data_fingerprint,
+            }
+        ),
+        "## Mechanism",
+        f"`{row.mechanism}`; what was done, enough to compute the cost again:",
+        f"```json\n{json.dumps(row.event, indent=1, ensure_ascii=False, sort_keys=True)}\n```",
+        "## Budget",
+        f"Composition within an account: {row.composition}. What this release charged:",
+        _charges(history),
+        "All accounts of the population today:",
+        budget_markdown(lines),
+        f"![ε spent over time, one line a cohort]({plot})" if plot else "",
+        "## Provenance",
+        _fields(_provenance(row)),
+        "## History",
+        markdown_table(
+            ("row", "at (UTC)", "kind", "state", "reason", "hash"),
+            [(str(r.sequence), r.recorded_at[:19], r.kind, r.state, r.reason, r.hash) for r in history],
+        ),
+        f"Row {row.sequence} has the hash `{row.hash}`. `autocoder ledger verify` with a head exported at or after"
+        " that row proves that nobody changed it since.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _guarantee(row: Row) -> dict[str, Any]:
+    return {
+        "ε": row.epsilon,
+        "δ": row.delta if row.delta is not None else row.delta_text or "not quantified",
+        "sensitivity Δ": row.sensitivity,
+        "ε under add/remove": row.epsilon_add_remove,
+        "draws behind the maximum": row.draws,
+        "probability that a fresh draw exceeds it": row.mc_failure_prob,
+        "neighbouring relation": row.neighbouring_relation,
+        "privacy unit": f"{row.privacy_unit}; records a unit contributes at most: {row.max_records_per_unit}",
+        "accountant": row.accountant,
+        "trust model": row.trust_model,
+        "source of randomness": row.randomness_source,
+        "floating point": row.floating_point_caveat,
+    }
+
+
+def _provenance(row: Row) -> dict[str, Any]:
+    tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
+    return {
+        "requester": row.requester,
+        "approvals": ", ".join(row.approvals) or "none; the policy in force demands none",
+        "code commit": f"{row.code_commit} ({tree})",
+        "lock file": row.lock_digest,
+        "parameters": row.parameters_digest,
+        **{f"artifact {name}": value for name, value in sorted(row.artifact_digests.items())},
+        "draw": row.draw_digest,
+        "bundle": row.bundle_digest,
+        "policy": row.policy_digest,
+        "Prefect run": row.prefect_run_id,
+        "supersedes": row.supersedes,
+    }
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    rows = [
+        (name, short(value) if isinstance(value, Decimal) else str(value))
+        for name, value in fields.items()
+        if value not in (None, "")
+    ]
+    return markdown_table(("", ""), rows)
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    return f"{title}:\n\n" + "\n".join(f"- {escape(item)}" for item in items) if items else ""
+
+
+def _charges(history: Sequence[Row]) -> str:
+    rows = [
+        (
+            str(row.sequence), charge.cohort, charge.neighbouring_relation, short(charge.epsilon_before),
+            short(charge.epsilon), short(charge.epsilon_after), short(charge.epsilon_cap),
+            *((short(charge.delta), short(charge.delta_after), short(charge.delta_cap))
+              if charge.delta_cap is not None else ("–", "–", "–")),
+        )
+        for row in history for charge in row.charges
+    ]  # fmt: skip
+    header = ("row", "cohort", "account under", "ε before", "ε charged", "ε after", "ε cap")
+    return markdown_table((*header, "δ charged", "δ after", "δ cap"), rows)
+
+
+def spend_plot(points: Sequence[SpendPoint], row: Row) -> bytes:
+    """Return a PNG of ε spent over time, a step line a cohort of the release's population, with the caps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    cohorts = sorted({point.cohort for point in points})
+    for index, cohort in enumerate(cohorts):
+        mine = [point for point in points if point.cohort == cohort]
+        at = [float(date2num(datetime.fromisoformat(point.recorded_at))) for point in mine]
+        # Drawn from zero at its first charge; cohorts often coincide, so each has its own dash and width.
+        style = ("-", "--", "-.", ":")[index % 4]
+        axes.step(
+            [at[0], *at],
+            [0.0, *(float(point.epsilon) for point in mine)],
+            where="post", marker="o", markersize=3, linestyle=style, label=cohort,
+            linewidth=1.0 + 0.6 * ((len(cohorts) - index) % 4),
+        )  # fmt: skip
+    caps = sorted({charge.epsilon_cap for charge in row.charges} or {point.epsilon_cap for point in points})
+    for cap in caps:
+        axes.axhline(float(cap), color="black", linewidth=0.8)
+        axes.annotate(f"cap {short(cap)}", (0.0, float(cap)), xycoords=("axes fraction", "data"), va="bottom")
+    axes.set_ylim(bottom=0.0)
+    axes.set_ylabel("ε spent (nats)")
+    axes.set_xlabel("time (UTC)")
+    axes.set_title(f"{row.population}, {row.guarantee_kind}")
+    locator = AutoDateLocator()
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    if cohorts:
+        axes.legend(title="cohort", fontsize="small", loc="lower right")
+    output = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(output)
+    return output.getvalue()
