@@ -146,3 +146,17 @@ def standard_head(model: nn.Module) -> nn.Module:
             f"or use one of {', '.join(sorted(_STANDARD_HEADS))}"
         )
     return _STANDARD_HEADS[family](model)
+
+
+def shape(name: str) -> tuple[int, int]:
+    """Parameters and width of an encoder, from its configuration alone; a base-sized guess for a hub name."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    source = resolve(name)
+    if not Path(source).is_dir():
+        return 82_000_000, 768
+    config = _load(AutoConfig, name)
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    return sum(p.numel() for p in model.parameters()), int(config.hidden_size)

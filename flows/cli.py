@@ -1,0 +1,47 @@
+"""The `autocoder` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from flows.commands import code, demo_data, doctor, keys, ledger, retrain
+
+app = typer.Typer(
+    name="autocoder",
+    help="Train an injury autocoder on confidential narratives and release one private draw of it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("retrain")(retrain.retrain)
+app.command("code")(code.code)
+app.command("demo-data")(demo_data.demo_data)
+app.command("doctor")(doctor.doctor)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")
+
+
+def main() -> None:
+    """Run the command; errors of the user's or the machine's making end in one line, not in a traceback."""
+    from tasks.failures import SAFE, StageError
+
+    try:
+        app()
+    except StageError as error:
+        _end(str(error), code=1)
+    except SAFE as error:
+        _end(str(error), code=2)
+    except KeyboardInterrupt:
+        _end("interrupted; the same command goes on from the last finished stage", code=130)
+
+
+def _end(text: str, *, code: int) -> None:
+    print(f"error: {text}", file=sys.stderr)  # noqa: T201  (the one place that ends a command)
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`autocoder doctor`: what is here, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was looked at, whether it serves, what was seen and what to do if it does not."""
+
+    check: str
+    ok: bool
+    seen: str
+    remedy: str = ""
+
+
+def doctor(
+    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON array.")] = False,
+) -> None:
+    """Check torch, device, encoders, ledger database, Prefect and disk; say what is missing and how to get it.
+
+    Exits with 1 when something that a retrain needs is missing.
+    """
+    workspace = home_of(home)
+    before_prefect(workspace)
+    findings = [check(workspace) for check in _CHECKS]
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        for finding in findings:
+            mark = "[green]ok[/green]     " if finding.ok else "[red]missing[/red]"
+            console.print(f"{mark} [bold]{finding.check}[/bold]: {finding.seen}", highlight=False)
+            if finding.remedy:
+                console.print(f"         {finding.remedy}", highlight=False, markup=False)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _python(_: Path) -> Finding:
+    version = sys.version_info
+    return Finding(
+        "python", version >= (3, 11), ".".join(map(str, version[:3])), "" if version >= (3, 11) else "3.11 or newer"
+    )
+
+
+def _torch(_: Path) -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return Finding("torch", True, f"{torch.__version__}, {names}")
+    note = "no CUDA device: use trainable part `head` here, `full` and `lora` on a GPU worker"
+    return Finding("torch", True, f"{torch.__version__}, cpu, {torch.get_num_threads()} threads", note)
+
+
+def _encoder(_: Path) -> Finding:
+    from mechanisms import encoders
+    from mechanisms.errors import MechanismError
+
+    try:
+        return Finding("encoder packaged-minilm", True, Path(encoders.resolve(encoders.PACKAGED)).name)
+    except MechanismError as error:
+        return Finding("encoder packaged-minilm", False, "not installed", str(error))
+
+
+def _hub(_: Path) -> Finding:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache("distilroberta-base", "config.json")
+    if isinstance(cached, str):
+        return Finding("encoder distilroberta-base", True, "in the hub's cache")
+    note = "fetched at first use where a hub answers; else download it elsewhere and set model.encoder to its folder"
+    return Finding("encoder distilroberta-base", True, "not in the cache", note)
+
+
+def _ledger(home: Path) -> Finding:
+    from storage.errors import StorageError
+    from storage.ledger import Ledger
+    from storage.paths import Workspace
+
+    url = os.environ.get("AUTOCODER_LEDGER_URL")
+    if url is None and not (home / "ledger.db").exists():
+        return Finding("ledger", True, f"none yet; a retrain makes {home / 'ledger.db'}")
+    try:
+        rows = len(list(Ledger.open(url or Workspace(home).ledger_url).rows()))
+    except StorageError as error:
+        return Finding("ledger", False, "cannot be opened", str(error))
+    return Finding(
+        "ledger", True, f"{rows} rows in {'PostgreSQL' if url and 'postgres' in url else home / 'ledger.db'}"
+    )
+
+
+def _prefect(_: Path) -> Finding:
+    url = os.environ.get("PREFECT_API_URL")
+    if url is None:
+        return Finding("prefect", True, "no server named: runs start one of their own for their duration")
+    import httpx
+
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=5).raise_for_status()
+    except httpx.HTTPError as error:
+        remedy = "start it (`prefect server start`), or unset PREFECT_API_URL to run without one"
+        return Finding("prefect", False, f"{url} does not answer ({type(error).__name__})", remedy)
+    return Finding("prefect", True, f"{url} answers")
+
+
+def _disk(home: Path) -> Finding:
+    existing = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    remedy = "" if free > 1 << 30 else "a retrain with trainable part `head` wants about 1 GB"
+    return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
+
+
+_CHECKS: tuple[Callable[[Path], Finding], ...] = (_python, _torch, _encoder, _hub, _ledger, _prefect, _disk)

@@ -1,0 +1,90 @@
+"""What can be refused in the first second, before an hour of training: files, columns, encoder, ledger, disk."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from mechanisms import classifier, encoders
+from mechanisms.errors import MechanismError
+from storage.errors import InputError, StorageError
+from storage.ingest import check_source
+from tasks.parameters import RetrainParameters
+from tasks.stage import Context
+
+_MARGIN = 200 << 20
+"""Bytes kept free beyond what the stages write."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would take, roughly."""
+
+    records: int
+    parameters: int
+    disk_bytes: int
+    seconds: float
+
+
+def check(context: Context, parameters: RetrainParameters) -> Estimate:
+    """Refuse what cannot work; return what it would take.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
+    if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
+        raise InputError(f"release.policy: no file {parameters.release.policy}")
+    try:
+        device = classifier.device_of(context.device)
+        if device.type == "cuda" and not _has_cuda():
+            raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
+    except RuntimeError:
+        raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda") from None
+    found = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    encoders.resolve(parameters.model.encoder)
+    estimate = _estimate(parameters, rows=found.estimated_rows, device=device.type)
+    existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < estimate.disk_bytes + _MARGIN:
+        raise StorageError(
+            f"disk: {existing} has {free / 1e9:.1f} GB free, this run writes about {estimate.disk_bytes / 1e9:.1f} GB; "
+            "free space, lower swag.rank, or choose another --home"
+        )
+    return estimate
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+_ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
+_TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
+"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
+_HEAD_STEPS_PER_SECOND = 3000.0
+
+
+def _estimate(parameters: RetrainParameters, *, rows: int, device: str) -> Estimate:
+    ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
+    labels = 100
+    records = rows if ingest.cap_per_code is None else min(rows, labels * ingest.cap_per_code)
+    train = int(records * (1 - ingest.test_share))
+    rounds = len(parameters.rounds)
+    draws = config.risk_draws + (rounds - 1) * config.sensitivity_draws
+    size, width = encoders.shape(parameters.model.encoder)
+    scale = size / 23e6
+    steps = rounds * (fit.adamw.steps(max(train, 1)) + fit.sgd.steps(max(train, 1)))
+    if parameters.model.trainable == "head":
+        trained = width * labels
+        seconds = records / _ENCODE_PER_SECOND[device] * scale + steps / _HEAD_STEPS_PER_SECOND
+        seconds += draws * train * trained / 2e10
+        disk = records * width * 4
+    else:
+        trained = size if parameters.model.trainable == "full" else size // 100
+        passes = rounds * (fit.adamw.epochs + fit.sgd.epochs)
+        seconds = train * scale * (passes / _TRAIN_PER_SECOND[device] + draws / _ENCODE_PER_SECOND[device])
+        disk = 0
+    disk += rounds * trained * 4 * (fit.swag.rank + 3) + trained * 16 + size * 4
+    return Estimate(records=records, parameters=trained, disk_bytes=int(disk), seconds=15 + seconds)

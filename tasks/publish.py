@@ -1,0 +1,259 @@
+"""The one act by which anything leaves: reserve, draw once, bundle, commit.
+
+Each step is found done after a crash: the reservation by the plan's key, the draw by its file, the bundle by its
+folder. A draw exists from the moment its file is in place, and nothing depends on it before; the file is put there by a
+link that fails if there is one already, so that there is never a second.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from pydantic import BaseModel, ConfigDict
+
+from mechanisms import checkpoint, export, pseudo_posterior, swag
+from mechanisms.entropy import system_normal
+from storage import bundle
+from storage.artifacts import ArtifactRef, file_digest
+from storage.datasets import load_codes
+from storage.errors import StorageError
+from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
+from tasks import progress
+from tasks.card import model_card
+from tasks.data import load_inputs
+from tasks.failures import private_errors
+from tasks.parameters import RetrainParameters
+from tasks.stage import Context
+from tasks.train import build, load_weights
+
+
+class Released(BaseModel):
+    """What a release returns: references and the row's public figures."""
+
+    model_config = ConfigDict(frozen=True)
+
+    release_id: str
+    bundle: str
+    bundle_digest: str
+    ledger_sequence: int
+    epsilon: str
+    sensitivity: str
+    guarantee_kind: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """References that a release draws from."""
+
+    dataset: ArtifactRef
+    prepared: ArtifactRef
+    posterior: ArtifactRef
+    measured: ArtifactRef
+
+
+def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
+    """The ledger of this run, under the policy of this run."""
+    policy = parameters.release.policy
+    url = parameters.release.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
+    return Ledger.open(url, policy=Policy.load(Path(policy).expanduser() if policy else None))
+
+
+# Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
+@task(name="release", retries=0, persist_result=False, cache_policy=NO_CACHE, log_prints=False)
+def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, sources: Sources) -> Released:
+    """Release one draw under `plan`, or go on with, or return, the release that this plan already has.
+
+    Raises:
+        BudgetRefused: the budget does not allow it.
+        StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
+    """
+    with private_errors("release"):
+        progress.started("release")
+        ledger = open_ledger(context, parameters)
+        row = ledger.reserve(plan)
+        release_id = _require(row.release_id)
+        if row.state == "burned":
+            raise StorageError(
+                f"release {release_id} of this plan was burned ({row.reason}); choose another release.label"
+            )
+        reused = row.state == "committed"
+        if row.state != "committed":
+            progress.report("release", 1, 4)
+            draw = _draw_once(context, release_id, parameters, sources)
+            progress.report("release", 2, 4)
+            row = _mark_drawn(context, ledger, row, draw, parameters, sources)
+            progress.report("release", 3, 4)
+        folder, digest = _bundle(context, row, parameters, sources)
+        if row.state != "committed":
+            row = ledger.commit(release_id, bundle_digest=digest)
+        elif row.bundle_digest != digest:
+            raise StorageError(
+                f"bundle {folder} is not what was committed: ledger row {row.sequence} has another digest"
+            )
+        figures = {
+            "release": release_id,
+            "state": row.state,
+            "guarantee": row.guarantee_kind,
+            "epsilon": str(row.epsilon.normalize()) if row.epsilon is not None else "none",
+            "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
+            "bundle": str(folder),
+        }
+        progress.finished("release", figures, reused=reused, seconds=0.0)
+        return Released(
+            release_id=release_id,
+            bundle=str(folder),
+            bundle_digest=digest,
+            ledger_sequence=row.sequence,
+            epsilon=figures["epsilon"],
+            sensitivity=figures["sensitivity"],
+            guarantee_kind=row.guarantee_kind,
+        )
+
+
+def _draw_file(context: Context, release_id: str) -> Path:
+    return context.workspace.private / "releases" / release_id / "draw.safetensors"
+
+
+def _draw_once(context: Context, release_id: str, parameters: RetrainParameters, sources: Sources) -> Path:
+    file = _draw_file(context, release_id)
+    if file.is_file():
+        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    posterior = swag.load(context.store.open(sources.posterior), std_scale=parameters.fit.swag.std_scale)
+    fresh = file.with_name(f"draw-{os.getpid()}.new")
+    try:
+        checkpoint.save(fresh, {"theta": swag.sample(posterior, normal=system_normal)}, {"release_id": release_id})
+        with suppress(FileExistsError):  # another process of the same plan was first: its draw is the draw
+            os.link(fresh, file)
+        checkpoint.sync(file.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return file
+
+
+def _mark_drawn(
+    context: Context, ledger: Ledger, row: Row, draw: Path, parameters: RetrainParameters, sources: Sources
+) -> Row:
+    release_id, digest = _require(row.release_id), file_digest(draw)
+    if row.state == "drawn":
+        if row.draw_digest != digest:
+            raise StorageError(
+                f"release {release_id}: the draw on the disk is not the one recorded; run ledger recover"
+            )
+        return row
+    store = context.store
+    trained = build(context, parameters.model, store.open(sources.dataset), seed=parameters.fit.seed)
+    trained.flat.copy_(checkpoint.load(draw)[0]["theta"])
+    records, labels = load_inputs(store.open(sources.prepared), "train")
+    weights = load_weights(store.open(sources.measured))
+    sensitivity = pseudo_posterior.at_draw(trained, records, labels, weights=weights)
+    return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=2 * sensitivity)
+
+
+def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: Sources) -> tuple[Path, str]:
+    release_id = _require(row.release_id)
+    dataset = context.store.open(sources.dataset)
+    codes = load_codes(dataset)
+
+    def fill(folder: Path) -> None:
+        trained = build(context, parameters.model, dataset, seed=parameters.fit.seed)
+        trained.flat.copy_(checkpoint.load(_draw_file(context, release_id))[0]["theta"])
+        export.save(trained, folder, codes=[entry.code for entry in codes])
+        with (folder / bundle.CODELIST).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["code", "title"])
+            writer.writerows([entry.code, entry.title] for entry in codes)
+        claimed = statement(row)
+        bundle.write_statement(folder, claimed)
+        (folder / bundle.CARD).write_text(model_card(claimed, parameters.model, labels=len(codes)), encoding="utf-8")
+
+    allowed = export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES
+    return bundle.publish(context.workspace.bundles, release_id, allowed=allowed, build=fill)
+
+
+def statement(row: Row) -> dict[str, Any]:
+    """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow."""
+    told = row.as_json()
+    fields = (
+        "release_id",
+        "population",
+        "cohorts",
+        "mechanism",
+        "guarantee_kind",
+        "epsilon",
+        "delta",
+        "delta_text",
+        "sensitivity",
+        "epsilon_add_remove",
+        "draws",
+        "mc_failure_prob",
+        "neighbouring_relation",
+        "privacy_unit",
+        "max_records_per_unit",
+        "accountant",
+        "assumptions",
+        "unprotected_inputs",
+        "trust_model",
+        "randomness_source",
+        "floating_point_caveat",
+        "code_commit",
+    )
+    return {"schema": 1} | {name: told[name] for name in fields} | {"does_not_mean": list(DOES_NOT_MEAN)}
+
+
+DOES_NOT_MEAN = (
+    "Not a proof that no record can be recognised: a model that has memorised its records has small losses, and so a "
+    "small epsilon of this kind.",
+    "Not comparable with a formal (epsilon, delta): delta is not quantified, epsilon was estimated on these records.",
+    "Not a promise about a second draw: each further draw spends its own epsilon.",
+)
+
+
+def record_internal(
+    context: Context,
+    parameters: RetrainParameters,
+    plan: ReleasePlan,
+    scores: Mapping[str, Any],
+    *,
+    evaluated: ArtifactRef,
+) -> None:
+    """Write the internal evaluation to the ledger: kind `none`, never releasable."""
+    copied = plan.model_dump(
+        include={
+            "population",
+            "cohorts",
+            "data_fingerprint",
+            "records_rounded",
+            "trust_model",
+            "code_commit",
+            "code_dirty",
+            "lock_digest",
+            "parameters_digest",
+            "requester",
+            "prefect_run_id",
+        }
+    )
+    with private_errors("record evaluation"):
+        open_ledger(context, parameters).record(
+            Evaluation(
+                **copied,
+                label="internal evaluation on the test half",
+                idempotency_key=f"evaluation-{evaluated.sha256}",
+                artifact_digests={"evaluation": evaluated.sha256},
+                details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
+            )
+        )
+
+
+def _require(value: str | None) -> str:
+    if value is None:
+        raise StorageError("the ledger returned a release without an id")
+    return value

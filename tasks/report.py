@@ -1,0 +1,112 @@
+"""What Prefect's page shows of a run: progress, a table of figures, the release and where its ledger row is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from storage.artifacts import ArtifactRef, write_atomically
+from storage.ledger import ReleasePlan
+from tasks.parameters import RetrainParameters
+from tasks.progress import line_of
+from tasks.publish import Released
+from tasks.stage import Context
+
+_SECONDS_BETWEEN_UPDATES = 3.0
+
+
+class PrefectListener:
+    """Keeps a progress artifact of each longer stage up to date, seldom enough not to slow the stage."""
+
+    def __init__(self) -> None:
+        self._artifact: UUID | None = None
+        self._last = 0.0
+
+    def started(self, label: str) -> None:
+        """Wait: most stages end before a progress bar is worth a request."""
+        self._artifact, self._last = None, time.monotonic()
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Create or update the bar, at most every few seconds."""
+        now = time.monotonic()
+        if not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._last = now
+        percent = min(100.0, 100.0 * done / total)
+        if self._artifact is None:
+            self._artifact = cast(UUID, create_progress_artifact(progress=percent, description=label))
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+        """Fill the bar and say the figures in words."""
+        if self._artifact is not None:
+            update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: {line_of(figures)}")
+            self._artifact = None
+
+
+def write_plan(context: Context, plan: ReleasePlan) -> Path:
+    """The release plan as a file in the private workspace: what would be released, at what cost."""
+    folder = context.workspace.private / "plans"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{plan.idempotency_key[:16]}.json"
+    content = json.dumps(plan.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
+    write_atomically(file, content.encode() + b"\n")
+    return file
+
+
+def publish_artifacts(
+    context: Context,
+    parameters: RetrainParameters,
+    plan: ReleasePlan,
+    released: Released | None,
+    *,
+    evaluated: ArtifactRef,
+    measured: ArtifactRef,
+) -> None:
+    """The figures and the release as artifacts of the run."""
+    scores = context.store.figures(evaluated)
+    rows = [
+        {
+            "model": name,
+            "weighted F1": f"{scores[f'{name}_weighted_f1']:.3f}",
+            "macro F1": f"{scores[f'{name}_macro_f1']:.3f}",
+            "accuracy": f"{scores[f'{name}_accuracy']:.3f}",
+        }
+        for name in parameters.rounds
+    ]
+    create_table_artifact(
+        key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
+    )
+    sensitivity = context.store.figures(measured)
+    if released is None:
+        state = "Nothing was released: `release.enabled` is off."
+        epsilon, delta = f"{sensitivity['epsilon']:.4g}", f"{sensitivity['sensitivity']:.4g}"
+    else:
+        epsilon, delta = released.epsilon, released.sensitivity
+        state = (
+            f"Release [`{released.release_id}`]({Path(released.bundle).as_uri()}), ledger row "
+            f"{released.ledger_sequence}: `autocoder ledger show {released.release_id} --home {context.home}`"
+        )
+    create_markdown_artifact(
+        key="release",
+        markdown=(
+            f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
+            f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
+            f"| sensitivity | {delta} |\n| draws S | {plan.claim.draws} |\n"
+            f"| P(a fresh draw exceeds it) | {plan.claim.mc_failure_prob:.4g} |\n\n"
+            "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
+        ),
+        description="What was released, on what claim.",
+    )
