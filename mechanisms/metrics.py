@@ -1,0 +1,172 @@
+"""How well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k, coverage.
+
+Definitions follow Chew et al., section 3.3:
+
+    F1_c        = 2 precision_c recall_c / (precision_c + recall_c)
+    macro F1    = (1/N) sum_c F1_c
+    weighted F1 = sum_c (n_c / n) F1_c,   n_c the true instances of class c
+
+The N classes are those **with true instances in the test half**, as in the paper's table 3. A class that is only ever
+predicted has no recall to speak of; its wrong predictions already lower the recall of the classes they were taken
+from. (scikit-learn's default averages over true and predicted classes together and comes out lower.) A class that is
+never predicted has F1 0.
+
+Labels and predictions are int64 [n] indices into one label space; probabilities are float [n, classes].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import precision_recall_fscore_support
+
+from mechanisms.errors import MechanismError
+
+_ZERO: Any = 0
+"""What 0/0 is (scikit-learn's stubs know only its words, not its numbers)."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The paper's aggregate metrics (table 1), each in [0, 1]."""
+
+    weighted_f1: float
+    macro_f1: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class PerCode:
+    """F1 by code (table 3), for the codes with true instances, in the order of `code`.
+
+    code int64 [N]; size int64 [N], true instances in the test half; precision, recall, f1 float64 [N].
+    """
+
+    code: np.ndarray
+    size: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+    f1: np.ndarray
+
+
+@dataclass(frozen=True)
+class Quartile:
+    """Aggregates over the codes of one quartile of class sizes (table 2)."""
+
+    codes: int
+    records: int
+    weighted_f1: float
+    macro_f1: float
+
+
+def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
+    """Weighted F1, macro F1 and accuracy.
+
+    Raises:
+        MechanismError: no records, or shapes that differ.
+    """
+    codes = per_code(labels, predicted)
+    return Classification(
+        weighted_f1=float(np.average(codes.f1, weights=codes.size)),
+        macro_f1=float(codes.f1.mean()),
+        accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))),
+    )
+
+
+def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
+    """Precision, recall and F1 of every code with true instances; 0 where a ratio is 0/0.
+
+    Raises:
+        MechanismError: no records, or shapes that differ.
+    """
+    labels, predicted = np.asarray(labels), np.asarray(predicted)
+    if labels.ndim != 1 or labels.shape != predicted.shape:
+        raise MechanismError(f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike")
+    if not len(labels):
+        raise MechanismError("there are no test records to measure on")
+    code = np.unique(labels)
+    precision, recall, f1, size = precision_recall_fscore_support(labels, predicted, labels=code, zero_division=_ZERO)
+    return PerCode(
+        code=code,
+        size=np.asarray(size, dtype=np.int64),
+        precision=np.asarray(precision),
+        recall=np.asarray(recall),
+        f1=np.asarray(f1),
+    )
+
+
+def quartiles(codes: PerCode) -> tuple[Quartile, Quartile]:
+    """(top, bottom) quartile of codes by class size: the paper's table 2.
+
+    Each holds a quarter of the codes, rounded up; ties in size are broken by code, so the split is repeatable.
+    """
+    order = np.lexsort((codes.code, codes.size))
+    count = -(-len(order) // 4)
+
+    def aggregate(which: np.ndarray) -> Quartile:
+        return Quartile(
+            codes=len(which),
+            records=int(codes.size[which].sum()),
+            weighted_f1=float(np.average(codes.f1[which], weights=codes.size[which])),
+            macro_f1=float(codes.f1[which].mean()),
+        )
+
+    return aggregate(order[::-1][:count]), aggregate(order[:count])
+
+
+def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15) -> float:
+    """ECE in [0, 1] of the top prediction: sum_b (n_b/n) |accuracy_b - confidence_b| over equal-width bins.
+
+    Guo et al. 2017, equation 3; 15 bins as there. A confidence on an edge belongs to the bin below it.
+    """
+    confidence, correct = _top(labels, probabilities)
+    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(index, weights=correct - confidence, minlength=bins)
+    return float(np.abs(gap).sum() / len(labels))
+
+
+def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> float:
+    """Share of records whose code is among the k most probable; ties go to the lower index.
+
+    Raises:
+        MechanismError: k is not in 1..classes.
+    """
+    classes = probabilities.shape[1]
+    if not 1 <= k <= classes:
+        raise MechanismError(f"k is {k}; it must lie between 1 and the {classes} classes")
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return float((best == np.asarray(labels)[:, None]).any(axis=1).mean())
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What automatic coding would do at one confidence threshold."""
+
+    threshold: float
+    coverage: float
+    """Share of records coded automatically: confidence at or above the threshold."""
+    accuracy: float
+    """Accuracy among those; nan when there are none."""
+
+
+def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: float) -> Coverage:
+    """Coverage and accuracy when records below `threshold` go to a human coder."""
+    confidence, correct = _top(labels, probabilities)
+    kept = confidence >= threshold
+    return Coverage(
+        threshold=threshold,
+        coverage=float(kept.mean()),
+        accuracy=float(correct[kept].mean()) if kept.any() else float("nan"),
+    )
+
+
+def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence of the most probable class and whether it is right (0.0 or 1.0), float64 [n] each."""
+    labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
+        raise MechanismError(f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together")
+    if not len(labels):
+        raise MechanismError("there are no test records to measure on")
+    return probabilities.max(axis=1), (probabilities.argmax(axis=1) == labels).astype(np.float64)
