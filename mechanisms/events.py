@@ -14,22 +14,22 @@ GuaranteeKind = Literal["formal", "asymptotic-local", "none"]
 NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
-class Event(BaseModel):
+class Event(BaseModel, frozen=True):
     """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     mechanism: str
 
 
-class NonPrivateEvent(Event):
+class NonPrivateEvent(Event, frozen=True):
     """Training without protection: nothing can be claimed and nothing released."""
 
     mechanism: Literal["non-private"] = "non-private"
     epochs: int = Field(ge=1)
 
 
-class SwagPpmEvent(Event):
+class SwagPpmEvent(Event, frozen=True):
     """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights (SWAG-PPM)."""
 
     mechanism: Literal["swag-ppm"] = "swag-ppm"

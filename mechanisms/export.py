@@ -67,7 +67,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Sequence[str]) -> None:
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str], max_length: int) -> None:
     """The layout of sentence-transformers, written by the library itself."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers import models as modules
+    from sentence_transformers.sentence_transformer import modules
 
     encoder = cast(Any, model.encoder)
     _label(encoder, codes)

@@ -82,7 +82,7 @@ class Stage:
 
         Args:
             figures: aggregate figures of the stage, JSON-able; they are shown and logged, so nothing per record or
-                per code belongs here.
+                per code belongs here. They are part of the digest: no times, no paths.
         """
         for partial in self.out.rglob("*.partial"):
             partial.unlink()

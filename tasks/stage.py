@@ -115,13 +115,10 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
                     inputs=paths,
                     progress=lambda done, total: progress.report(step.label, done, total),
                 )
-                figures = dict(step.body(work))
-                figures["seconds"] = round(time.monotonic() - started, 2)
-                stage.finish(figures)
+                stage.finish(step.body(work))
             ref = stage.ref
         assert ref is not None
-        shown = {k: v for k, v in store.figures(ref).items() if k != "seconds"}
-        progress.finished(step.label, shown, reused=reused, seconds=time.monotonic() - started)
+        progress.finished(step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started)
         return ref
 
 

@@ -1,0 +1,72 @@
+"""Profiles and --set: what ships is valid, and what is wrong is refused by the option's name before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.profiles import available, override, parameters
+from storage.errors import InputError
+
+DATA = Path("injuries.csv")
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_profile_that_ships_is_valid(name: str) -> None:
+    """And names no file of its own: the operator gives the data."""
+    assert parameters(name, [], data=DATA).data.source == "injuries.csv"
+
+
+def test_the_paper_profile_has_the_papers_settings() -> None:
+    """Chew et al., section 3.2."""
+    p = parameters("paper", [], data=DATA)
+    assert (p.model.encoder, p.model.trainable) == ("distilroberta-base", "full")
+    assert (p.fit.adamw.learning_rate, p.fit.adamw.batch_size, p.fit.adamw.epochs) == (5e-5, 8, 10)
+    assert (p.fit.sgd.learning_rate, p.fit.sgd.epochs, p.fit.sgd.schedule) == (0.01, 20, "constant")
+    assert (p.pseudo_posterior.risk_draws, p.pseudo_posterior.sensitivity_draws) == (500, 500)
+    assert (p.pseudo_posterior.c, p.pseudo_posterior.g, p.pseudo_posterior.k) == (1.0, 0.0, 0.95)
+    assert (p.data.ingest.cap_per_code, p.data.ingest.min_per_code, p.data.ingest.test_share) == (200, 2, 0.5)
+
+
+def test_set_overrides_any_depth() -> None:
+    """Values are read as YAML."""
+    p = parameters("demo", ["fit.adamw.epochs=3", "pseudo_posterior.reweight=false"], data=DATA)
+    assert p.fit.adamw.epochs == 3
+    assert p.rounds == ("base", "weighted")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("fit.swag.rank=21", "exceeds the snapshots"),
+        ("pseudo_posterior.sensitivity_draws=0", "pseudo_posterior.sensitivity_draws"),
+        ("pseudo_posterior.k=1", "pseudo_posterior.k"),
+        ("fit.sgd.learning_rate=-0.1", "fit.sgd.learning_rate"),
+        ("fit.sgd.learning_rate=.nan", "fit.sgd.learning_rate"),
+        ("fit.adamw.epocs=3", "fit.adamw.epocs: no such parameter"),
+        ("fit.sgd.schedule=linear", "constant"),
+        ("model.trainable=all", "model.trainable"),
+        ("data.ingest.test_share=1.5", "data.ingest.test_share"),
+        ("fit.adamw.epochs", "key=value"),
+        ("model.encoder.name=x", "no section"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(setting: str, said: str) -> None:
+    """Out of range, contradictory, misspelt or malformed."""
+    with pytest.raises(InputError) as caught:
+        parameters("demo", [setting], data=DATA)
+    assert said in str(caught.value)
+
+
+def test_missing_data_and_unknown_profile_are_told() -> None:
+    """With what to do about it."""
+    with pytest.raises(InputError, match="--data"):
+        parameters("demo", [])
+    with pytest.raises(InputError, match="demo, osha-head, paper"):
+        parameters("dmeo", [], data=DATA)
+
+
+def test_override_does_not_touch_other_sections() -> None:
+    """A new section is made where there was none."""
+    assert override({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
