@@ -191,8 +191,14 @@ def spend_plot(points: Sequence[SpendPoint], row: Row) -> bytes:
     caps = sorted({charge.epsilon_cap for charge in row.charges} or {point.epsilon_cap for point in points})
     for cap in caps:
         axes.axhline(float(cap), color="black", linewidth=0.8)
-        axes.annotate(f"cap {short(cap)}", (0.0, float(cap)), xycoords=("axes fraction", "data"), va="bottom")
-    axes.set_ylim(bottom=0.0)
+        axes.annotate(
+            f"cap {short(cap)}",
+            (0.0, float(cap)),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+        )
+    axes.set_ylim(0.0, 1.12 * axes.get_ylim()[1])
     axes.set_ylabel("ε spent (nats)")
     axes.set_xlabel("time (UTC)")
     axes.set_title(f"{row.population}, {row.guarantee_kind}")

@@ -70,25 +70,22 @@ def verify(database: Database, *, heads: Iterable[Head] = (), earlier: Iterable[
     last, last_hash, count = 0, GENESIS, 0
     with database.read() as connection:
         notes = _protections(connection)
-        rows = connection.execution_options(yield_per=_BATCH).execute(_SELECT_ROWS)
-        totals = _Totals(connection)
-        replay = Replay()
-        try:
-            for found in rows:
-                record = tuple(found)
-                sequence, row_hash = record[0], record[-2]
-                content = _check_bytes(record, last, last_hash)
-                wanted.check(sequence, row_hash)
-                try:
-                    spent = replay.step(content)
-                except (Inconsistent, InputError, KeyError, TypeError, ValueError) as error:
-                    raise _Bad(sequence, f"row {sequence}: {_words(error)}") from error
-                totals.check(sequence, spent)
-                last, last_hash, count = sequence, row_hash, count + 1
-            totals.finish(last)
-            wanted.finish(last)
-        except _Bad as bad:
-            return Report(count, last, last_hash, bad.sequence, str(bad), notes)
+        streaming = connection.execution_options(yield_per=_BATCH)
+        with streaming.execute(_SELECT_ROWS) as rows, streaming.execute(_SELECT_TOTALS) as found_totals:
+            totals = _Totals(found_totals)
+            replay = Replay()
+            try:
+                for found in rows:
+                    record = tuple(found)
+                    sequence, row_hash = record[0], record[-2]
+                    content = _check_bytes(record, last, last_hash)
+                    wanted.check(sequence, row_hash)
+                    totals.check(sequence, _replayed(replay, sequence, content))
+                    last, last_hash, count = sequence, row_hash, count + 1
+                totals.finish(last)
+                wanted.finish(last)
+            except _Bad as bad:
+                return Report(count, last, last_hash, bad.sequence, str(bad), notes)
     return Report(count, last, last_hash, None, "", notes)
 
 
@@ -101,7 +98,26 @@ _SELECT_ROWS = sa.select(
     ledger_row.c.hash,
     ledger_row.c.body,
 ).order_by(ledger_row.c.sequence)
+_SELECT_TOTALS = sa.select(
+    spend.c.population,
+    spend.c.cohort,
+    spend.c.guarantee_kind,
+    spend.c.sequence,
+    spend.c.neighbouring_relation,
+    spend.c.privacy_unit,
+    sa.cast(spend.c.epsilon, sa.Text),
+    sa.cast(spend.c.delta, sa.Text),
+).order_by(spend.c.sequence)
 _repeated = itemgetter(*COLUMNS)
+
+
+def _replayed(replay: Replay, sequence: int, content: dict[str, Any]) -> list[Total]:
+    try:
+        return replay.step(content)
+    except (Inconsistent, InputError) as error:
+        raise _Bad(sequence, f"row {sequence}: {error}") from error
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise _Bad(sequence, f"row {sequence}: a field is missing or of another type") from error
 
 
 def _check_bytes(record: tuple[Any, ...], last: int, last_hash: str) -> dict[str, Any]:
@@ -144,22 +160,11 @@ def _no_constant(text: str) -> None:
     raise ValueError("not JSON")
 
 
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, (Inconsistent, InputError)) else "a field is missing or of another type"
-
-
 class _Totals:
     """Compares the table of running totals with what the chain's charges leave behind."""
 
-    _columns = ("population", "cohort", "guarantee_kind", "sequence", "neighbouring_relation", "privacy_unit")
-
-    def __init__(self, connection: Connection) -> None:
-        statement = sa.select(
-            *(spend.c[name] for name in self._columns),
-            sa.cast(spend.c.epsilon, sa.Text),
-            sa.cast(spend.c.delta, sa.Text),
-        ).order_by(spend.c.sequence)
-        self._rows: Iterator[Any] = iter(connection.execution_options(yield_per=_BATCH).execute(statement))
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._rows: Iterator[Any] = iter(rows)
         self._next = next(self._rows, None)
 
     def check(self, sequence: int, expected: list[Total]) -> None:

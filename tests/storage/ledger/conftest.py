@@ -1,0 +1,160 @@
+"""Ledgers to test on: a SQLite file, and a PostgreSQL database of its own with an owner and an application role."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.pool import NullPool
+
+from mechanisms.events import Claim, Event, SwagPpmEvent
+from storage.ledger import Ledger, Policy, ReleasePlan
+from storage.ledger.database import Database, migrate
+
+DEFAULT_SERVER = "postgresql+psycopg://127.0.0.1:5432/postgres"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place for a ledger: `url` as the application's role, `owner_url` as whoever owns the tables."""
+
+    url: str
+    owner_url: str
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def open(self, policy: Policy | None = None, **options: Any) -> Ledger:
+        return Ledger.open(self.url, policy=policy, **options)
+
+    def sql(self, *statements: str, owner: bool = False) -> None:
+        """Run statements past the ledger, each in the same transaction."""
+        engine = sa.create_engine(self.owner_url if owner else self.url, poolclass=NullPool)
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        engine = sa.create_engine(self.owner_url, poolclass=NullPool)
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(query)]
+
+    def disarm(self) -> None:
+        """Take the triggers away, as somebody with the owner's rights could."""
+        if self.is_sqlite:
+            names = self.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
+        else:
+            self.sql(*(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "spend")), owner=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> URL:
+    """A server that may create databases and roles, or a skip with the reason."""
+    url = make_url(os.environ.get("AUTOCODER_TEST_POSTGRES", DEFAULT_SERVER))
+    try:
+        engine = sa.create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 3})
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+    except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        pytest.skip(
+            f"no PostgreSQL at {url.render_as_string(hide_password=True)} (AUTOCODER_TEST_POSTGRES): "
+            f"{type(error).__name__}"
+        )
+    return url
+
+
+def make_database(server: URL) -> Iterator[Site]:
+    """Create a database with an owner and an application role, migrate it, and drop all three at the end."""
+    tag = uuid.uuid4().hex[:10]
+    names = {"db": f"autocoder_test_{tag}", "owner": f"autocoder_owner_{tag}", "app": f"autocoder_app_{tag}"}
+    admin = sa.create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        for role in ("owner", "app"):
+            connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD '{tag}'")
+        connection.exec_driver_sql(f"CREATE DATABASE {names['db']} OWNER {names['owner']}")
+
+    def url(role: str) -> str:
+        changed = server.set(username=names[role], password=tag, database=names["db"])
+        return changed.render_as_string(hide_password=False)
+
+    try:
+        migrate(Database(url("owner"), lock_timeout=20), app_role=names["app"])
+        yield Site(url("app"), url("owner"))
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {names['db']} WITH (FORCE)")
+            for role in ("owner", "app"):
+                connection.exec_driver_sql(f"DROP ROLE {names[role]}")
+
+
+@pytest.fixture
+def postgres_site(postgres_server: URL) -> Iterator[Site]:
+    yield from make_database(postgres_server)
+
+
+@pytest.fixture
+def sqlite_site(tmp_path: Path) -> Site:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    return Site(url, url)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def site(request: pytest.FixtureRequest) -> Site:
+    """Both backends, one after the other."""
+    return request.getfixturevalue(f"{request.param}_site")
+
+
+def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:
+    formal = kind == "formal"
+    values: dict[str, Any] = {
+        "guarantee_kind": kind,
+        "epsilon": 4.0,
+        "delta": 1e-5 if formal else None,
+        "delta_text": "" if formal else "O(n^-1/2)",
+        "sensitivity": None if formal else 2.0,
+        "neighbouring_relation": "add-remove" if formal else "replace-one",
+        "accountant": "test 1",
+    }
+    return Claim(**(values | changes))
+
+
+def make_event(sensitivity: float = 2.0) -> Event:
+    return SwagPpmEvent(reweighted=True, snapshots=5, rank=4, sensitivity_draws=99, sensitivity=sensitivity)
+
+
+def make_plan(
+    key: str = "k", *, kind: str = "asymptotic-local", claim: dict[str, Any] | None = None, **changes: Any
+) -> ReleasePlan:
+    """A release plan; `claim` changes the claim's fields, `changes` the plan's."""
+    values: dict[str, Any] = {
+        "idempotency_key": key,
+        "release_label": "label",
+        "population": "injuries",
+        "cohorts": ("2023",),
+        "data_fingerprint": "f" * 64,
+        "records_rounded": 1_234,
+        "event": make_event(),
+        "claim": make_claim(kind, **(claim or {})),
+        "requester": "operator",
+    }
+    return ReleasePlan(**(values | changes))
+
+
+@pytest.fixture
+def plan() -> Callable[..., ReleasePlan]:
+    return make_plan
+
+
+@pytest.fixture
+def claim() -> Callable[..., Claim]:
+    return make_claim

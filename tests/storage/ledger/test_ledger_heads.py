@@ -1,0 +1,95 @@
+"""Keys and signed heads: what a partner keeps, and what it proves later."""
+
+import json
+import stat
+
+import pytest
+
+from storage.errors import InputError
+from storage.ledger import heads
+
+
+@pytest.fixture
+def keys(tmp_path):
+    private, public = heads.new_keys(tmp_path / "keys")
+    return heads.load_private_key(private), heads.load_public_key(public)
+
+
+def test_a_private_key_is_closed_to_others_and_never_overwritten(tmp_path):
+    """Mode 0600 from the first moment; a second `new` in the same folder is refused and changes nothing."""
+    private, public = heads.new_keys(tmp_path)
+    before = private.read_bytes()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    with pytest.raises(InputError, match="never overwritten"):
+        heads.new_keys(tmp_path)
+    assert private.read_bytes() == before
+    private.unlink()
+    with pytest.raises(InputError, match="never overwritten"):
+        heads.new_keys(tmp_path)
+    assert not private.exists()
+    assert heads.key_id(heads.load_public_key(public))
+
+
+def test_a_private_key_open_to_others_is_not_used(tmp_path):
+    """A key that others could copy proves nothing."""
+    private, _ = heads.new_keys(tmp_path)
+    private.chmod(0o640)
+    with pytest.raises(InputError, match="chmod 600"):
+        heads.load_private_key(private)
+
+
+def test_a_signed_head_is_checked_from_its_file(tmp_path, keys):
+    """Written, read and verified with the public key alone."""
+    private, public = keys
+    head = heads.state_head(3, "a" * 64, key=private)
+    path = tmp_path / "head.json"
+    path.write_text(json.dumps(head.model_dump()))
+    assert heads.read_head(path, key=public) == head
+
+
+@pytest.mark.parametrize(
+    "change", [{"sequence": 4}, {"hash": "b" * 64}, {"stated_at": "2020"}, {"signature": "AAAA"}, {"signature": None}]
+)
+def test_a_changed_head_is_refused(keys, change):
+    """Every field is signed."""
+    private, public = keys
+    head = heads.state_head(3, "a" * 64, key=private).model_copy(update=change)
+    with pytest.raises(InputError, match=r"signature|not signed"):
+        heads.check_signature(head, public)
+
+
+def test_a_head_of_another_key_is_refused(tmp_path, keys):
+    """Also when it claims the expected key's id."""
+    _, public = keys
+    private, _ = heads.new_keys(tmp_path / "other")
+    head = heads.state_head(3, "a" * 64, key=heads.load_private_key(private))
+    with pytest.raises(InputError, match="not signed with this key"):
+        heads.check_signature(head, public)
+    forged = head.model_copy(update={"key_id": heads.key_id(public)})
+    with pytest.raises(InputError, match="false"):
+        heads.check_signature(forged, public)
+
+
+def test_what_is_no_key_or_head_is_named(tmp_path):
+    """Missing files, text that is no key, another curve, a head with a field too many."""
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no key")
+    wrong.chmod(0o600)
+    for load in (heads.load_private_key, heads.load_public_key):
+        with pytest.raises(InputError, match=r"wrong\.pem"):
+            load(wrong)
+        with pytest.raises(InputError, match="absent"):
+            load(tmp_path / "absent")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    other = ec.generate_private_key(ec.SECP384R1())
+    wrong.write_bytes(
+        other.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    with pytest.raises(InputError, match="P-256"):
+        heads.load_private_key(wrong)
+    head = heads.state_head(0, "0" * 64).model_dump() | {"extra": 1}
+    (tmp_path / "head.json").write_text(json.dumps(head))
+    with pytest.raises(InputError, match="not an exported"):
+        heads.read_head(tmp_path / "head.json")

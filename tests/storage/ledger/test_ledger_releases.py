@@ -1,0 +1,348 @@
+"""One release's life and its cost, on both backends."""
+
+from decimal import Decimal
+
+import pytest
+
+from mechanisms.events import NonPrivateEvent
+from storage.errors import InputError, StorageError
+from storage.ledger import BudgetRefused, Evaluation, Policy
+
+D = Decimal
+POLICY = Policy.parse(
+    {
+        "name": "two populations",
+        "record_count_rounding": 100,
+        "populations": {
+            "injuries": {
+                "formal": {"epsilon": 10, "delta": "0.001"},
+                "asymptotic-local": {"epsilon": 10},
+                "cohorts": {"2024": {"asymptotic-local": {"epsilon": 5}}},
+            },
+            "fires": {"asymptotic-local": {"epsilon": 1}},
+        },
+    }
+)
+
+
+def spent(ledger, population="injuries", kind="asymptotic-local"):
+    return {
+        line.account.cohort: line.account.epsilon
+        for line in ledger.budget()
+        if line.account.sequence and (line.account.population, line.account.guarantee_kind) == (population, kind)
+    }
+
+
+def test_a_release_passes_through_its_states_and_keeps_all_it_knew(site, plan):
+    """reserved -> drawn -> committed; the newest row repeats the plan and adds the two digests."""
+    ledger = site.open(POLICY)
+    reserved = ledger.reserve(plan(code_commit="abc", artifact_digests={"posterior": "1"}))
+    assert (reserved.state, reserved.epsilon, reserved.records_rounded) == ("reserved", D(4), 1_200)
+    ledger.mark_drawn(reserved.release_id, draw_digest="d1")
+    committed = ledger.commit(reserved.release_id, bundle_digest="b1")
+    assert (committed.state, committed.draw_digest, committed.bundle_digest) == ("committed", "d1", "b1")
+    assert (committed.code_commit, committed.artifact_digests) == ("abc", {"posterior": "1"})
+    assert [row.state for row in ledger.history(reserved.release_id)] == ["reserved", "drawn", "committed"]
+    assert [row.state for row in ledger.current() if row.kind == "release"] == ["committed"]
+    assert ledger.open_releases() == []
+    assert ledger.verify().ok
+
+
+def test_the_same_plan_again_returns_the_first_release_and_charges_nothing(site, plan):
+    """Idempotency in every state, also for a rerun under another Prefect run."""
+    ledger = site.open(POLICY)
+    first = ledger.reserve(plan())
+    assert ledger.reserve(plan(prefect_run_id="another")) == first
+    drawn = ledger.mark_drawn(first.release_id, draw_digest="d")
+    assert ledger.reserve(plan()) == drawn
+    assert ledger.mark_drawn(first.release_id, draw_digest="d") == drawn
+    done = ledger.commit(first.release_id, bundle_digest="b")
+    assert ledger.commit(first.release_id, bundle_digest="b") == done
+    assert ledger.reserve(plan()) == done
+    assert spent(ledger) == {"2023": D(4)}
+
+
+@pytest.mark.parametrize("change", [{"data_fingerprint": "other"}, {"cohorts": ("2022",)}, {"population": "fires"}])
+def test_another_plan_under_a_used_key_is_refused(sqlite_site, plan, change):
+    """A key stands for one release; the message names what differs."""
+    ledger = sqlite_site.open(POLICY)
+    ledger.reserve(plan())
+    with pytest.raises(InputError, match=next(iter(change))):
+        ledger.reserve(plan(**change))
+
+
+def test_a_second_draw_or_bundle_is_refused(site, plan):
+    """Another digest than the recorded one never gets in, nor a draw after the end."""
+    ledger = site.open(POLICY)
+    release = ledger.reserve(plan()).release_id
+    with pytest.raises(StorageError, match="only a drawn one"):
+        ledger.commit(release, bundle_digest="b")
+    ledger.mark_drawn(release, draw_digest="d")
+    with pytest.raises(StorageError, match="another draw"):
+        ledger.mark_drawn(release, draw_digest="other")
+    ledger.commit(release, bundle_digest="b")
+    with pytest.raises(StorageError, match="another bundle"):
+        ledger.commit(release, bundle_digest="other")
+    with pytest.raises(StorageError, match="can't be burned"):
+        ledger.burn(release, reason="late")
+
+
+def test_burning_keeps_the_cost(site, plan):
+    """A burned release has spent; nothing follows it; its key returns it."""
+    ledger = site.open(POLICY)
+    release = ledger.reserve(plan()).release_id
+    burned = ledger.burn(release, reason="wrong data")
+    assert (burned.state, burned.reason) == ("burned", "wrong data")
+    assert ledger.burn(release, reason="again") == burned
+    with pytest.raises(StorageError, match="burned"):
+        ledger.mark_drawn(release, draw_digest="d")
+    assert ledger.reserve(plan()) == burned
+    assert spent(ledger) == {"2023": D(4)}
+
+
+def test_a_release_spends_from_each_of_its_cohorts_and_the_tightest_cap_rules(site, plan):
+    """Disjoint cohorts compose in parallel; 2024 has a cap of 5, so a second 4 there is refused for all."""
+    ledger = site.open(POLICY)
+    ledger.reserve(plan("a", cohorts=("2023", "2024")))
+    ledger.reserve(plan("b", cohorts=("2023",)))
+    with pytest.raises(BudgetRefused, match=r"2024.*spent 4 \+ asked 4 = 8 > 5"):
+        ledger.reserve(plan("c", cohorts=("2022", "2024")))
+    assert spent(ledger) == {"2023": D(8), "2024": D(4)}
+
+
+def test_a_cap_reached_exactly_is_not_exceeded(sqlite_site, plan):
+    """5 of 5 fits; the smallest number more does not."""
+    ledger = sqlite_site.open(POLICY)
+    ledger.reserve(plan("a", cohorts=("2024",), claim={"epsilon": 5.0}))
+    with pytest.raises(BudgetRefused, match=r"= 5\.000000000002 > 5"):
+        ledger.reserve(plan("b", cohorts=("2024",), claim={"epsilon": 1.5e-12}))
+
+
+def test_formal_and_asymptotic_local_never_meet(site, plan):
+    """Each kind has an account of its own: 10 of 10 in one leaves the other untouched."""
+    ledger = site.open(POLICY)
+    ledger.reserve(plan("a", claim={"epsilon": 10.0}))
+    ledger.reserve(plan("b", kind="formal", claim={"epsilon": 10.0}))
+    assert spent(ledger) == {"2023": D(10)}
+    assert spent(ledger, kind="formal") == {"2023": D(10)}
+    with pytest.raises(BudgetRefused, match="formal"):
+        ledger.reserve(plan("c", kind="formal", claim={"epsilon": 0.5}))
+
+
+def test_delta_is_capped_beside_epsilon(sqlite_site, plan):
+    """A formal claim within epsilon but over delta is refused, with delta's arithmetic."""
+    ledger = sqlite_site.open(POLICY)
+    ledger.reserve(plan("a", kind="formal", claim={"epsilon": 1.0, "delta": 0.0006}))
+    with pytest.raises(BudgetRefused, match=r"delta spent 0\.0006.*over the cap"):
+        ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "delta": 0.0006}))
+
+
+def test_what_has_no_cap_is_refused(sqlite_site, plan):
+    """A population that the policy doesn't name, or a kind without a cap, may spend nothing."""
+    ledger = sqlite_site.open(POLICY)
+    with pytest.raises(BudgetRefused, match="no cap"):
+        ledger.reserve(plan(population="unknown"))
+    with pytest.raises(BudgetRefused, match="no cap"):
+        ledger.reserve(plan(population="fires", kind="formal"))
+    assert ledger.open_releases() == []
+
+
+def test_non_private_is_recorded_and_never_released(site, plan, claim):
+    """A model without protection: an evaluation row with no epsilon, and no way to a reservation."""
+    ledger = site.open(POLICY)
+    with pytest.raises(BudgetRefused, match="protects nobody"):
+        ledger.reserve(plan(claim={"guarantee_kind": "none", "epsilon": None}))
+    with pytest.raises(BudgetRefused, match="protects nobody"):
+        ledger.reserve(plan(event=NonPrivateEvent(epochs=3)))
+    row = ledger.record(
+        Evaluation(
+            label="baseline", population="injuries", data_fingerprint="f", requester="operator",
+            event=NonPrivateEvent(epochs=3), details={"macro_f1": 0.49},
+        )
+    )  # fmt: skip
+    assert (row.state, row.mechanism, row.guarantee_kind, row.epsilon) == ("internal", "non-private", "none", None)
+
+
+def test_evaluations_keep_every_number_and_spend_nothing(site, claim):
+    """An internal branch's epsilon, delta and Delta land in the ledger; the same key is recorded once."""
+    ledger = site.open(POLICY)
+    evaluation = Evaluation(
+        label="dp-sgd", population="injuries", cohorts=("2023",), data_fingerprint="f", requester="operator",
+        claim=claim("formal", epsilon=3.9, sensitivity=0.25), idempotency_key="e",
+    )  # fmt: skip
+    row = ledger.record(evaluation)
+    assert ledger.record(evaluation) == row
+    assert row.epsilon is not None
+    assert row.epsilon >= D(3.9)
+    assert (row.delta, row.sensitivity) == (D("0.00001") + D("1e-18"), D("0.25"))
+    assert spent(ledger, kind="formal") == {}
+    assert ledger.verify().ok
+
+
+def test_an_audit_belongs_to_its_release(sqlite_site, plan):
+    """Audits appear in the release's history without changing its state; an unknown release is an error."""
+    ledger = sqlite_site.open(POLICY)
+    release = ledger.reserve(plan()).release_id
+    audit = Evaluation(
+        kind="audit", label="membership test", population="injuries", data_fingerprint="f", requester="auditor",
+        release_id=release, details={"auc": 0.52},
+    )  # fmt: skip
+    ledger.record(audit)
+    ledger.record(audit)
+    assert [row.kind for row in ledger.history(release)] == ["release", "audit", "audit"]
+    assert ledger.release(release).state == "reserved"
+    with pytest.raises(InputError, match="not in this ledger"):
+        ledger.record(audit.model_copy(update={"release_id": "nobody"}))
+
+
+def test_the_larger_of_planned_and_drawn_is_charged(site, plan):
+    """Sensitivity 2.0 planned and 2.5 at the draw: epsilon 5, the surplus of 1 charged, event and row agree."""
+    ledger = site.open(POLICY)
+    release = ledger.reserve(plan(claim={"epsilon_add_remove": 2.0})).release_id
+    row = ledger.mark_drawn(release, draw_digest="d", sensitivity=2.5, epsilon=5.0)
+    assert (row.epsilon, row.sensitivity, row.epsilon_add_remove) == (D(5), D("2.5"), D("2.5"))
+    assert row.event is not None
+    assert row.event["sensitivity"] == 2.5
+    assert [charge.epsilon for charge in row.charges] == [D(1)]
+    assert spent(ledger) == {"2023": D(5)}
+    assert ledger.verify().ok
+
+
+def test_a_smaller_cost_at_the_draw_gives_nothing_back(site, plan):
+    """What was reserved stays charged, and the row keeps the planned values."""
+    ledger = site.open(POLICY)
+    release = ledger.reserve(plan()).release_id
+    row = ledger.mark_drawn(release, draw_digest="d", sensitivity=1.0, epsilon=2.0)
+    assert (row.epsilon, row.sensitivity, row.charges) == (D(4), D(2), ())
+    assert spent(ledger) == {"2023": D(4)}
+
+
+def test_a_surplus_over_the_cap_burns_the_release(site, plan):
+    """The draw exists but its cost doesn't fit: burned, the reservation stays spent, and again on a retry."""
+    ledger = site.open(POLICY)
+    release = ledger.reserve(plan(cohorts=("2023", "2024"))).release_id
+    for _ in range(2):
+        with pytest.raises(BudgetRefused, match=r"burned.*2024.*spent 4 \+ asked 2 = 6 > 5"):
+            ledger.mark_drawn(release, draw_digest="d", sensitivity=3.0, epsilon=6.0)
+    assert ledger.release(release).state == "burned"
+    assert spent(ledger) == {"2023": D(4), "2024": D(4)}
+    assert ledger.verify().ok
+
+
+def test_a_larger_sensitivity_needs_its_epsilon(sqlite_site, plan):
+    """The ledger doesn't guess how epsilon follows; the release stays reserved."""
+    ledger = sqlite_site.open(POLICY)
+    release = ledger.reserve(plan()).release_id
+    with pytest.raises(InputError, match="epsilon"):
+        ledger.mark_drawn(release, draw_digest="d", sensitivity=2.5)
+    with pytest.raises(InputError, match="sensitivity"):
+        ledger.mark_drawn(release, draw_digest="d", sensitivity=float("nan"), epsilon=5.0)
+    assert ledger.release(release).state == "reserved"
+
+
+def test_an_add_remove_claim_on_a_replace_one_account_costs_its_group_of_two(sqlite_site, plan):
+    """(epsilon, delta) -> (2 epsilon, (1 + e^epsilon) delta), Vadhan 2017 Lemma 2.2: (1, 1e-5) -> (2, 3.718..e-5)."""
+    policy = Policy.parse(
+        {"name": "p", "default": {"formal": {"epsilon": 3, "delta": "0.001", "neighbouring_relation": "replace-one"}}}
+    )
+    ledger = sqlite_site.open(policy)
+    row = ledger.reserve(plan(kind="formal", claim={"epsilon": 1.0, "delta": 1e-5}))
+    assert row.charges[0].epsilon == 2
+    assert float(row.charges[0].delta) == pytest.approx(3.718281828e-5, rel=1e-9)
+    with pytest.raises(BudgetRefused, match=r"asked 2 = 4 > 3"):
+        ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "delta": 1e-5}))
+    assert ledger.verify().ok
+
+
+def test_a_replace_one_claim_is_not_added_to_an_add_remove_account(sqlite_site, plan):
+    """Replace-one says nothing about add-remove, so the sum would understate; likewise for another unit."""
+    ledger = sqlite_site.open(POLICY)
+    ledger.reserve(plan("a", kind="formal", claim={"epsilon": 1.0}))
+    with pytest.raises(BudgetRefused, match="says nothing about add-remove"):
+        ledger.reserve(plan("b", kind="formal", claim={"epsilon": 1.0, "neighbouring_relation": "replace-one"}))
+    with pytest.raises(BudgetRefused, match="can't be added"):
+        ledger.reserve(plan("c", kind="formal", claim={"epsilon": 1.0, "privacy_unit": "employer"}))
+
+
+def test_approvals_by_others_are_demanded(sqlite_site, plan):
+    """The requester's own name doesn't count, nor one given twice; code must be committed when the policy says so."""
+    policy = Policy.parse(
+        {
+            "name": "strict", "approvals": {"minimum": 2}, "require_clean_code": True,
+            "default": {"asymptotic-local": {"epsilon": 10}},
+        }
+    )  # fmt: skip
+    ledger = sqlite_site.open(policy)
+    with pytest.raises(BudgetRefused, match="2 approvals"):
+        ledger.reserve(plan(code_dirty=False, approvals=("operator", "officer", "officer")))
+    with pytest.raises(BudgetRefused, match="commit"):
+        ledger.reserve(plan(code_dirty=True, approvals=("officer", "director")))
+    assert ledger.reserve(plan(code_dirty=False, approvals=("officer", "director"))).state == "reserved"
+
+
+def test_another_policy_needs_a_recorded_change(site, plan):
+    """A swapped policy file can't raise a cap in silence; recorded, it holds, and the spending stays."""
+    ledger = site.open(POLICY)
+    ledger.reserve(plan("a", claim={"epsilon": 9.0}))
+    wider = Policy.parse({"name": "wider", "default": {"asymptotic-local": {"epsilon": 12}}})
+    reopened = site.open(wider)
+    with pytest.raises(InputError, match="change-policy"):
+        reopened.reserve(plan("b", claim={"epsilon": 2.0}))
+    row = reopened.change_policy(wider, requester="officer", reason="board decision 12")
+    assert (row.kind, row.details["policy"]["name"]) == ("budget-change", "wider")
+    reopened.reserve(plan("b", claim={"epsilon": 2.0}))
+    with pytest.raises(BudgetRefused, match=r"spent 11 \+ asked 2 = 13 > 12"):
+        site.open().reserve(plan("c", claim={"epsilon": 2.0}))
+    assert site.open().verify().ok
+
+
+def test_a_policy_change_needs_the_approvals_of_the_policy_in_force(sqlite_site):
+    """Otherwise loosening the rule would be the way around it."""
+    strict = Policy.parse({"name": "strict", "approvals": {"minimum": 1}, "default": {}})
+    ledger = sqlite_site.open(strict)
+    ledger.change_policy(strict, requester="officer", reason="start")
+    with pytest.raises(BudgetRefused, match="1 approvals"):
+        ledger.change_policy(POLICY, requester="officer", approvals=("officer",), reason="wider")
+    ledger.change_policy(POLICY, requester="officer", approvals=("director",), reason="wider")
+    assert ledger.policy() == POLICY
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"epsilon": float("nan")}, {"epsilon": float("inf")}, {"epsilon": 0.0}, {"epsilon": -1.0},
+        {"epsilon": 5e-324}, {"epsilon": 1e-13}, {"epsilon": 1e12}, {"epsilon": None},
+        {"delta": float("nan")}, {"delta": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"delta": 1e-310},
+        {"delta": 1e-19}, {"delta": None}, {"sensitivity": float("inf")}, {"sensitivity": 0.0},
+        {"mc_failure_prob": 1.5},
+    ],
+)  # fmt: skip
+def test_numbers_that_no_budget_can_hold_are_refused(sqlite_site, plan, claim):
+    """NaN, negative, zero, infinite, subnormal and too precise values reserve nothing."""
+    ledger = sqlite_site.open(POLICY)
+    with pytest.raises(InputError):
+        ledger.reserve(plan(kind="formal", claim=claim))
+    assert ledger.rows() == []
+
+
+def test_a_pure_guarantee_has_delta_zero_when_it_says_so(sqlite_site, plan):
+    """Delta 0 with words is a proof; without, an unset field (refused above)."""
+    ledger = sqlite_site.open(POLICY)
+    row = ledger.reserve(plan(kind="formal", claim={"delta": 0.0, "delta_text": "0: pure"}))
+    assert row.delta == 0
+    assert ledger.verify().ok
+
+
+def test_a_superseded_release_must_exist(sqlite_site, plan):
+    """`supersedes` points into the same ledger."""
+    ledger = sqlite_site.open(POLICY)
+    with pytest.raises(InputError, match="not in this ledger"):
+        ledger.reserve(plan(supersedes="nobody"))
+    first = ledger.reserve(plan("a", claim={"epsilon": 1.0})).release_id
+    assert ledger.reserve(plan("b", claim={"epsilon": 1.0}, supersedes=first)).supersedes == first
+
+
+def test_two_cohorts_of_one_name_would_be_charged_twice(sqlite_site, plan):
+    """A duplicate is refused and not silently merged."""
+    with pytest.raises(InputError, match="cohorts"):
+        sqlite_site.open(POLICY).reserve(plan(cohorts=("2023", "2023")))

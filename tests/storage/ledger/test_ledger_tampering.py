@@ -1,0 +1,282 @@
+"""A changed history is found and its first bad row named; the application's role can't change it at all."""
+
+import hashlib
+import json
+
+import pytest
+from sqlalchemy import exc
+
+from storage.errors import StorageError
+from storage.ledger import Evaluation, Ledger
+from storage.ledger.chain import canonical
+from storage.ledger.heads import state_head
+from storage.ledger.schema import COLUMNS
+
+
+@pytest.fixture
+def ledger(site, plan):
+    """Row 1 the policy; 2 to 4 a release, committed with a surplus; 5 and 6 reserved; 7 an evaluation."""
+    ledger = site.open()
+    first = ledger.reserve(plan("a", cohorts=("2023", "2024"))).release_id
+    ledger.mark_drawn(first, draw_digest="d", sensitivity=2.5, epsilon=5.0)
+    ledger.commit(first, bundle_digest="b")
+    ledger.reserve(plan("b", cohorts=("2024",)))
+    ledger.reserve(plan("c", kind="formal"))
+    ledger.record(Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator"))
+    assert ledger.verify().ok
+    assert ledger.head()[0] == 7
+    return ledger
+
+
+def quoted(text):
+    return "'" + text.replace("'", "''").replace("%", "%%") + "'"
+
+
+def bodies(site):
+    return {seq: json.loads(body) for seq, body in site.rows("SELECT sequence, body FROM ledger_row")}
+
+
+def replace_row(site, sequence, content):
+    """Write a row's body and the columns that repeat it, with a hash that fits."""
+    body = canonical(content)
+    values = {name: content[name] for name in COLUMNS} | {
+        "body": body,
+        "hash": hashlib.sha256(body.encode()).hexdigest(),
+    }
+    sets = ", ".join(f"{k} = {'NULL' if v is None else quoted(str(v))}" for k, v in values.items())
+    site.sql(f"UPDATE ledger_row SET {sets} WHERE sequence = {sequence}", owner=True)
+    return values["hash"]
+
+
+def rewrite_from(site, first, change):
+    """Change one row and forge everything after it, hashes and running totals included: a chain sound in itself."""
+    rows = bodies(site)
+    change(rows[first])
+    for sequence in range(first, max(rows) + 1):
+        digest = replace_row(site, sequence, rows[sequence])
+        if sequence + 1 in rows:
+            rows[sequence + 1]["previous_hash"] = digest
+
+
+def test_an_edited_row_is_named(site, ledger):
+    """One character of the body of row 3, its hash left alone."""
+    site.disarm()
+    site.sql("UPDATE ledger_row SET body = replace(body, '\"2024\"', '\"2025\"') WHERE sequence = 3", owner=True)
+    report = ledger.verify()
+    assert (report.first_bad_row, report.sequence) == (3, 2)
+    assert "edited" in report.problem
+
+
+@pytest.mark.parametrize("column", ["epsilon", "state", "population", "sensitivity"])
+def test_an_edited_column_is_named(site, ledger, column):
+    """The columns beside the body are for queries; one that lies is found too."""
+    site.disarm()
+    value = "1" if column in ("epsilon", "sensitivity") else "'x'"
+    site.sql(f"UPDATE ledger_row SET {column} = {value} WHERE sequence = 5", owner=True)
+    report = ledger.verify()
+    assert report.first_bad_row == 5
+    assert column in report.problem
+
+
+def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
+    """Row 5 rewritten with its own new hash: row 6 still holds the old one."""
+    site.disarm()
+    content = bodies(site)[5] | {"label": "another"}
+    replace_row(site, 5, content)
+    report = ledger.verify()
+    assert report.first_bad_row == 5
+    assert "rewritten" in report.problem
+
+
+def test_a_missing_row_is_named(site, ledger):
+    """Row 4 deleted from the middle."""
+    site.disarm()
+    site.sql("DELETE FROM ledger_row WHERE sequence = 4", owner=True)
+    report = ledger.verify()
+    assert report.first_bad_row == 4
+    assert "missing" in report.problem
+
+
+def test_a_swapped_order_is_named(site, ledger):
+    """Rows 5 and 6 change places."""
+    site.disarm()
+    site.sql(
+        "UPDATE ledger_row SET sequence = 99 WHERE sequence = 5",
+        "UPDATE ledger_row SET sequence = 5 WHERE sequence = 6",
+        "UPDATE ledger_row SET sequence = 6 WHERE sequence = 99",
+        owner=True,
+    )
+    report = ledger.verify()
+    assert report.first_bad_row == 5
+    assert "moved" in report.problem
+
+
+def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
+    """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that somebody kept."""
+    head = state_head(*ledger.head())
+    site.disarm()
+    site.sql("DELETE FROM ledger_row WHERE sequence >= 6", "DELETE FROM spend WHERE sequence >= 6", owner=True)
+    assert ledger.verify().ok
+    report = ledger.verify(heads=[head])
+    assert report.first_bad_row == 6
+    assert "ends at row 5" in report.problem
+
+
+def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger):
+    """Rows 5 to 7 forged whole. A head of row 4 still holds, that of row 7 doesn't; an export names row 5."""
+    early, late, export = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head()), ledger.rows()
+    site.disarm()
+    rewrite_from(site, 5, lambda row: row.update(requester="somebody else"))
+    assert ledger.verify().ok
+    assert ledger.verify(heads=[early]).ok
+    report = ledger.verify(heads=[early, late])
+    assert report.first_bad_row == 7
+    assert "between 5 and 7" in report.problem
+    report = ledger.verify(earlier=export)
+    assert report.first_bad_row == 5
+
+
+def test_a_forged_budget_is_found_without_any_head(site, ledger):
+    """A chain forged whole, but with a cost that its own policy forbids or its own sums don't bear out."""
+
+    def overspend(row):
+        row["epsilon"] = "40.000000000000"
+        row["charges"][0] |= {"epsilon": "40.000000000000", "epsilon_after": "45.000000000000"}
+
+    site.disarm()
+    rewrite_from(site, 5, overspend)
+    report = ledger.verify()
+    assert report.first_bad_row == 5
+    assert "cap is exceeded" in report.problem
+    rewrite_from(site, 5, lambda row: row["charges"][0].update(epsilon="1.000000000000"))
+    report = ledger.verify()
+    assert report.first_bad_row == 5
+    assert "add up" in report.problem
+
+
+def test_a_forged_state_is_found_without_any_head(site, ledger):
+    """A committed release turned back into a reserved one, every hash forged to fit."""
+    site.disarm()
+    site.sql("DROP INDEX ledger_row_state_once", "DROP INDEX ledger_row_key_once", owner=True)
+    rewrite_from(site, 4, lambda row: row.update(state="reserved"))
+    report = ledger.verify()
+    assert report.first_bad_row == 4
+    assert "reserved twice" in report.problem
+
+
+def test_changed_running_totals_are_found_and_stop_reservations(site, ledger, plan):
+    """The table that reservations read: lowered, the next reservation is refused and verify names the row."""
+    site.disarm()
+    site.sql("UPDATE spend SET epsilon = '0.5' WHERE sequence = 5", owner=True)
+    assert ledger.verify().first_bad_row == 5
+    with pytest.raises(StorageError, match="contradicts row 5"):
+        ledger.reserve(plan("z", cohorts=("2024",)))
+    site.sql("DELETE FROM spend WHERE sequence = 5", owner=True)
+    assert ledger.verify().first_bad_row == 5
+
+
+def test_missing_triggers_are_noted(site, ledger):
+    """A ledger that is sound today but open to change says so."""
+    assert ledger.verify().notes == ()
+    site.disarm()
+    assert any("triggers are missing" in note for note in ledger.verify().notes)
+
+
+FORBIDDEN = [
+    "UPDATE ledger_row SET state = 'burned'",
+    "DELETE FROM ledger_row",
+    "UPDATE spend SET epsilon = '0'",
+    "DELETE FROM spend",
+]
+ROW = ", ".join(("sequence", "previous_hash", "hash", "schema_version", "recorded_at", "kind", "state",
+                 "guarantee_kind", "body"))  # fmt: skip
+
+
+def insert_again(verb, source, **changes):
+    """An INSERT … SELECT of an existing row, some of its columns changed."""
+    columns = [changes.get(name, name) for name in ROW.split(", ")]
+    return f"{verb} INTO ledger_row ({ROW}) SELECT {', '.join(columns)} FROM ledger_row WHERE sequence = {source}"
+
+
+def attempt(site, statement, *, owner=False):
+    before = site.rows("SELECT * FROM ledger_row ORDER BY sequence"), site.rows("SELECT * FROM spend ORDER BY 1,2,3,4")
+    with pytest.raises(exc.DBAPIError) as error:
+        site.sql(statement, owner=owner)
+    after = site.rows("SELECT * FROM ledger_row ORDER BY sequence"), site.rows("SELECT * FROM spend ORDER BY 1,2,3,4")
+    assert before == after
+    return str(error.value.orig)
+
+
+@pytest.mark.parametrize("statement", FORBIDDEN)
+def test_the_application_cannot_change_or_delete(site, ledger, statement):
+    """UPDATE and DELETE by direct SQL, as the application's role; and as the owner, whom the triggers stop."""
+    message = attempt(site, statement)
+    assert "append-only" in message if site.is_sqlite else "permission denied" in message
+    assert "append-only" in attempt(site, statement, owner=True)
+
+
+@pytest.mark.parametrize("verb", ["INSERT", "INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sequence": "8"},
+        {"sequence": "8", "previous_hash": "'x'"},
+        {"sequence": "9"},
+        {"sequence": "NULL"},
+        {"hash": "'new'", "previous_hash": "'new'"},
+    ],
+)
+def test_no_insert_of_sqlite_walks_around_the_triggers(sqlite_site, plan, verb, changes):
+    """INSERT OR REPLACE over a row, a fork, a gap and a row without a number, on a plain connection."""
+    ledger = sqlite_site.open()
+    for key in "abcdef":
+        ledger.reserve(plan(key, population=key))
+    assert ledger.head()[0] == 7
+    for sequence in (3, 7):
+        assert "append-only" in attempt(sqlite_site, insert_again(verb, sequence, **changes))
+    assert "append-only" in attempt(sqlite_site, f"{verb} INTO spend SELECT * FROM spend WHERE sequence = 3")
+    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT DO UPDATE SET state = 'burned'"
+    assert "append-only" in attempt(sqlite_site, upsert)
+    assert ledger.verify().ok
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("table", ["ledger_row", "spend"])
+def test_truncate_is_refused(postgres_site, plan, table):
+    """By the grants for the application, by the trigger for the owner; neither may the application drop or disarm."""
+    postgres_site.open().reserve(plan())
+    assert "permission denied" in attempt(postgres_site, f"TRUNCATE {table}")
+    assert "append-only" in attempt(postgres_site, f"TRUNCATE {table}", owner=True)
+    for statement in (
+        f"DROP TABLE {table}",
+        f"ALTER TABLE {table} DISABLE TRIGGER USER",
+        f"CREATE TRIGGER mine BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION ledger_refuse()",
+        "SET session_replication_role = replica",
+        "UPDATE ledger_version SET version_num = '0'",
+    ):
+        message = attempt(postgres_site, statement)
+        assert "permission denied" in message or "must be owner" in message
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("changes", [{}, {"sequence": "8"}, {"sequence": "9"}, {"hash": "'n'", "previous_hash": "'n'"}])
+def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
+    """The application may append and nothing else: a second row 3, a gap and a fork are refused."""
+    ledger = postgres_site.open()
+    for key in "abcdef":
+        ledger.reserve(plan(key, population=key))
+    assert "append-only" in attempt(postgres_site, insert_again("INSERT", 3, **changes))
+    assert "append-only" in attempt(
+        postgres_site, "INSERT INTO spend SELECT population, 'x', guarantee_kind, 1, neighbouring_relation,"
+        " privacy_unit, epsilon, delta FROM spend WHERE sequence = 3",
+    )  # fmt: skip
+    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT (sequence) DO UPDATE SET state = 'burned'"
+    assert "permission denied" in attempt(postgres_site, upsert)
+
+
+@pytest.mark.postgres
+def test_an_owner_connection_is_noted(postgres_site, plan):
+    """Used by the pipeline, the owner's role would rest on triggers alone; verify says so."""
+    report = Ledger.open(postgres_site.owner_url).verify()
+    assert any("--app-role" in note for note in report.notes)
