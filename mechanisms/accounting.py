@@ -9,8 +9,17 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mechanisms import formal_cost
 from mechanisms.errors import MechanismError
-from mechanisms.events import Claim, Event, NonPrivateEvent, SwagPpmEvent
+from mechanisms.events import (
+    Claim,
+    ComposedEvent,
+    DpSgdEvent,
+    Event,
+    GaussianReleaseEvent,
+    NonPrivateEvent,
+    SwagPpmEvent,
+)
 from mechanisms.pseudo_posterior import failure_probability
 
 E = TypeVar("E", bound=Event)
@@ -133,12 +142,42 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
     )
 
 
-def finite(epsilon: float, *, what: str) -> float:
-    """`epsilon` when it is a usable number.
+def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
 
     Raises:
-        MechanismError: it is infinite, nan or negative.
+        MechanismError: delta is missing, or no finite epsilon comes out.
     """
-    if not math.isfinite(epsilon) or epsilon < 0:
-        raise MechanismError(f"{what} gives no finite epsilon: raise the noise multiplier or delta")
-    return epsilon
+    if delta is None:
+        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+    m = int(unit["max_records_per_unit"])
+    figures = formal_cost.cost(event, delta=delta, records_per_unit=m)
+    if not math.isfinite(figures.epsilon):
+        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: raise the noise")
+    replaced = (
+        f"replacing one record costs epsilon {figures.epsilon_replace_one:.4g} at the same delta"
+        if figures.epsilon_replace_one is not None
+        else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"
+    )
+    return Claim(
+        guarantee_kind="formal",
+        epsilon=figures.epsilon,
+        delta=delta,
+        epsilon_add_remove=figures.epsilon,
+        neighbouring_relation="add-remove",
+        accountant=formal_cost.ACCOUNTANT,
+        assumptions=(
+            f"neighbours differ by one unit added or removed; {replaced}",
+            "every record is sampled independently anew at every step (Poisson), and neither the samples nor the "
+            "steps between the first and the last are published",
+            "the number of records n, which sets the sampling probability and the gradient's scale, is public",
+            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
+            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
+            "rounded to float32): attacks on low-order bits are not covered",
+        ),
+        **unit,
+    )
+
+
+for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
+    claims(_event_type)(_gaussian)

@@ -6,7 +6,7 @@ event into a `Claim`; nothing else does.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,6 +44,58 @@ class SwagPpmEvent(Event, frozen=True):
     sensitivity: float = Field(gt=0, allow_inf_nan=False)
     """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released draw counts
     too once it exists."""
+
+
+class NoiseSegment(BaseModel):
+    """Consecutive steps that share one noise multiplier and one clip."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(ge=1)
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise divided by `l2_clip_norm`."""
+    l2_clip_norm: float = Field(gt=0, allow_inf_nan=False)
+    """Bound on the l2 norm of what one record adds to the sum; the noise is scaled by it, so it costs nothing."""
+
+
+class DpSgdEvent(Event, frozen=True):
+    """Steps of DP-SGD, each the sum of clipped per-record gradients over a Poisson sample plus Gaussian noise.
+
+    With `sampling_prob` 1 every step reads every record: full-batch gradient descent.
+    """
+
+    mechanism: Literal["dp-sgd"] = "dp-sgd"
+    sampling: Literal["poisson"] = "poisson"
+    """Every record independently, anew at every step. There is no other: the accountants assume this one."""
+    sampling_prob: float = Field(gt=0, le=1)
+    segments: tuple[NoiseSegment, ...] = Field(min_length=1)
+    """The noise and clip schedule in the order of the steps, run-length coded."""
+
+    @property
+    def steps(self) -> int:
+        """Steps in all."""
+        return sum(segment.steps for segment in self.segments)
+
+
+class GaussianReleaseEvent(Event, frozen=True):
+    """One vector computed from every record and released with Gaussian noise."""
+
+    mechanism: Literal["gaussian-release"] = "gaussian-release"
+    what: str
+    """What was released, such as `class counts`."""
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise divided by `l2_sensitivity`."""
+    l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Largest l2 change of the vector when one record is added or removed."""
+
+
+class ComposedEvent(Event, frozen=True):
+    """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
+
+    mechanism: Literal["composed"] = "composed"
+    events: tuple[Annotated[DpSgdEvent | GaussianReleaseEvent, Field(discriminator="mechanism")], ...] = Field(
+        min_length=1
+    )
 
 
 class Claim(BaseModel):
