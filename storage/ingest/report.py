@@ -1,0 +1,38 @@
+"""What ingest found, kept and dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+LabelSpaceSource = Literal["codelist", "observed"]
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """Counts of one ingest. All but `report` are aggregate figures; `report` holds counts a code and stays private."""
+
+    rows_read: int
+    train: int
+    test: int
+    holdout: int
+    codes_observed: int
+    """Codes with a record in the sample."""
+    label_space: int
+    """Classes of the coder: the whole code list, or the codes observed."""
+    label_space_source: LabelSpaceSource
+    cohorts: tuple[str, ...]
+    """Of the sampled records, sorted."""
+    fingerprint: str
+    """SHA-256 over the sampled records; see `storage.ingest.writer`."""
+    report: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SourceCheck:
+    """What a first look at a source tells."""
+
+    columns: tuple[str, ...]
+    bytes: int
+    estimated_rows: int
+    """From the first megabyte; too high where narratives hold line breaks. Exact for Parquet."""

@@ -1,0 +1,264 @@
+"""A source of records before it is read: which kind of file, how it is encoded, which columns it has.
+
+Nothing here puts a cell into a message: the libraries' own errors quote the line they stumbled over, so they are
+caught, judged and replaced outside their handlers, which leaves no chain to them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Literal, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import InputError
+
+Kind = Literal["csv", "parquet"]
+Encoding = Literal["utf-8", "cp1252"]
+
+_HEAD = 1 << 20
+_CHUNK = 4 << 20
+_UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the records are and how to read them."""
+
+    path: Path
+    kind: Kind
+    columns: tuple[str, ...]
+    bytes: int
+    """Unpacked."""
+    estimated_rows: int
+    member: str | None = None
+    """Name of the CSV inside the ZIP."""
+    encoding: Encoding = "utf-8"
+    delimiter: str = ","
+
+    @property
+    def name(self) -> str:
+        """For messages: the path, and the file inside it."""
+        return f"{self.path}" if self.member is None else f"{self.path} ({self.member})"
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The bytes of the CSV, unpacked as they are read."""
+        if self.member is None:
+            with self.path.open("rb") as file:
+                yield file
+        else:
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
+                yield cast(IO[bytes], file)
+
+
+def open_source(path: Path) -> Source:
+    """Look at the first megabyte of a file.
+
+    Raises:
+        InputError: no such file, empty, not a CSV, ZIP or Parquet that can be read, no records.
+    """
+    if not path.is_file():
+        raise InputError(f"data: no file {path}")
+    size = path.stat().st_size
+    if size == 0:
+        raise InputError(f"data: {path} is empty")
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"PAR1":
+        return _parquet(path)
+    member: str | None = None
+    if magic[:2] == b"PK":
+        member, size = _member(path)
+    return _csv(Source(path, "csv", (), size, 0, member))
+
+
+def require_columns(source: Source, wanted: Sequence[str]) -> None:
+    """Refuse a source that lacks a column, or has it twice.
+
+    Raises:
+        InputError: names the column, the nearest that is there, and those that are.
+    """
+    for name in wanted:
+        count = source.columns.count(name)
+        if count > 1:
+            raise InputError(f"data: {source.name} has {count} columns {name!r}; rename all but one")
+        if count == 1:
+            continue
+        if not _like_header(source.columns):
+            raise InputError(
+                f"data: {source.name} has no column {name!r}, and its first row does not look like column names; "
+                "the first row must hold them (it is not shown here, since it may be a record)"
+            )
+        folded = {column.strip().casefold(): column for column in source.columns}
+        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
+        hint = f"did you mean {folded[near[0]]!r}? " if near else ""
+        there = ", ".join(repr(column) for column in source.columns[:60])
+        raise InputError(f"data: {source.name} has no column {name!r}; {hint}It has {there}")
+
+
+def scan(source: Source) -> Source:
+    """Read the whole file once, as bytes: settle the encoding and count the lines.
+
+    Raises:
+        InputError: NUL bytes, or neither UTF-8 nor cp1252; names the line.
+    """
+    if source.kind == "parquet":
+        return source
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    lines, broken = 0, False
+    with reading(source), source.open() as file:
+        while chunk := file.read(_CHUNK):
+            at = chunk.find(b"\0")
+            if at >= 0:
+                line = lines + chunk.count(b"\n", 0, at) + 1
+                raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
+            if not broken:
+                broken = not _decodes(decoder, chunk)
+            lines += chunk.count(b"\n")
+        broken = broken or not _decodes(decoder, b"", final=True)
+    if broken:
+        _check_cp1252(source)
+    return replace(source, encoding="cp1252" if broken else "utf-8", estimated_rows=max(lines - 1, 1))
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[None]:
+    """Turn what a library raises while reading into an error that quotes nothing."""
+    fault: str | None = None
+    try:
+        yield
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        if source.member is None:
+            raise
+        fault = f"the ZIP cannot be unpacked ({type(error).__name__}); unpack it yourself or fetch it anew"
+    except UnicodeDecodeError:
+        fault = "it does not decode; save it as UTF-8"
+    except pa.ArrowInvalid as error:
+        fault = (
+            "a quoted cell never ends, or is longer than a block; look for a quote left open"
+            if "straddl" in str(error)
+            else "it does not read as a table; is it a CSV with a header, or a whole Parquet file?"
+        )
+    if fault is not None:
+        raise InputError(f"data: {source.name}: {fault}")
+
+
+def _parquet(path: Path) -> Source:
+    rows, columns = 0, ()
+    try:
+        with pq.ParquetFile(path) as file:
+            rows, columns = file.metadata.num_rows, tuple(file.schema_arrow.names)
+        readable = True
+    except (pa.ArrowException, OSError):
+        readable = False
+    if not readable:
+        raise InputError(f"data: {path} begins like Parquet but cannot be read; is it whole?")
+    if rows == 0:
+        raise InputError(f"data: {path} has columns and no records")
+    return Source(path, "parquet", columns, path.stat().st_size, rows)
+
+
+def _member(path: Path) -> tuple[str, int]:
+    members: list[zipfile.ZipInfo] | None = None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except zipfile.BadZipFile:
+        pass
+    if members is None:
+        raise InputError(f"data: {path} begins like a ZIP but cannot be read; is it whole?")
+    csvs = [m for m in members if m.filename.lower().endswith(".csv") and not m.filename.startswith("__MACOSX/")]
+    if not csvs:
+        workbook = any(m.filename == "xl/workbook.xml" for m in members)
+        hint = "it is an Excel workbook; save it as CSV" if workbook else "pack the CSV, or give its own path"
+        raise InputError(f"data: {path} holds no CSV; {hint}")
+    if len(csvs) > 1:
+        names = ", ".join(m.filename for m in csvs[:5])
+        raise InputError(f"data: {path} holds {len(csvs)} CSVs ({names}); leave one, or unpack it and give a path")
+    if csvs[0].flag_bits & 0x1:
+        raise InputError(f"data: {path} is encrypted; unpack it and give the CSV's path")
+    return csvs[0].filename, csvs[0].file_size
+
+
+def _csv(source: Source) -> Source:
+    if source.bytes == 0:
+        raise InputError(f"data: {source.name} is empty")
+    with reading(source), source.open() as file:
+        head = file.read(_HEAD)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"data: {source.name} is UTF-16; save it as UTF-8")
+    if b"\0" in head:
+        raise InputError(f"data: {source.name} holds NUL bytes; it is neither a CSV, nor a ZIP or Parquet")
+    whole = len(head) == source.bytes
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    encoding: Encoding = "utf-8" if _decodes(decoder, head, final=whole) else "cp1252"
+    text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
+    if not text.strip():
+        raise InputError(f"data: {source.name} is blank")
+    first_line = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = "," if "," in first_line else next((d for d in ";\t" if d in first_line), ",")
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        columns = tuple(next(row for row in rows if row))
+        # A blank line is no record.
+        records = any(row for row in rows)
+    except (csv.Error, StopIteration):
+        columns, records = (), False
+    if not columns:
+        raise InputError(f"data: {source.name} does not read as a CSV; is a quote left open in the header?")
+    if not records and whole:
+        raise InputError(f"data: {source.name} has a header and no records")
+    lines = max(text.count("\n"), 1)
+    rows_estimated = lines - 1 + (not text.endswith("\n")) if whole else round(lines * source.bytes / len(head))
+    return replace(
+        source, columns=columns, encoding=encoding, delimiter=delimiter, estimated_rows=max(rows_estimated, 1)
+    )
+
+
+def _like_header(columns: Sequence[str]) -> bool:
+    """Whether a first row may be shown as column names. A narrative, a number or a date speaks for a record."""
+    return all(
+        len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name) for name in columns
+    )
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_cp1252(source: Source) -> None:
+    """Refuse bytes that cp1252 lacks, and UTF-8 with a few bytes broken, which would turn to gibberish unseen."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    lines = valid = invalid = 0
+    undefined_at: int | None = None
+    with reading(source), source.open() as file:
+        while chunk := file.read(_CHUNK):
+            text = decoder.decode(chunk)
+            bad = text.count("\ufffd")
+            invalid += bad
+            valid += len(text) - bad - len(text.encode("ascii", "ignore"))
+            if undefined_at is None and len(chunk.translate(None, _UNDEFINED_IN_CP1252)) < len(chunk):
+                at = min(chunk.find(byte) for byte in _UNDEFINED_IN_CP1252 if byte in chunk)
+                undefined_at = lines + chunk.count(b"\n", 0, at) + 1
+            lines += chunk.count(b"\n")
+    if valid > invalid:
+        raise InputError(
+            f"data: {source.name} is UTF-8 with {invalid} damaged bytes; repair them, or it would be misread as cp1252"
+        )
+    if undefined_at is not None:
+        raise InputError(f"data: {source.name}, line {undefined_at}: neither UTF-8 nor cp1252; save it as UTF-8")

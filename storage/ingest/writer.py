@@ -1,0 +1,105 @@
+"""The sampled records, written split by split, and their fingerprint."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.datasets import split_file
+from storage.errors import StorageError
+
+_GROUP = 8192
+"""Records a row group: the same whatever the reader's blocks, so that the file is, too."""
+
+
+class RecordWriter:
+    """One Parquet file a split, written beside its name and put in place when all are whole.
+
+    `fingerprint` is the SHA-256 over one line of JSON a sampled record, in the order of the source:
+    [split, record_id, text, code, cohort, unit], ASCII, no blanks, ended by a line feed. It depends on the records
+    and their split alone: neither on Parquet nor on the numbering of the codes.
+    """
+
+    def __init__(self, folder: Path, splits: tuple[str, ...], *, named_ids: bool) -> None:
+        self._schema = pa.schema(
+            [
+                pa.field("record_id", pa.string() if named_ids else pa.int64(), nullable=False),
+                pa.field("text", pa.string(), nullable=False),
+                pa.field("label", pa.int32(), nullable=False),
+                pa.field("cohort", pa.string(), nullable=False),
+                pa.field("unit", pa.string()),
+            ]
+        )
+        self._paths = {split: split_file(folder, split) for split in splits}
+        self._pending: dict[str, list[tuple[Any, ...]]] = {split: [] for split in splits}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._digest = hashlib.sha256()
+        self._stack = ExitStack()
+        self.counts = dict.fromkeys(splits, 0)
+
+    def __enter__(self) -> RecordWriter:
+        for split, path in self._paths.items():
+            file = self._stack.enter_context(_partial(path).open("wb"))
+            writer = pq.ParquetWriter(file, self._schema, compression="zstd")
+            self._writers[split] = self._stack.enter_context(writer)
+        return self
+
+    def add(
+        self, split: str, *, record_id: int | str, text: str, label: int, code: str, cohort: str, unit: str | None
+    ) -> None:
+        """Write one record."""
+        line = json.dumps([split, record_id, text, code, cohort, unit], separators=(",", ":"))
+        self._digest.update(line.encode("ascii") + b"\n")
+        self._pending[split].append((record_id, text, label, cohort, unit))
+        self.counts[split] += 1
+        if len(self._pending[split]) == _GROUP:
+            self._flush(split)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all records added so far."""
+        return self._digest.hexdigest()
+
+    def _flush(self, split: str) -> None:
+        columns = list(zip(*self._pending[split], strict=True)) or [()] * len(self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writers[split].write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._pending[split].clear()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        try:
+            if kind is None:
+                for split in self._writers:
+                    self._flush(split)
+        finally:
+            self._stack.close()
+        if kind is None:
+            for path in self._paths.values():
+                _partial(path).replace(path)
+
+
+@contextmanager
+def enough_disk(folder: Path) -> Iterator[None]:
+    """Turn a full disk into an error that says so."""
+    full = False
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        full = True
+    if full:
+        raise StorageError(f"disk: no space left in {folder} while writing the records; free space and run again")
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
