@@ -40,7 +40,7 @@ def load_split(folder: Path, split: str) -> Dataset:
     if table is None:
         raise StorageError(f"{path} is damaged; remove its folder and run ingest again")
     # A fingerprint given keeps the library from hashing the table once more with a digest of its own.
-    return Dataset(table, fingerprint=file_digest(path)[:16])  # pyright: ignore[reportArgumentType]
+    return Dataset(table, fingerprint=file_digest(path)[:16])
 
 
 def load_codes(folder: Path) -> list[Code]:

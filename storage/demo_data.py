@@ -26,9 +26,9 @@ HEADER = (
 )  # fmt: skip
 
 FIRST_DAY, DAYS = date(2021, 1, 1), 3 * 365
-VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.10, 0.08, 0.04, 0.015
+VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.03, 0.05, 0.025, 0.015
 """Shares: narratives without the injury, with another injury beside it, with a wrong code; words misspelt."""
-_TAIL_SHIFT, _TAIL_POWER = 3.0, 1.55
+_TAIL_SHIFT, _TAIL_POWER = 9.0, 3.1
 """Size of the r-th code is as (r + shift) to the minus power: Gini 0.6 for the 46 codes, as in paper 003, figure 2."""
 
 _STATES = ("OHIO", "TEXAS", "FLORIDA", "GEORGIA", "COLORADO", "ILLINOIS", "NEW YORK", "PENNSYLVANIA", "MISSOURI")
@@ -135,7 +135,7 @@ def _narrative(
         ("aftermath", rng.choice(words["aftermath"])),
     ):
         fill[name] = _filled(pattern, fill)
-    text = _filled(rng.choice(words["sentences"]), fill)
+    text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", _filled(rng.choice(words["sentences"]), fill))
     text = " ".join(_misspelt(word, rng) if rng.random() < MISSPELT else word for word in text.split(" "))
     if rng.random() < 0.02:
         text = text.replace(". ", ".\n", 1)
@@ -149,7 +149,6 @@ def _filled(pattern: str, fill: dict[str, str]) -> str:
         slot = match[1]
         found = fill[slot.lower()]
         if slot[0].isupper():
-            found = found.removeprefix("and ")
             return found[0].upper() + found[1:]
         return found
 

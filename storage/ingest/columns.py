@@ -168,7 +168,7 @@ class Surveyor:
         )
 
     def _codes(self, column: pa.Array, state: NDArray[np.int8]) -> NDArray[np.int32]:
-        encoded = pc.dictionary_encode(column)
+        encoded = column.dictionary_encode()
         raw = encoded.dictionary.to_pylist()
         indices = np.asarray(encoded.indices)
         counts = np.bincount(indices, minlength=len(raw))
@@ -195,7 +195,7 @@ class Surveyor:
         return found[indices]
 
     def _cohorts(self, column: pa.Array) -> NDArray[np.int32]:
-        encoded = pc.dictionary_encode(column)
+        encoded = column.dictionary_encode()
         found = np.empty(len(encoded.dictionary), dtype=np.int32)
         for at, cell in enumerate(encoded.dictionary.to_pylist()):
             day = _day(cell, self._config.date_format)
@@ -220,11 +220,11 @@ class Surveyor:
 
 
 def _trimmed(batch: pa.RecordBatch, name: str) -> pa.Array:
-    return pc.utf8_trim_whitespace(batch.column(name))
+    return pc.call_function("utf8_trim_whitespace", [batch.column(name)])
 
 
 def _blank(column: pa.Array) -> NDArray[np.bool_]:
-    return np.asarray(pc.equal(pc.binary_length(column), 0))
+    return np.asarray(pc.call_function("binary_length", [column])) == 0
 
 
 def _hashes(column: pa.Array, key: str = "0123456789abcdef") -> NDArray[np.uint64]:

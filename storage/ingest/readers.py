@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
@@ -18,7 +17,9 @@ BLOCK_BYTES = 8 << 20
 _PARQUET_ROWS = 16_384
 
 
-def batches(source: Source, columns: Sequence[str], *, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
+def batches(
+    source: Source, columns: Sequence[str], *, block_bytes: int = BLOCK_BYTES
+) -> Generator[pa.RecordBatch, None, None]:
     """Read the columns in this order, every cell a string, absent values as empty ones.
 
     Raises:
@@ -34,7 +35,7 @@ def batches(source: Source, columns: Sequence[str], *, block_bytes: int = BLOCK_
             yield batch
 
 
-def _csv(source: Source, columns: Sequence[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+def _csv(source: Source, columns: Sequence[str], block_bytes: int) -> Generator[pa.RecordBatch, None, None]:
     ragged: list[str] = []
 
     def on_ragged(row: pcsv.InvalidRow) -> str:
@@ -63,7 +64,7 @@ def _csv(source: Source, columns: Sequence[str], block_bytes: int) -> Iterator[p
         )
 
 
-def _parquet(source: Source, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _parquet(source: Source, columns: Sequence[str]) -> Generator[pa.RecordBatch, None, None]:
     with pq.ParquetFile(source.path) as file:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns), use_threads=False):
             yield pa.RecordBatch.from_arrays([_text(source, batch, name) for name in columns], names=list(columns))
@@ -73,9 +74,9 @@ def _text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     column = batch.column(name)
     readable = True
     try:
-        column = pc.cast(column, pa.string())
+        column = column.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         readable = False
     if not readable:
         raise InputError(f"data: {source.name}, column {name!r}: type {column.type} does not read as text")
-    return pc.fill_null(column, "")
+    return column.fill_null("")
