@@ -134,7 +134,8 @@ def risk_pass(
                     "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
                 )
             if on_draw is not None:
-                on_draw(position + 1, RiskPass(risk=risk.cpu(), draw_maxima=maxima[: position + 1]))
+                state = RiskPass(risk=risk.to("cpu", copy=True), draw_maxima=maxima[: position + 1].clone())
+                on_draw(position + 1, state)
             if progress is not None:
                 progress(position + 1, len(draws))
         if half:
@@ -152,7 +153,7 @@ def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, p
 
 
 _NEAR = 0.05
-"""A bfloat16 log-likelihood this close to the maximum (relative) may be the maximum in float32."""
+"""First guess of how far below the maximum (relative) a bfloat16 value may be the maximum in float32."""
 
 
 def _again_in_float32(
@@ -169,40 +170,54 @@ def _again_in_float32(
 ) -> None:
     """Replace what bfloat16 said near the maximum by float32, at the draws and in the batches that could hold it.
 
-    Widens the band until it exceeds twice the largest disagreement met, so that nothing outside it can be larger.
+    With e the largest |bfloat16 - float32| of a weighted log-likelihood and B the rough maximum, what lies below B - 2e
+    cannot be the maximum in float32. e is measured on all that is looked at again; while the band proves narrower than
+    2e it is widened and the look repeated. Afterwards Delta and the risk it comes from are float32; other records keep
+    a risk that is off by at most e / alpha.
     """
-    near, checked, error = _NEAR, torch.zeros(len(draws), dtype=torch.bool), 0.0
+    rough_risk, rough_maxima = risk.clone(), maxima.clone()
+    top = float(rough_maxima.max())
+    band = _NEAR * top
     while True:
-        threshold = float(maxima.max()) * (1 - near)
-        for position in torch.nonzero((maxima >= threshold) & ~checked)[:, 0].tolist():
+        threshold = top - band
+        hit = rough_risk * alpha >= threshold
+        exact, error = torch.zeros_like(risk), torch.zeros((), device=risk.device)
+        chosen = [(index, batch) for index, batch in batches if bool(hit[index].any())]
+        for position in torch.nonzero(rough_maxima >= threshold)[:, 0].tolist():
             load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
             worst = torch.zeros((), device=risk.device)
             with torch.inference_mode():
-                for index, batch in batches:
-                    if float((risk[index] * alpha[index]).max()) < threshold:
-                        continue
+                for index, batch in chosen:
                     loss = classifier.log_likelihood(batch, labels[index]).neg_()
-                    risk[index] = torch.maximum(risk[index], loss)
+                    with torch.autocast(risk.device.type, torch.bfloat16):
+                        half = classifier.log_likelihood(batch, labels[index]).neg_()
+                    exact[index] = torch.maximum(exact[index], loss)
                     worst = torch.maximum(worst, (loss * alpha[index]).amax())
-            error = max(error, abs(float(worst) - float(maxima[position])) / max(float(worst), 1e-12))
+                    error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())
             maxima[position] = worst.cpu()
-            checked[position] = True
-        if near >= min(1.0, 2 * error):
-            return
-        near = min(1.0, 2 * error)
+        if band >= 2 * float(error) or threshold <= 0:
+            break
+        band = 4 * float(error)
+    elsewhere = torch.minimum(rough_risk, threshold / alpha.clamp(min=torch.finfo(alpha.dtype).tiny))
+    risk.copy_(torch.where(hit, torch.maximum(exact, elsewhere), rough_risk))
 
 
 def at_draw(classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int = 128) -> float:
-    """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32."""
+    """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32.
+
+    Raises:
+        MechanismError: a log-likelihood is not finite.
+    """
     device = classifier.device
-    worst = 0.0
+    worst = torch.zeros((), device=device)
     with torch.inference_mode():
         for index in length_sorted_batches(inputs, batch_size=batch_size):
             ell = classifier.log_likelihood(inputs.batch(index, device), labels[index].to(device))
-            worst = max(worst, float((ell.abs() * weights[index].to(device)).amax()))
+            # torch's maximum hands a NaN on; Python's max would drop it.
+            worst = torch.maximum(worst, (ell.abs() * weights[index].to(device)).amax())
     if not math.isfinite(worst):
         raise MechanismError("a log-likelihood at the released draw is not finite")
-    return worst
+    return float(worst)
 
 
 def risk_weights(risk: Tensor, *, c: float, g: float) -> Tensor:

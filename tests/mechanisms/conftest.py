@@ -37,7 +37,7 @@ def _narratives(n: int, *, seed: int = 0) -> list[str]:
 def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a RoBERTa as `distilroberta-base` comes from the hub: a language model, byte-level BPE, no head."""
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import RobertaConfig, RobertaForMaskedLM, RobertaTokenizerFast
+    from transformers import RobertaConfig, RobertaForMaskedLM, RobertaTokenizer
 
     folder = tmp_path_factory.mktemp("encoders") / "tiny-roberta"
     bpe = ByteLevelBPETokenizer()
@@ -45,7 +45,7 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bpe.train_from_iterator(_narratives(200), vocab_size=320, special_tokens=specials, show_progress=False)
     folder.mkdir()
     bpe.save_model(str(folder))
-    tokenizer = RobertaTokenizerFast.from_pretrained(str(folder), model_max_length=64)
+    tokenizer = RobertaTokenizer.from_pretrained(str(folder), model_max_length=64)
     config = RobertaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
@@ -65,14 +65,14 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a bare BERT encoder with a word-piece tokenizer, as MiniLM is."""
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     folder = tmp_path_factory.mktemp("encoders") / "tiny-bert"
     pieces = BertWordPieceTokenizer()
     pieces.train_from_iterator(_narratives(200), vocab_size=200, show_progress=False)
     folder.mkdir()
     pieces.save_model(str(folder))
-    tokenizer = BertTokenizerFast.from_pretrained(str(folder), model_max_length=64)
+    tokenizer = BertTokenizer.from_pretrained(str(folder), model_max_length=64)
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
