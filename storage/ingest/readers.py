@@ -10,7 +10,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from storage.errors import InputError
-from storage.ingest.source import Source, reading
+from storage.ingest.source import Source, safely
 
 BLOCK_BYTES = 8 << 20
 """Of CSV read at once; a longer record is refused."""
@@ -28,8 +28,7 @@ def batches(
     rows = _csv(source, columns, block_bytes) if source.kind == "csv" else _parquet(source, columns)
     with closing(rows):
         while True:
-            with reading(source):
-                batch = next(rows, None)
+            batch = safely(source, lambda: next(rows, None))
             if batch is None:
                 return
             yield batch

@@ -12,17 +12,19 @@ import difflib
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputError
 
+T = TypeVar("T")
 Kind = Literal["csv", "parquet"]
 Encoding = Literal["utf-8", "cp1252"]
 
@@ -115,32 +117,20 @@ def scan(source: Source) -> Source:
     """
     if source.kind == "parquet":
         return source
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines, broken = 0, False
-    with reading(source), source.open() as file:
-        while chunk := file.read(_CHUNK):
-            at = chunk.find(b"\0")
-            if at >= 0:
-                line = lines + chunk.count(b"\n", 0, at) + 1
-                raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
-            if not broken:
-                broken = not _decodes(decoder, chunk)
-            lines += chunk.count(b"\n")
-        broken = broken or not _decodes(decoder, b"", final=True)
-    if broken:
-        _check_cp1252(source)
-    return replace(source, encoding="cp1252" if broken else "utf-8", estimated_rows=max(lines - 1, 1))
+    lines, whole = safely(source, lambda: _lines(source))
+    if not whole:
+        safely(source, lambda: _check_cp1252(source))
+    return replace(source, encoding="utf-8" if whole else "cp1252", estimated_rows=max(lines - 1, 1))
 
 
-@contextmanager
-def reading(source: Source) -> Iterator[None]:
-    """Turn what a library raises while reading into an error that quotes nothing."""
-    fault: str | None = None
+def safely(source: Source, action: Callable[[], T]) -> T:
+    """Run what a library reads with; if it raises, raise an error that quotes no cell.
+
+    A function and no context manager: an error raised while another is handled drags it along as its context.
+    """
     try:
-        yield
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        if source.member is None:
-            raise
+        return action()
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         fault = f"the ZIP cannot be unpacked ({type(error).__name__}); unpack it yourself or fetch it anew"
     except UnicodeDecodeError:
         fault = "it does not decode; save it as UTF-8"
@@ -150,8 +140,7 @@ def reading(source: Source) -> Iterator[None]:
             if "straddl" in str(error)
             else "it does not read as a table; is it a CSV with a header, or a whole Parquet file?"
         )
-    if fault is not None:
-        raise InputError(f"data: {source.name}: {fault}")
+    raise InputError(f"data: {source.name}: {fault}")
 
 
 def _parquet(path: Path) -> Source:
@@ -194,8 +183,7 @@ def _member(path: Path) -> tuple[str, int]:
 def _csv(source: Source) -> Source:
     if source.bytes == 0:
         raise InputError(f"data: {source.name} is empty")
-    with reading(source), source.open() as file:
-        head = file.read(_HEAD)
+    head = safely(source, lambda: _head(source))
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"data: {source.name} is UTF-16; save it as UTF-8")
     if b"\0" in head:
@@ -226,6 +214,11 @@ def _csv(source: Source) -> Source:
     )
 
 
+def _head(source: Source) -> bytes:
+    with source.open() as file:
+        return file.read(_HEAD)
+
+
 def _like_header(columns: Sequence[str]) -> bool:
     """Whether a first row may be shown as column names. A narrative, a number or a date speaks for a record."""
     return all(
@@ -241,12 +234,27 @@ def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = 
     return True
 
 
+def _lines(source: Source) -> tuple[int, bool]:
+    """Line feeds of the whole file, and whether it is UTF-8 throughout."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    lines, whole = 0, True
+    with source.open() as file:
+        while chunk := file.read(_CHUNK):
+            at = chunk.find(b"\0")
+            if at >= 0:
+                line = lines + chunk.count(b"\n", 0, at) + 1
+                raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
+            whole = whole and _decodes(decoder, chunk)
+            lines += chunk.count(b"\n")
+    return lines, whole and _decodes(decoder, b"", final=True)
+
+
 def _check_cp1252(source: Source) -> None:
     """Refuse bytes that cp1252 lacks, and UTF-8 with a few bytes broken, which would turn to gibberish unseen."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     lines = valid = invalid = 0
     undefined_at: int | None = None
-    with reading(source), source.open() as file:
+    with source.open() as file:
         while chunk := file.read(_CHUNK):
             text = decoder.decode(chunk)
             bad = text.count("\ufffd")
