@@ -1,7 +1,7 @@
-"""From a file of records to sampled, split, fingerprinted Parquet: read twice in a stream, texts never held at once."""
+"""Ingest: a file of injury records, checked, sampled and split."""
 
 from storage.ingest.config import IngestConfig
-from storage.ingest.pipeline import IngestResult, SourceCheck, check_source, ingest
-from storage.ingest.report import ValidationReport
+from storage.ingest.pipeline import check_source, ingest
+from storage.ingest.report import IngestResult, SourceCheck
 
-__all__ = ["IngestConfig", "IngestResult", "SourceCheck", "ValidationReport", "check_source", "ingest"]
+__all__ = ["IngestConfig", "IngestResult", "SourceCheck", "check_source", "ingest"]

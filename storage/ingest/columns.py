@@ -1,203 +1,253 @@
-"""From the cells of a batch to what a record is: its text, label, cohort, unit and rank in the sampling."""
+"""What each row is, without its text: code, cohort, unit, and whether it can be used.
+
+About 40 bytes a row are kept, so that a sample of any kind can be drawn before a single narrative is.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from hashlib import blake2b
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from storage.codelist import MAX_CODE_LENGTH, CodeList, normalise_code, showable
+from storage.codelist import MAX_CODE, Code, normalise_code, shown
 from storage.errors import InputError
-from storage.ingest.config import Cohort, IngestConfig
+from storage.ingest.config import IngestConfig
+from storage.ingest.source import Source
 
-NO_CODE, UNKNOWN = -1, -2
-"""Labels of records without a code and of those whose code the list lacks."""
-BAD_DATE = -1
-ONE_COHORT = "all"
-NOT_SHOWN = "(not shown: does not look like a code)"
+USABLE, NO_CODE, UNKNOWN_CODE, NO_TEXT, NO_UNIT = range(5)
+REASONS = {NO_CODE: "no_code", UNKNOWN_CODE: "code_not_on_list", NO_TEXT: "no_text", NO_UNIT: "no_unit"}
+ALL = "all"
+"""The cohort of a source without dates."""
 
-_MAX_CODES = 100_000
-_MAX_UNKNOWN = 10_000
-_DATE_CACHE = 100_000
-_US_FORMATS = ("%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p")
-
-Batch = dict[str, pa.Array]
+_YEARS = range(1900, 2101)
+_ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
+_US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
 
 
-def texts(batch: Batch, config: IngestConfig) -> pa.Array:
-    """The text of each record: columns joined as the template says; empty where all of them are blank."""
-    cells = {name: _clean(batch[name]) for name in config.text_columns}
-    if len(cells) == 1 and config.template is None:
-        return next(iter(cells.values()))
-    blank = {name: pc.equal(column, "") for name, column in cells.items()}
-    if config.template is None:
-        null = pa.scalar(None, pa.string())
-        present = [pc.if_else(blank[name], null, column) for name, column in cells.items()]
-        return pc.binary_join_element_wise(*present, "\n", null_handling="skip")
-    parts: list[pa.Array | pa.Scalar] = []
-    for literal, name in config.template_parts:
-        parts.append(pa.scalar(literal))
-        if name is not None:
-            parts.append(cells[name])
-    joined = _clean(pc.binary_join_element_wise(*parts, ""))
-    all_blank = blank[config.text_columns[0]]
-    for column in blank.values():
-        all_blank = pc.and_(all_blank, column)
-    return pc.if_else(all_blank, "", joined)
+@dataclass(frozen=True)
+class Survey:
+    """One entry a row of the source."""
 
+    state: NDArray[np.int8]
+    codes: NDArray[np.int32]
+    """Index into `code_names`, -1 where there is none."""
+    cohorts: NDArray[np.int32]
+    """Index into `cohort_names`, -1 where not looked at."""
+    units: NDArray[np.uint64] | None
+    code_names: list[str]
+    cohort_names: list[str]
+    unknown: Counter[str]
+    respelt: int
+    """Cells whose code was written otherwise, such as 111.0."""
 
-def _clean(column: pa.Array) -> pa.Array:
-    """Blanks at the ends cut, line breaks as one character, so that CSVs from two systems give the same text."""
-    return pc.utf8_trim_whitespace(pc.replace_substring(column, "\r\n", "\n"))
+    def dropped(self) -> dict[str, int]:
+        """Rows a reason, those with none left out."""
+        counts = Counter(self.state.tolist())
+        return {name: counts[state] for state, name in REASONS.items() if counts[state]}
 
 
 @dataclass
-class Labels:
-    """Codes met so far. With a code list an index is its place there; without, the order of appearance."""
+class _Faults:
+    """Rows at fault: how many, and the first few, counted from 1 after the header."""
 
-    codelist: CodeList | None
-    codes: list[str] = field(default_factory=list)
-    unknown: Counter[str] = field(default_factory=Counter)
-    normalised: int = 0
+    count: int = 0
+    first: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if self.codelist is not None:
-            self.codes = [entry.code for entry in self.codelist.codes]
-        self._index = {code: index for index, code in enumerate(self.codes)}
+    def add(self, rows: NDArray[np.int64]) -> None:
+        self.count += len(rows)
+        self.first.extend((rows[: max(0, 10 - len(self.first))] + 1).tolist())
 
-    def indices(self, column: pa.Array, *, before: int) -> np.ndarray:
-        """Label of each record, int32 [n]; `NO_CODE` and `UNKNOWN` are negative. `before` rows went before these.
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        return f"{'row' if self.count == 1 else 'rows'} {', '.join(map(str, self.first))}{more}"
+
+
+class Surveyor:
+    """Takes the batches of a source in order; `finish` refuses or returns the survey."""
+
+    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None) -> None:
+        self._source, self._config = source, config
+        self._fixed = codelist is not None
+        self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
+        self._cohort_at: dict[str, int] = {} if config.dates_from else {ALL: 0}
+        self._unknown: Counter[str] = Counter()
+        self._respelt = 0
+        self._kept: dict[str, list[NDArray[Any]]] = {name: [] for name in ("state", "codes", "cohorts", "units", "ids")}
+        self._bad_dates, self._no_text, self._no_id = _Faults(), _Faults(), _Faults()
+        self.rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Judge the rows of a batch."""
+        config, n = self._config, batch.num_rows
+        state = np.full(n, USABLE, dtype=np.int8)
+        rows = np.arange(self.rows, self.rows + n)
+        self.rows += n
+        # The last reason written is the one that counts, so the gravest comes last.
+        if config.unit_column is not None:
+            units = _trimmed(batch, config.unit_column)
+            state[_blank(units)] = NO_UNIT
+            self._kept["units"].append(_hashes(units))
+        no_text = np.logical_and.reduce([_blank(_trimmed(batch, name)) for name in config.text_columns])
+        self._no_text.add(rows[no_text])
+        state[no_text] = NO_TEXT
+        codes = self._codes(_trimmed(batch, config.label_column), state)
+        cohorts = np.zeros(n, dtype=np.int32)
+        if config.dates_from is not None:
+            cohorts = self._cohorts(_trimmed(batch, config.dates_from))
+            self._bad_dates.add(rows[(cohorts < 0) & (state == USABLE)])
+        if config.id_column is not None:
+            ids = _trimmed(batch, config.id_column)
+            self._no_id.add(rows[_blank(ids)])
+            # Two keys make 128 bits, at which two ids of a billion rows meet with a probability below 1e-20.
+            self._kept["ids"].append(np.stack([_hashes(ids), _hashes(ids, key="fedcba9876543210")], axis=1))
+        for name, values in (("state", state), ("codes", codes), ("cohorts", cohorts)):
+            self._kept[name].append(values)
+
+    def finish(self) -> Survey:
+        """All rows together.
 
         Raises:
-            InputError: without a code list, values that cannot be codes.
+            InputError: no records, codes not on the list, records without text, bad dates or ids, one code only.
         """
-        encoded = pc.dictionary_encode(column)
-        raw = encoded.dictionary.to_pylist()
-        place = encoded.indices.to_numpy(zero_copy_only=False)
-        counts = np.bincount(place, minlength=len(raw))
-        index = np.empty(len(raw), dtype=np.int32)
-        for at, value in enumerate(raw):
-            code = normalise_code(value)
-            if code != value and code:
-                self.normalised += int(counts[at])
-            found = self._index.get(code)
-            if found is None and not code:
-                found = NO_CODE
-            elif found is None and self.codelist is not None:
-                found = self._note_unknown(code, int(counts[at]))
-            elif found is None:
-                found = self._add(code, row=before + 1 + int((place == at).argmax()))
-            index[at] = found
-        return index[place] if len(raw) else np.empty(0, dtype=np.int32)
-
-    def _note_unknown(self, code: str, records: int) -> int:
-        shown = showable(code) and (code in self.unknown or len(self.unknown) < _MAX_UNKNOWN)
-        self.unknown[code if shown else NOT_SHOWN] += records
-        return UNKNOWN
-
-    def _add(self, code: str, *, row: int) -> int:
-        problem = ""
-        if len(code) > MAX_CODE_LENGTH or "\n" in code:
-            problem = (
-                f"row {row}: the label column holds a text longer than {MAX_CODE_LENGTH} characters, or of two lines"
+        source, config = self._source, self._config
+        if self.rows == 0:
+            raise InputError(f"data: {source.name} has a header and no records")
+        state, codes, cohorts = (np.concatenate(self._kept[name]) for name in ("state", "codes", "cohorts"))
+        column = f"data: {source.name}, column"
+        if self._unknown and config.unknown_codes == "refuse":
+            raise InputError(
+                f"{column} {config.label_column!r}: {self._unknown.total()} of {self.rows} records have a code that "
+                f"the code list lacks ({shown(sorted(self._unknown))}); give the right list, or set "
+                "unknown_codes=drop"
             )
-        elif len(self.codes) >= _MAX_CODES:
-            problem = f"row {row}: the label column holds more than {_MAX_CODES:,} different values"
-        if problem:
-            raise InputError(f"{problem}; name the column that holds the code, or pass a code list")
-        self._index[code] = len(self.codes)
-        self.codes.append(code)
-        return self._index[code]
+        if self._no_text.count and config.empty_text == "refuse":
+            raise InputError(
+                f"data: {source.name}: {self._no_text.count} records without text ({self._no_text}); fill them, or "
+                "set empty_text=drop"
+            )
+        if self._bad_dates.count:
+            raise InputError(
+                f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
+                f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}); correct them, set "
+                "date_format, or set cohort=none"
+            )
+        if self._no_id.count:
+            raise InputError(f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id})")
+        self._check_ids()
+        usable = codes[state == USABLE]
+        if len(usable) == 0:
+            reasons = ", ".join(
+                f"{name} {count}" for name, count in self._survey(state, codes, cohorts).dropped().items()
+            )
+            raise InputError(f"data: {source.name}: none of {self.rows} records can be used ({reasons})")
+        if (usable == usable[0]).all():
+            raise InputError(
+                f"{column} {config.label_column!r}: all {len(usable)} usable records have one code; a coder needs two"
+            )
+        return self._survey(state, codes, cohorts)
+
+    def _survey(self, state: NDArray[np.int8], codes: NDArray[np.int32], cohorts: NDArray[np.int32]) -> Survey:
+        return Survey(
+            state=state,
+            codes=codes,
+            cohorts=cohorts,
+            units=np.concatenate(self._kept["units"]) if self._kept["units"] else None,
+            code_names=list(self._code_at),
+            cohort_names=list(self._cohort_at),
+            unknown=self._unknown,
+            respelt=self._respelt,
+        )
+
+    def _codes(self, column: pa.Array, state: NDArray[np.int8]) -> NDArray[np.int32]:
+        encoded = column.dictionary_encode()
+        raw = encoded.dictionary.to_pylist()
+        indices = np.asarray(encoded.indices)
+        counts = np.bincount(indices, minlength=len(raw))
+        found = np.full(len(raw), -1, dtype=np.int32)
+        reason = np.full(len(raw), USABLE, dtype=np.int8)
+        for at, cell in enumerate(raw):
+            if not cell:
+                reason[at] = NO_CODE
+                continue
+            code = normalise_code(cell, self._code_at if self._fixed else ())
+            self._respelt += int(counts[at]) * (code != cell)
+            if self._fixed and code not in self._code_at:
+                reason[at] = UNKNOWN_CODE
+                self._unknown[code] += int(counts[at])
+                continue
+            if len(code) > MAX_CODE:
+                raise InputError(
+                    f"data: {self._source.name}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
+                    "characters; is it the narrative?"
+                )
+            found[at] = self._code_at.setdefault(code, len(self._code_at))
+        faults = reason[indices]
+        state[faults != USABLE] = faults[faults != USABLE]
+        return found[indices]
+
+    def _cohorts(self, column: pa.Array) -> NDArray[np.int32]:
+        encoded = column.dictionary_encode()
+        found = np.empty(len(encoded.dictionary), dtype=np.int32)
+        for at, cell in enumerate(encoded.dictionary.to_pylist()):
+            day = _day(cell, self._config.date_format)
+            cohort = None if day is None else _cohort(day, self._config.cohort)
+            found[at] = -1 if cohort is None else self._cohort_at.setdefault(cohort, len(self._cohort_at))
+        return found[np.asarray(encoded.indices)]
+
+    def _check_ids(self) -> None:
+        if not self._kept["ids"]:
+            return
+        hashes = np.concatenate(self._kept["ids"])
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
+        if len(same) == 0:
+            return
+        doubled = _Faults()
+        doubled.add(np.unique(np.r_[order[same], order[same + 1]]))
+        raise InputError(
+            f"data: {self._source.name}, column {self._config.id_column!r}: {doubled.count} records share an id with "
+            f"another ({doubled}); an id must name one record"
+        )
 
 
-@dataclass
-class Cohorts:
-    """Reference periods met so far, by index."""
-
-    period: Cohort
-    date_format: str | None
-    names: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._index: dict[str, int] = {}
-        self._cache: dict[str, int] = {}
-
-    def indices(self, column: pa.Array) -> np.ndarray:
-        """Cohort of each record, int32 [n]; `BAD_DATE` where the date is empty or unreadable."""
-        encoded = pc.dictionary_encode(column)
-        index = np.array([self._of(value) for value in encoded.dictionary.to_pylist()], dtype=np.int32)
-        return index[encoded.indices.to_numpy(zero_copy_only=False)] if len(index) else index
-
-    def all_in_one(self, rows: int) -> np.ndarray:
-        """The same cohort for every record: int32 [rows]."""
-        return np.full(rows, self._place(ONE_COHORT), dtype=np.int32)
-
-    def _of(self, value: str) -> int:
-        known = self._cache.get(value)
-        if known is not None:
-            return known
-        day = parse_date(value.strip(), self.date_format)
-        found = BAD_DATE if day is None else self._place(period_of(day, self.period))
-        if len(self._cache) < _DATE_CACHE:
-            self._cache[value] = found
-        return found
-
-    def _place(self, name: str) -> int:
-        if name not in self._index:
-            self._index[name] = len(self.names)
-            self.names.append(name)
-        return self._index[name]
+def _trimmed(batch: pa.RecordBatch, name: str) -> pa.Array:
+    return pc.call_function("utf8_trim_whitespace", [batch.column(name)])
 
 
-def parse_date(text: str, date_format: str | None) -> date | None:
-    """The day a cell names, or None; years outside 1900 to 2100 count as unreadable."""
-    day = _strptime(text, date_format) if date_format is not None else _iso(text)
-    if day is None and date_format is None:
-        day = next((found for f in _US_FORMATS if (found := _strptime(text, f)) is not None), None)
-    return day if day is not None and 1900 <= day.year <= 2100 else None
+def _blank(column: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(pc.call_function("binary_length", [column])) == 0
 
 
-def _iso(text: str) -> date | None:
-    if len(text) < 10 or text[4] != "-":
-        return None
+def _hashes(column: pa.Array, key: str = "0123456789abcdef") -> NDArray[np.uint64]:
+    cells = column.to_numpy(zero_copy_only=False).astype(object)
+    return pd.util.hash_array(cells, hash_key=key, categorize=False)
+
+
+def _day(cell: str, date_format: str | None) -> date | None:
     try:
-        return datetime.fromisoformat(text).date()
+        if date_format is not None:
+            day = datetime.strptime(cell, date_format).date()
+        elif match := _ISO.fullmatch(cell):
+            day = date(int(match[1]), int(match[2]), int(match[3]))
+        elif match := _US.fullmatch(cell):
+            day = date(int(match[3]), int(match[1]), int(match[2]))
+        else:
+            return None
     except ValueError:
         return None
+    return day if day.year in _YEARS else None
 
 
-def _strptime(text: str, date_format: str) -> date | None:
-    try:
-        return datetime.strptime(text, date_format).date()
-    except ValueError:
-        return None
-
-
-def period_of(day: date, period: Cohort) -> str:
-    """`2015`, `2015Q1`, `2015-01` or `all`."""
-    match period:
-        case "year":
-            return f"{day.year}"
-        case "quarter":
-            return f"{day.year}Q{(day.month + 2) // 3}"
-        case "month":
-            return f"{day.year}-{day.month:02d}"
-        case "none":
-            return ONE_COHORT
-
-
-def cells(column: pa.Array) -> list[bytes]:
-    """Cells with the blanks at their ends cut, as UTF-8."""
-    return pc.utf8_trim_whitespace(column).cast(pa.binary()).to_pylist()
-
-
-def digests(values: list[bytes], *, seed: int | None) -> np.ndarray:
-    """BLAKE2b of each value, 16 bytes as two big-endian words: uint64 [n, 2]. Keyed by `seed` if there is one."""
-    key = b"" if seed is None else seed.to_bytes(8, "big")
-    whole = b"".join(blake2b(value, digest_size=16, key=key).digest() for value in values)
-    return np.frombuffer(whole, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+def _cohort(day: date, cohort: Literal["year", "quarter", "month", "none"]) -> str:
+    if cohort == "month":
+        return f"{day.year}-{day.month:02}"
+    return f"{day.year}-Q{(day.month + 2) // 3}" if cohort == "quarter" else str(day.year)

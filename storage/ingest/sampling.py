@@ -1,74 +1,110 @@
-"""Paper 003, section 3.1: cap a code, drop codes with too few records, split what is left by code.
+"""Which records are used, and for what: the stratified sample and split of paper 003, section 3.1.
 
-Every record has a rank: a keyed hash of its id, or of its content where there is no id. Ranks are as good as random
-and belong to the record, so the sample depends on neither the order of the rows nor how many are read at a time.
+Every row of the source has a random rank, the n-th output of a seeded generator for row n, whatever becomes of the
+other rows. Of each group the records of lowest rank are kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
-TRAIN, TEST, HOLDOUT = 0, 1, 2
+from storage.ingest.config import IngestConfig
+
 SPLITS = ("train", "test", "holdout")
-"""Names of the splits, by their number."""
+UNUSED = -1
+
+Indices = NDArray[np.int64]
 
 
-def rank_within(groups: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Place of each record within its group, int64 [n], 0 the first, by ranks uint64 [n, 2]."""
-    order = np.lexsort((ranks[:, 1], ranks[:, 0], groups))
-    grouped = groups[order]
-    starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]]) if len(grouped) else np.empty(0, dtype=np.int64)
-    sizes = np.diff(np.r_[starts, len(grouped)])
-    places = np.empty(len(groups), dtype=np.int64)
-    places[order] = np.arange(len(groups)) - np.repeat(starts, sizes)
-    return places
+@dataclass(frozen=True)
+class Selection:
+    """The split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling left out."""
+
+    split: NDArray[np.int8]
+    over_unit_cap: int
+    rare_code: int
+    over_code_cap: int
+
+    def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The distinct codes of the sample."""
+        return np.unique(codes[self.split != UNUSED])
 
 
-def group_numbers(keys: np.ndarray) -> np.ndarray:
-    """Number the distinct rows of uint64 [n, 2]: int64 [n]."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    ordered = keys[order]
-    new = np.r_[False, (ordered[1:] != ordered[:-1]).any(axis=1)] if len(keys) else np.empty(0, dtype=bool)
-    numbers = np.empty(len(keys), dtype=np.int64)
-    numbers[order] = np.cumsum(new)
-    return numbers
+def select(
+    codes: NDArray[np.int32],
+    units: NDArray[np.uint64] | None,
+    usable: NDArray[np.bool_],
+    config: IngestConfig,
+) -> Selection:
+    """Sample and split.
 
+    In this order: at most `max_per_unit` records of a unit, codes with fewer than `min_per_code` dropped, at most
+    `cap_per_code` of a code, then the holdout and the test share of each code. All arrays have one entry a row.
 
-def repeats(keys: np.ndarray) -> np.ndarray:
-    """Which records have a key, uint64 [n, 2], that an earlier record has: bool [n]."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: the earliest of equal keys comes first
-    ordered = keys[order]
-    found = np.zeros(len(keys), dtype=bool)
-    if len(keys):
-        found[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
-    return found
-
-
-def allocate(sizes: np.ndarray, *, test_share: float, holdout_share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Records of each code for testing and for the hold-out: two int64 [codes], given sizes >= 2.
-
-    Shares are rounded cumulatively over the codes, so that both halves come out even over all, and every code keeps at
-    least one record to train on and one to test. The hold-out takes its share from what is then left.
+    Args:
+        codes: index of the code, at least 0 where `usable`.
+        units: hash of the unit; None where there are no units.
+        usable: rows with text, a code and a unit.
     """
-    test = np.clip(_cumulative(sizes, test_share), 1, sizes - 1)
-    holdout = np.clip(_cumulative(sizes, holdout_share), 0, sizes - test - 1)
-    return test, holdout
+    rows = np.flatnonzero(usable)
+    before = len(rows)
+    if units is not None and config.max_per_unit is not None:
+        # Ranks of its own: a record that survived among many of its unit would else be early in its code, too.
+        order, position = _positions(units[rows], _ranks(len(codes), seed=config.seed, stream=1)[rows])
+        rows = np.sort(rows[order[position < config.max_per_unit]])
+    over_unit_cap = before - len(rows)
+
+    counts = np.bincount(codes[rows], minlength=1)
+    common = counts[codes[rows]] >= config.min_per_code
+    rare_code = int(np.count_nonzero(~common))
+    rows = rows[common]
+
+    ranks = _ranks(len(codes), seed=config.seed, stream=0)
+    order, position = _positions(codes[rows], ranks[rows])
+    if config.cap_per_code is not None:
+        kept = position < config.cap_per_code
+        order, position = order[kept], position[kept]
+    over_code_cap = len(rows) - len(order)
+    rows = rows[order]
+
+    found, counts = np.unique(codes[rows], return_counts=True)
+    tie_break = ranks[rows[np.searchsorted(codes[rows], found)]]
+    # Of two records one goes to each half, so a holdout takes none of them.
+    holdout = apportion(counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break)
+    test = apportion(counts - holdout, config.test_share, at_most=counts - holdout - 1, tie_break=tie_break)
+    code_at = np.searchsorted(found, codes[rows])
+    split = np.full(len(codes), UNUSED, dtype=np.int8)
+    split[rows] = np.where(
+        position < holdout[code_at],
+        SPLITS.index("holdout"),
+        np.where(position < (holdout + test)[code_at], SPLITS.index("test"), SPLITS.index("train")),
+    )
+    return Selection(split, over_unit_cap, rare_code, over_code_cap)
 
 
-def _cumulative(sizes: np.ndarray, share: float) -> np.ndarray:
-    ends = np.floor(np.cumsum(sizes) * share + 0.5).astype(np.int64)
-    return np.diff(ends, prepend=0)
+def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]) -> Indices:
+    """How many of each group to take so that the whole comes to `share` (largest remainders, within `at_most`)."""
+    exact = counts * share
+    taken = np.minimum(np.floor(exact).astype(np.int64), at_most)
+    missing = round(float(exact.sum())) - int(taken.sum())
+    room = np.flatnonzero((taken < at_most) & (exact > taken))
+    first = room[np.lexsort((tie_break[room], taken[room] - exact[room]))]
+    taken[first[: max(missing, 0)]] += 1
+    return taken
 
 
-def assign(labels: np.ndarray, ranks: np.ndarray, *, codes: int, test_share: float, holdout_share: float) -> np.ndarray:
-    """Split of each sampled record, int8 [n]: `TRAIN`, `TEST` or `HOLDOUT`. Every code present has two or more."""
-    sizes = np.bincount(labels, minlength=codes)
-    present = np.flatnonzero(sizes)
-    test = np.zeros(codes, dtype=np.int64)
-    holdout = np.zeros(codes, dtype=np.int64)
-    test[present], holdout[present] = allocate(sizes[present], test_share=test_share, holdout_share=holdout_share)
-    places = rank_within(labels, ranks)
-    kinds = np.full(len(labels), TRAIN, dtype=np.int8)
-    kinds[places < (test + holdout)[labels]] = HOLDOUT
-    kinds[places < test[labels]] = TEST
-    return kinds
+def _positions(groups: NDArray[Any], ranks: NDArray[np.uint64]) -> tuple[Indices, Indices]:
+    """An order by group, then rank; and each ordered entry's position in its group, from 0."""
+    order = np.lexsort((ranks, groups))
+    ordered = groups[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, dtype=np.int64)
+    lengths = np.diff(np.r_[starts, len(ordered)])
+    return order, np.arange(len(ordered)) - np.repeat(starts, lengths)
+
+
+def _ranks(n: int, *, seed: int, stream: int) -> NDArray[np.uint64]:
+    return np.asarray(np.random.PCG64([seed, stream]).random_raw(n), dtype=np.uint64)
