@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import tempfile
 from pathlib import Path
 
 DEFAULT_HOME = "workspace"
@@ -13,35 +15,37 @@ def home_of(given: Path | None) -> Path:
     return (given or Path(os.environ.get("AUTOCODER_HOME", DEFAULT_HOME))).expanduser().resolve()
 
 
-def before_prefect(home: Path) -> None:
+def before_prefect(home: Path, *, make_home: bool) -> None:
     """Run without a server unless one is named, tell nobody, and keep Prefect's own files in the workspace.
 
     Only what the user has not set is set. Exceptions and results go through JSON, since Prefect's default is pickle.
+    The terminal is left to our own lines; Prefect's log goes to its server.
+
+    Args:
+        make_home: make Prefect's folder in the workspace, closed to others since its database holds parameters.
+            Without it, where the workspace is not there yet, a folder that goes with the process serves.
     """
     quiet = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-        "PREFECT_CLI_COLORS": "false",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "true",
     }
     if "PREFECT_API_URL" not in os.environ:
         quiet["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-        quiet["PREFECT_HOME"] = str(home / "prefect")
+        quiet["PREFECT_HOME"] = str(_prefect_home(home, make_home=make_home))
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
 
 
-def hush_prefect_console() -> None:
-    """Leave the terminal to our own lines: Prefect's log goes to its server, and tracebacks with it."""
-    import logging
-
-    from prefect.logging.handlers import PrefectConsoleHandler
-
-    names = ["prefect", *(name for name in logging.root.manager.loggerDict if name.startswith("prefect."))]
-    for name in names:
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, PrefectConsoleHandler):
-                handler.setLevel(logging.CRITICAL + 1)
+def _prefect_home(home: Path, *, make_home: bool) -> Path:
+    if not make_home and not home.is_dir():
+        folder = tempfile.TemporaryDirectory(prefix="autocoder-")
+        atexit.register(folder.cleanup)
+        return Path(folder.name)
+    path = home / "prefect"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,14 +85,20 @@ def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
 
 
 def _quietly(loader: Any, name: str, **options: Any) -> Any:
-    """Load without transformers' report that the head is new: here it always is."""
+    with quiet():
+        return _load(loader, name, **options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hush transformers: its report that the head is new (here it always is) and its bars for files."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return _load(loader, name, **options)
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -54,12 +54,13 @@ def save(classifier: Classifier, folder: Path, *, codes: Sequence[str]) -> None:
     model = classifier.releasable()
     tokenizer = encoders.load_tokenizer(config.encoder)
     tokenizer.model_max_length = config.max_length
-    if isinstance(model, MeanPooled):
-        _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
-    else:
-        _label(cast(Any, model), codes)
-        cast(Any, model).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    with encoders.quiet():
+        if isinstance(model, MeanPooled):
+            _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
+        else:
+            _label(cast(Any, model), codes)
+            cast(Any, model).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     _forget_origin(folder / "config.json")
     _forget_origin(folder / "tokenizer_config.json")
 

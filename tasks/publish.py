@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
 
 
 # Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
-@task(name="release", retries=0, persist_result=False, cache_policy=NO_CACHE, log_prints=False)
+@task(name="release", task_run_name="release", retries=0, persist_result=False, cache_policy=NO_CACHE, log_prints=False)
 def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, sources: Sources) -> Released:
     """Release one draw under `plan`, or go on with, or return, the release that this plan already has.
 
@@ -77,6 +78,7 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
     """
     with private_errors("release"):
         progress.started("release")
+        started = time.monotonic()
         ledger = open_ledger(context, parameters)
         row = ledger.reserve(plan)
         release_id = _require(row.release_id)
@@ -106,7 +108,7 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
-        progress.finished("release", figures, reused=reused, seconds=0.0)
+        progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,
             bundle=str(folder),

@@ -35,7 +35,7 @@ def doctor(
     Exits with 1 when something that a retrain needs is missing.
     """
     workspace = home_of(home)
-    before_prefect(workspace)
+    before_prefect(workspace, make_home=False)
     findings = [check(workspace) for check in _CHECKS]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))

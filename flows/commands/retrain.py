@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.settings import before_prefect, home_of, hush_prefect_console
+from flows.settings import before_prefect, home_of
 
 
 def retrain(
@@ -52,14 +52,13 @@ def retrain(
 
     workspace = home_of(home)
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
-    before_prefect(workspace)
+    before_prefect(workspace, make_home=not dry_run)
 
     import flows.retrain as job
     from flows.console import ConsoleListener
     from tasks.progress import listening
     from tasks.stage import Context
 
-    hush_prefect_console()
     if dry_run:
         _show_dry_run(
             job.dry_run(chosen, Context(home=str(workspace), device=device)), chosen, workspace, device, as_json
