@@ -20,6 +20,7 @@ _T = TypeVar("_T")
 
 _LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
+_RIGHTS = {"ledger_row": "SELECT, INSERT", "spend": "SELECT, INSERT", VERSION_TABLE: "SELECT"}
 
 
 class ConnectionLost(StorageError):
@@ -281,6 +282,8 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )
     connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {schema} TO {quoted}"))
-    for table, rights in (("ledger_row", "SELECT, INSERT"), ("spend", "SELECT, INSERT"), (VERSION_TABLE, "SELECT")):
-        connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
-        connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))
+    there = set(sa.inspect(connection).get_table_names())
+    for table, rights in _RIGHTS.items():
+        if table in there:
+            connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
+            connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))

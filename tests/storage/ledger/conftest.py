@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,11 +83,11 @@ def make_database(server: URL) -> Iterator[Site]:
     admin = sa.create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         for role in ("owner", "app"):
-            connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD '{tag}'")
+            connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD 'secret-{tag[::-1]}'")
         connection.exec_driver_sql(f"CREATE DATABASE {names['db']} OWNER {names['owner']}")
 
     def url(role: str) -> str:
-        changed = server.set(username=names[role], password=tag, database=names["db"])
+        changed = server.set(username=names[role], password=f"secret-{tag[::-1]}", database=names["db"])
         return changed.render_as_string(hide_password=False)
 
     try:
@@ -112,6 +115,29 @@ def sqlite_site(tmp_path: Path) -> Site:
 def site(request: pytest.FixtureRequest) -> Site:
     """Both backends, one after the other."""
     return request.getfixturevalue(f"{request.param}_site")
+
+
+@pytest.fixture
+def own_server_folder() -> Iterator[Path]:
+    """A folder that another user (the server's) may enter; pytest's own are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="autocoder-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def small_disks() -> tuple[str, ...]:
+    """The command prefix under which a process may mount a disk of its own, or a skip with the reason."""
+    prefix = ("unshare", "--mount")
+    probe = [*prefix, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"]
+    try:
+        allowed = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("a small disk can't be mounted here: needs `unshare --mount` and the right to mount")
+    return prefix
 
 
 def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:

@@ -1,0 +1,221 @@
+"""Races, kills, cut connections, restarts, locks and full disks, with real processes on both backends."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import NullPool
+
+from storage.errors import StorageError
+from storage.ledger.database import _LOCK
+
+DRIVERS = Path(__file__).parent / "drivers"
+ROOT = Path(__file__).parents[3]
+
+
+def run_driver(name, *arguments, before=()):
+    """Run a driver in a process of its own, warnings as errors, and return what it prints."""
+    done = subprocess.run(
+        [*before, sys.executable, "-W", "error", str(DRIVERS / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_race_of_sixteen_for_ten_reservations_has_ten_winners(site):
+    """20 rounds, 16 processes let loose at the same moment, a cap that fits 10: exactly 10 each time."""
+    report = run_driver("race.py", site.url, 16, 20)
+    assert report["errors"] == []
+    assert report["granted"] == [10] * 20
+    assert report["refused"] == [6] * 20
+    assert report["spent"] == [10.0] * 20
+    assert report["verify"] == ""
+
+
+def test_a_release_killed_anywhere_keeps_every_promise(site, tmp_path):
+    """SIGKILL at each of nine steps and at 100 random moments; see `drivers/kill.py` for what is checked after each.
+
+    Never a second draw, a committed row without its bundle, a bundle without its row, or a budget understated;
+    and each release, run again, ends committed.
+    """
+    report = run_driver("kill.py", site.url, tmp_path / "home", 100, 20261121)
+    assert report["problems"] == []
+    assert report["kills"] == 109
+    assert set(report["found"]) == {"nothing", "reserved", "drawn", "committed"}
+
+
+def as_admin(server):
+    return sa.create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+
+def pid_of(connection):
+    return connection.connection.dbapi_connection.info.backend_pid
+
+
+def spending(ledger):
+    return [(line.account.cohort, line.account.epsilon) for line in ledger.budget() if line.account.sequence]
+
+
+@pytest.mark.postgres
+def test_a_connection_cut_while_waiting_for_the_lock_is_taken_up_again(postgres_server, postgres_site, plan):
+    """The reservation's backend is terminated while another holds the ledger's lock; it ends reserved, once."""
+    ledger, results = postgres_site.open(), []
+    database = ledger.database.url.database
+    admin = as_admin(postgres_server.set(database=database))
+    with admin.connect() as connection:
+        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+        worker = threading.Thread(target=lambda: results.append(ledger.reserve(plan())))
+        worker.start()
+        waiting = sa.text(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = :name AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+        )
+        for _ in range(200):
+            if connection.execute(waiting, {"name": database}).all():
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("the reservation never waited for the lock")
+        connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK})
+    worker.join(60)
+    assert [row.state for row in results] == ["reserved"]
+    assert spending(ledger) == [("2023", 4)]
+    assert ledger.verify().ok
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_connection_cut_at_the_commit_charges_once(postgres_server, postgres_site, plan, kept):
+    """Cut just before the commit (nothing kept) and just after, its answer lost: both end with one reservation."""
+    ledger, cuts = postgres_site.open(), []
+    admin = as_admin(postgres_server)
+
+    def cut(connection):
+        if cuts or not connection.get_execution_options().get("ledger_write"):
+            return
+        cuts.append(pid_of(connection))
+        if kept:
+            connection.connection.dbapi_connection.commit()
+        with admin.connect() as other:
+            other.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": cuts[0]})
+
+    event.listen(ledger.database.engine, "commit", cut)
+    row = ledger.reserve(plan())
+    assert len(cuts) == 1
+    assert row.state == "reserved"
+    assert [r.release_id for r in ledger.rows() if r.kind == "release"] == [row.release_id]
+    assert spending(ledger) == [("2023", 4)]
+    assert ledger.verify().ok
+
+
+@pytest.mark.postgres
+def test_a_server_that_is_away_is_named_without_the_password(postgres_site, plan):
+    """No endless waiting and no secret in the text; what was known stays."""
+    ledger = postgres_site.open()
+    ledger.database.engine = sa.create_engine(ledger.database.url.set(port=1), poolclass=NullPool, hide_parameters=True)
+    with pytest.raises(StorageError, match="no connection") as error:
+        ledger.release("x")
+    assert str(ledger.database.url.password) not in str(error.value)
+
+
+@pytest.mark.postgres
+def test_a_restart_in_the_middle_loses_and_doubles_nothing(own_server_folder):
+    """A server stopped as by a power cut, twice, under a stream of reservations: each is there once."""
+    report = run_driver("restart.py", own_server_folder, 2)
+    assert report["failures"] == []
+    assert report["answered_at_restarts"][0] < report["answered_at_restarts"][1] < report["answered"]
+    assert report["lost"] == []
+    assert report["recorded"] == report["answered"]
+    assert report["spent"] == [report["answered"]] * 2
+    assert report["verify"] == ""
+
+
+@pytest.mark.parametrize("backend", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_a_full_disk_loses_and_doubles_nothing(backend, own_server_folder, small_disks):
+    """A disk of a few MiB filled by reservations: an error that says so, no half row, and on again with room."""
+    report = run_driver("small_disk.py", backend, own_server_folder, before=small_disks)
+    assert len(report["errors"]) == 1
+    assert "no space left" in report["errors"][0]
+    assert report["filled_after"] > 10
+    assert (report["lost"], report["unanswered"], report["verify"]) == ([], 0, "")
+    assert report["spent"] == [report["answered"]] * 2
+
+
+def test_a_file_locked_by_another_process_is_waited_for_and_then_named(sqlite_site, plan, tmp_path):
+    """Another process holds the write lock: a short wait ends in an error that says so, a longer one in a row."""
+    ledger = sqlite_site.open(lock_timeout=0.2)
+    ledger.reserve(plan("a", claim={"epsilon": 1.0}))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "ledger.db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"locked\n"
+        with pytest.raises(StorageError, match="locked by another process"):
+            ledger.reserve(plan("b", claim={"epsilon": 1.0}))
+        assert len(ledger.rows()) == 2
+        patient, results = sqlite_site.open(lock_timeout=30.0), []
+        worker = threading.Thread(target=lambda: results.append(patient.reserve(plan("c", claim={"epsilon": 1.0}))))
+        worker.start()
+    finally:
+        holder.communicate(b"\n")
+    worker.join(60)
+    assert [row.state for row in results] == ["reserved"]
+    assert ledger.verify().ok
+
+
+HOLD = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.postgres
+def test_a_ledger_locked_by_another_session_is_named(postgres_server, postgres_site, plan):
+    """PostgreSQL's lock time-out ends in the same words."""
+    ledger = postgres_site.open(lock_timeout=0.3)
+    admin = as_admin(postgres_server.set(database=ledger.database.url.database))
+    with admin.connect() as connection:
+        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
+        with pytest.raises(StorageError, match="locked by another process"):
+            ledger.reserve(plan())
+    assert ledger.rows() == []
+
+
+def test_many_processes_may_create_the_same_file(tmp_path):
+    """Eight processes open a ledger that isn't there yet, all at once: one schema, one first row, eight releases."""
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    report = run_driver("race.py", url, 8, 1)
+    assert report["errors"] == []
+    assert report["granted"] == [8]
+    assert report["verify"] == ""
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    """A text file at the ledger's place, and a folder that isn't there."""
+    from storage.ledger import Ledger
+
+    path = tmp_path / "ledger.db"
+    path.write_text("this is text, and long enough to be read as a header of a database file by SQLite\n" * 20)
+    with pytest.raises(StorageError, match="not a database"):
+        Ledger.open(f"sqlite:///{path}")
+    with pytest.raises(StorageError, match="does not exist"):
+        Ledger.open(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}")
+    assert sqlite3.sqlite_version_info >= (3, 35)
