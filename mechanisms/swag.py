@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,8 +31,12 @@ from mechanisms import checkpoint
 from mechanisms.errors import MechanismError
 from mechanisms.training import EpochState
 
-_BLOCK = 1 << 18
-"""Parameters worked on at a time: a block of the result stays in cache while the deviations stream by."""
+_AHEAD = 1 << 20
+"""Parameters whose noise is made in one go, in the background."""
+
+_CACHED = 1 << 15
+"""Parameters summed in one go: the piece stays in a core's cache while the deviations stream by, and it is the largest
+size that torch does not split over threads, whose meeting at every step costs more than they spare."""
 
 
 class SwagConfig(BaseModel):
@@ -165,23 +170,41 @@ Normal = Callable[[Tensor], Tensor]
 def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Tensor:
     """One joint draw, float32 [P], written into `out` when given.
 
-    `normal` is asked for z2 [K] first, then for z1 block by block. Each stored vector is read once.
+    `normal` is asked for z2 [K] first, then for z1 block by block in order, from one thread at a time: the draw depends
+    on nothing but what `normal` answers. z1 of the next blocks is made while this one is summed. Each stored vector is
+    read once.
     """
     size, rank = post.mean.numel(), post.rank
     target = torch.empty(size) if out is None or out.device.type != "cpu" else out
     z2 = normal(torch.empty(rank)) * (post.std_scale / math.sqrt(2 * (rank - 1)))
     coefficients = z2.tolist()
-    diag_scale = post.std_scale / math.sqrt(2)
-    for start in range(0, size, _BLOCK):
-        block = slice(start, min(start + _BLOCK, size))
-        piece = normal(target[block])
-        piece.mul_(post.diag_std[block]).mul_(diag_scale).add_(post.mean[block])
-        for deviation, coefficient in zip(post.deviations, coefficients, strict=True):
-            piece.add_(deviation[block], alpha=coefficient)
+    blocks = [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]
+    if len(blocks) == 1:
+        normal(target)
+        _add_up(post, target, blocks[0], coefficients)
+    else:
+        background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swag-noise")
+        try:
+            drawn = [background.submit(normal, target[block]) for block in blocks]
+            for block, noise in zip(blocks, drawn, strict=True):
+                noise.result()
+                _add_up(post, target, block, coefficients)
+        finally:
+            background.shutdown(cancel_futures=True)
     if out is not None and out is not target:
         out.copy_(target)
         return out
     return target
+
+
+def _add_up(post: Posterior, target: Tensor, block: slice, coefficients: list[float]) -> None:
+    """Turn z1, which lies in `target[block]`, into the draw there."""
+    diag_scale = post.std_scale / math.sqrt(2)
+    columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
+    for piece, mean, diag_std, *deviations in zip(*columns, strict=True):
+        torch.addcmul(mean, piece, diag_std, value=diag_scale, out=piece)
+        for deviation, coefficient in zip(deviations, coefficients, strict=True):
+            piece.add_(deviation, alpha=coefficient)
 
 
 def seeded_normal(generator: torch.Generator) -> Normal:
