@@ -26,6 +26,7 @@ from mechanisms.classifier import Classifier
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, Inputs, length_sorted_batches
 from mechanisms.seeding import generator
+from mechanisms.threads import fitting
 from mechanisms.training import Progress
 
 
@@ -119,27 +120,28 @@ def risk_pass(
     kept = classifier.flat.clone()
     half = precision == "bfloat16"
     try:
-        for position in range(done, len(draws)):
-            load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
-            worst = torch.zeros((), device=device)
-            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-                for index, batch in batches:
-                    loss = classifier.log_likelihood(batch, labels[index]).neg_()
-                    risk[index] = torch.maximum(risk[index], loss)
-                    worst = torch.maximum(worst, (loss * alpha[index]).amax())
-            maxima[position] = worst.cpu()
-            if not math.isfinite(maxima[position]):
-                raise MechanismError(
-                    f"a log-likelihood at draw {draws[position]} is not finite: "
-                    "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
-                )
-            if on_draw is not None:
-                state = RiskPass(risk=risk.to("cpu", copy=True), draw_maxima=maxima[: position + 1].clone())
-                on_draw(position + 1, state)
-            if progress is not None:
-                progress(position + 1, len(draws))
-        if half:
-            _again_in_float32(classifier, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima)
+        with fitting(inputs):
+            for position in range(done, len(draws)):
+                load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
+                worst = torch.zeros((), device=device)
+                with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    for index, batch in batches:
+                        loss = classifier.log_likelihood(batch, labels[index]).neg_()
+                        risk[index] = torch.maximum(risk[index], loss)
+                        worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                maxima[position] = worst.cpu()
+                if not math.isfinite(maxima[position]):
+                    raise MechanismError(
+                        f"a log-likelihood at draw {draws[position]} is not finite: "
+                        "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
+                    )
+                if on_draw is not None:
+                    state = RiskPass(risk=risk.to("cpu", copy=True), draw_maxima=maxima[: position + 1].clone())
+                    on_draw(position + 1, state)
+                if progress is not None:
+                    progress(position + 1, len(draws))
+            if half:
+                _again_in_float32(classifier, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima)
     finally:
         classifier.flat.copy_(kept)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)

@@ -27,6 +27,7 @@ from mechanisms.classifier import Classifier
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Inputs
 from mechanisms.seeding import generator, seeded
+from mechanisms.threads import fitting
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
@@ -108,15 +109,16 @@ def train(
         folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed.
 
     Raises:
-        MechanismError: the loss is no longer finite, or the checkpoint is another phase's.
+        MechanismError: the loss is no longer finite, or the checkpoint is of another run.
         OSError: the checkpoint could not be written.
     """
     optimiser = _optimiser(classifier, phase)
+    run = {"phase": phase.model_dump(mode="json"), "seed": seed, "purpose": purpose, "records": len(inputs)}
     state = state or EpochState()
     losses: list[float] = []
     file = folder / "checkpoint.safetensors" if folder is not None else None
     if file is not None and file.exists():
-        losses = _resume(file, classifier, optimiser, phase, state)
+        losses = _resume(file, classifier, optimiser, run, state)
 
     n, device = len(inputs), classifier.device
     weights = None if weights is None else weights.to(device)
@@ -127,7 +129,7 @@ def train(
         for epoch in range(len(losses) + 1, phase.epochs + 1):
             batches = epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)
             loss_sum = torch.zeros((), device=device)
-            with seeded(seed, purpose, "dropout", epoch):
+            with seeded(seed, purpose, "dropout", epoch), fitting(inputs):
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
                     where = index.to(device)
                     ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
@@ -151,7 +153,7 @@ def train(
                 )
             state.after_epoch(epoch, classifier.flat)
             if file is not None:
-                _save(file, classifier, optimiser, phase, state, losses)
+                _save(file, classifier, optimiser, run, state, losses)
                 state.after_checkpoint(epoch)
             if progress is not None:
                 progress(epoch * per_epoch, total)
@@ -192,7 +194,7 @@ def _save(
     file: Path,
     classifier: Classifier,
     optimiser: torch.optim.Optimizer,
-    phase: OptimiserPhase,
+    run: Mapping[str, Any],
     state: EpochState,
     losses: list[float],
 ) -> None:
@@ -200,19 +202,21 @@ def _save(
     tensors |= {f"state.{name}": t for name, t in state.tensors().items()}
     for slot, entries in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{slot}.{name}": t for name, t in entries.items() if isinstance(t, Tensor)}
-    checkpoint.save(file, tensors, {"losses": losses, "phase": phase.model_dump(mode="json")})
+    checkpoint.save(file, tensors, {"losses": losses, "run": run})
 
 
 def _resume(
     file: Path,
     classifier: Classifier,
     optimiser: torch.optim.Optimizer,
-    phase: OptimiserPhase,
+    run: Mapping[str, Any],
     state: EpochState,
 ) -> list[float]:
     tensors, meta = checkpoint.load(file)
-    if meta["phase"] != phase.model_dump(mode="json"):
-        raise MechanismError(f"checkpoint {file} belongs to another phase; remove it to start over")
+    if meta.get("run") != run or tensors["theta"].shape != classifier.flat.shape:
+        raise MechanismError(
+            f"checkpoint {file} belongs to another phase, seed, data or model; remove it to start over"
+        )
     classifier.flat.copy_(tensors["theta"])
     slots: dict[int, dict[str, Any]] = {}
     for name, t in tensors.items():
