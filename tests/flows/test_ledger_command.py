@@ -1,0 +1,263 @@
+"""`autocoder ledger` and `autocoder keys` as a user meets them."""
+
+import csv
+import json
+import stat
+from decimal import Decimal
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.commands import keys, ledger
+from mechanisms.events import Claim, NonPrivateEvent, SwagPpmEvent
+from storage.bundle import bundle_digest
+from storage.errors import InputError
+from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan
+from storage.ledger.recovery import draw_path
+from storage.paths import Workspace
+
+CLAIMED, DRAWN = 4.35, 4.5
+"""Epsilon as planned, and of the first release as measured at its draw."""
+
+POLICY = """
+name: two populations
+populations:
+  injuries:
+    formal: {epsilon: 8, delta: 0.00001}
+    asymptotic-local: {epsilon: 10}
+    cohorts: {2024: {asymptotic-local: {epsilon: 5}}}
+  fires:
+    asymptotic-local: {epsilon: 2.5}
+"""
+
+
+def release_plan(key, **changes):
+    return ReleasePlan(
+        **{
+            "idempotency_key": key,
+            "release_label": "first | quarter",
+            "population": "injuries",
+            "cohorts": ("2023", "2024"),
+            "data_fingerprint": "f" * 8,
+            "records_rounded": 86_214,
+            "event": SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175),
+            "claim": Claim(
+                guarantee_kind="asymptotic-local",
+                epsilon=CLAIMED,
+                delta_text="O(n^-1/2)",
+                sensitivity=2.175,
+                draws=500,
+                mc_failure_prob=1 / 501,
+                neighbouring_relation="replace-one",
+                accountant="test 1",
+                assumptions=("SWAG stands for the posterior",),
+                unprotected_inputs=("weights",),
+            ),
+            "code_commit": "abcdef",
+            "requester": "=operator",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A workspace with a committed release, a reserved one and a non-private evaluation, under the policy above."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    workspace = Workspace(tmp_path / "home").create()
+    opened = Ledger.open(workspace.ledger_url, policy=Policy.load(policy))
+    committed = opened.reserve(release_plan("a")).release_id or ""
+    opened.mark_drawn(committed, draw_digest="d", sensitivity=2.25, epsilon=DRAWN)
+    (workspace.bundles / committed).mkdir()
+    opened.commit(committed, bundle_digest=bundle_digest(workspace.bundles / committed))
+    opened.reserve(release_plan("b", cohorts=("2023",)))
+    opened.record(
+        Evaluation(
+            label="non-private", population="injuries", data_fingerprint="f", requester="operator",
+            event=NonPrivateEvent(epochs=3), details={"macro_f1": 0.49},
+        )
+    )  # fmt: skip
+    return workspace.home
+
+
+def run(*arguments, app=ledger.app, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def listed(home, *options):
+    return json.loads(run("list", "--home", home, "--json", *options))
+
+
+def test_list_gives_each_release_once_with_what_it_cost(home):
+    """Current states; amounts are text, exact, and not below what was claimed."""
+    rows = listed(home)
+    assert [row["state"] for row in rows] == ["recorded", "committed", "reserved", "internal"]
+    committed, baseline = rows[1], rows[3]
+    assert (committed["mechanism"], committed["guarantee_kind"]) == ("swag-ppm", "asymptotic-local")
+    assert (committed["epsilon"], committed["sensitivity"]) == ("4.500000000000", "2.250000000000")
+    assert (committed["delta"], committed["delta_text"]) == (None, "O(n^-1/2)")
+    assert (committed["data_fingerprint"], committed["code_commit"]) == ("f" * 8, "abcdef")
+    assert committed["records_rounded"] == 86_210
+    assert Decimal(rows[2]["epsilon"]) >= Decimal(CLAIMED)
+    assert (baseline["mechanism"], baseline["epsilon"]) == ("non-private", None)
+    assert [row["state"] for row in listed(home, "--history")][1:4] == ["reserved", "drawn", "committed"]
+    assert "committed" in run("list", "--home", home)
+
+
+def test_show_tells_all_of_one_release(home):
+    """Its newest row and how it came there; an unknown id is an error that names it."""
+    release = listed(home)[1]["release_id"]
+    shown = json.loads(run("show", release, "--home", home, "--json"))
+    assert [row["state"] for row in shown["history"]] == ["reserved", "drawn", "committed"]
+    assert shown["charges"] == []
+    assert release in run("show", release, "--home", home)
+    with pytest.raises(InputError, match="nobody"):
+        run("show", "nobody", "--home", home)
+
+
+def test_budget_of_two_populations(home):
+    """Each account beside its cap; cohorts with a cap of their own; `*` for those not charged yet."""
+    lines = json.loads(run("budget", "--home", home, "--json"))
+    found = {
+        (line["population"], line["cohort"], line["guarantee_kind"]): (line["epsilon_spent"], line["epsilon_cap"])
+        for line in lines
+    }
+    local = "asymptotic-local"
+    assert found["injuries", "2024", local] == ("4.5", "5")
+    assert found["injuries", "2023", local][1] == "10"
+    assert Decimal(found["injuries", "2023", local][0]) >= Decimal(CLAIMED) + Decimal(DRAWN)
+    assert found["injuries", "*", "formal"] == ("0", "8")
+    assert found["fires", "*", local] == ("0", "2.5")
+    assert ("fires", "*", "formal") not in found
+    assert "fires" in run("budget", "--home", home)
+
+
+def test_budget_of_a_policy_file_before_there_is_a_ledger(tmp_path):
+    """What a policy would grant, without making a ledger."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    lines = json.loads(run("budget", "--home", tmp_path / "absent", "--policy", policy, "--json"))
+    assert {line["population"] for line in lines} == {"injuries", "fires"}
+    assert not (tmp_path / "absent").exists()
+
+
+def test_keys_head_and_verify(home, tmp_path):
+    """A signed head is made, kept, and holds; a ledger cut behind it is named and exits 1."""
+    run("new", "--out", tmp_path / "keys", app=keys.app)
+    private, public = tmp_path / "keys" / "signing-key.pem", tmp_path / "keys" / "signing-key.pub.pem"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    head = tmp_path / "head.json"
+    run("head", "--home", home, "--key", private, "--out", head)
+    checked = ["verify", "--home", home, "--head", head, "--public-key", public, "--json"]
+    assert json.loads(run(*checked))["ok"] is True
+    assert "6 rows sound" in run("verify", "--home", home)
+
+    import sqlite3
+
+    connection = sqlite3.connect(home / "ledger.db")
+    for trigger in ("ledger_row_no_delete", "spend_no_delete"):
+        connection.execute(f"DROP TRIGGER {trigger}")
+    connection.execute("DELETE FROM ledger_row WHERE sequence = 6")
+    connection.commit()
+    connection.close()
+    report = json.loads(run(*checked, code=1))
+    assert (report["ok"], report["first_bad_row"]) == (False, 6)
+    assert any("triggers are missing" in note for note in report["notes"])
+
+
+def test_head_without_a_key_goes_to_standard_output(home):
+    """Keys are optional; an unsigned head still shows a cut tail to whoever kept it."""
+    head = json.loads(run("head", "--home", home))
+    assert (head["sequence"], head["signature"]) == (6, None)
+
+
+def test_exports_hold_every_row(home, tmp_path):
+    """JSON verifies against the ledger later; CSV keeps a text that a spreadsheet would run as text."""
+    run("export", "--home", home, "--out", tmp_path / "ledger.json")
+    assert len(json.loads((tmp_path / "ledger.json").read_text())) == 6
+    assert "6 rows sound" in run("verify", "--home", home, "--against", tmp_path / "ledger.json")
+    run("export", "--home", home, "--out", tmp_path / "ledger.csv", "--format", "csv")
+    with (tmp_path / "ledger.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert rows[3]["epsilon"] == "4.500000000000"
+    assert rows[3]["requester"] == "'=operator"
+    with pytest.raises(InputError, match="No such file"):
+        run("export", "--home", home, "--out", tmp_path / "absent" / "x.json")
+
+
+def test_the_certificate_of_a_release(home, tmp_path):
+    """What was claimed and what it isn't, the arithmetic, the persons, the hashes, and a picture."""
+    release = listed(home)[1]["release_id"]
+    run("certificate", release, "--home", home, "--out", tmp_path / "out")
+    text = (tmp_path / "out" / "certificate.md").read_text()
+    for part in (
+        release, "Not a formal guarantee", "| ε | 4.5 |", "O(n^-1/2)", "2.25", "86210", "SWAG stands for the posterior",
+        "weights", "first \\| quarter", "| 2024 |", "=operator", "abcdef", listed(home)[1]["hash"],
+    ):  # fmt: skip
+        assert part in text, part
+    assert (tmp_path / "out" / "spend.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_recover_says_and_only_with_apply_does(home):
+    """A drawn release whose draw is gone: named, left alone, and burned when asked to."""
+    opened = Ledger.open(Workspace(home).ledger_url)
+    release = listed(home)[2]["release_id"]
+    opened.mark_drawn(release, draw_digest="lost")
+    found = json.loads(run("recover", "--home", home, "--json"))
+    assert [(f["release_id"], f["step"], f["done"]) for f in found] == [(release, "burn", False)]
+    assert not draw_path(Workspace(home), release).exists()
+    assert "burn" in run("recover", "--home", home)
+    assert opened.release(release).state == "drawn"
+    run("recover", "--home", home, "--apply")
+    assert opened.release(release).state == "burned"
+    assert "nothing to recover" in run("recover", "--home", home)
+
+
+def test_recover_burns_by_hand_only_with_apply(home):
+    """--burn alone is an error, since nothing would happen."""
+    release = listed(home)[2]["release_id"]
+    with pytest.raises(InputError, match="--apply"):
+        run("recover", "--home", home, "--burn", release)
+    run("recover", "--home", home, "--burn", release, "--apply")
+    assert Ledger.open(Workspace(home).ledger_url).release(release).state == "burned"
+
+
+def test_a_policy_change_is_recorded(home, tmp_path):
+    """The new caps hold, the row says who and why, the spending stays."""
+    policy = tmp_path / "wider.yaml"
+    policy.write_text(POLICY.replace("epsilon: 10", "epsilon: 12").replace("two populations", "wider"))
+    run("change-policy", "--home", home, "--policy", policy, "--requester", "officer", "--reason", "board 12")
+    row = listed(home, "--history")[-1]
+    assert (row["kind"], row["requester"], row["reason"], row["label"]) == (
+        "budget-change", "officer", "board 12", "wider",
+    )  # fmt: skip
+    lines = json.loads(run("budget", "--home", home, "--json"))
+    caps = {(line["population"], line["cohort"], line["guarantee_kind"]): line["epsilon_cap"] for line in lines}
+    assert caps["injuries", "2023", "asymptotic-local"] == "12"
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "verify", "budget", "head", "export --out x", "recover", "show x", "certificate x --out x"]
+)
+def test_reading_where_there_is_no_ledger_makes_none(tmp_path, command):
+    """A mistyped folder is named, not filled with an empty ledger."""
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.raises(InputError, match="no ledger at"):
+        run(*command.split(), "--home", home)
+    assert list(home.iterdir()) == []
+
+
+def test_migrate_makes_the_tables(tmp_path):
+    """On SQLite the same command works, and has no roles to give rights to."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert "0002" in run("migrate", "--url", url)
+    assert Ledger.open(url).rows() == []
+    with pytest.raises(InputError, match="no roles"):
+        run("migrate", "--url", url, "--app-role", "pipeline")
