@@ -20,7 +20,7 @@ from storage.codelist import Code, read_codelist
 from storage.datasets import CODES, split_file
 from storage.errors import InputError, StorageError
 from storage.ingest import readers
-from storage.ingest.columns import Survey, Surveyor
+from storage.ingest.columns import USABLE, Survey, Surveyor
 from storage.ingest.config import IngestConfig
 from storage.ingest.report import IngestResult, LabelSpaceSource, SourceCheck
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
@@ -80,7 +80,7 @@ def ingest(
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, max(found.estimated_rows, surveyor.rows))
     survey = surveyor.finish()
-    usable = survey.state == 0
+    usable = survey.state == USABLE
     selection = select(survey.codes, survey.units, usable, config)
     space, labels = _label_space(survey, selection, listed, found, config)
 
@@ -201,7 +201,7 @@ def _result(
 def _per_code(survey: Survey, selection: Selection) -> dict[str, dict[str, int]]:
     """Records a code: usable ones, and those of each split."""
     size = len(survey.code_names)
-    columns = {"usable": np.bincount(survey.codes[survey.state == 0], minlength=size)}
+    columns = {"usable": np.bincount(survey.codes[survey.state == USABLE], minlength=size)}
     for at, split in enumerate(SPLITS):
         columns[split] = np.bincount(survey.codes[selection.split == at], minlength=size)
     named = sorted(enumerate(survey.code_names), key=lambda item: item[1])

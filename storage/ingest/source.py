@@ -134,7 +134,7 @@ def safely(source: Source, action: Callable[[], T]) -> T:
         fault = f"the ZIP cannot be unpacked ({type(error).__name__}); unpack it yourself or fetch it anew"
     except UnicodeDecodeError:
         fault = "it does not decode; save it as UTF-8"
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         fault = (
             "a quoted cell never ends, or is longer than a block; look for a quote left open"
             if "straddl" in str(error)

@@ -47,10 +47,12 @@ class RecordWriter:
         self.counts = dict.fromkeys(splits, 0)
 
     def __enter__(self) -> RecordWriter:
-        for split, path in self._paths.items():
-            file = self._stack.enter_context(_partial(path).open("wb"))
-            writer = pq.ParquetWriter(file, self._schema, compression="zstd")
-            self._writers[split] = self._stack.enter_context(writer)
+        with ExitStack() as stack:
+            for split, path in self._paths.items():
+                file = stack.enter_context(pa.OSFile(str(_partial(path)), "wb"))
+                writer = pq.ParquetWriter(file, self._schema, compression="zstd")
+                self._writers[split] = stack.enter_context(writer)
+            self._stack = stack.pop_all()
         return self
 
     def add(

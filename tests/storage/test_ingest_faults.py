@@ -1,0 +1,298 @@
+"""Bad input: each fault is refused with the place and the remedy, and with nothing of a narrative."""
+
+from __future__ import annotations
+
+import csv
+import io
+import traceback
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from storage.errors import InputError, StorageError
+from storage.ingest import IngestConfig, check_source, ingest
+from storage.ingest import writer as writer_module
+
+MARKER = "PLANTED"
+HEADER = ("EventDate", "Final Narrative", "Nature", "ID")
+ROWS = [(f"1/{n}/2015", f"{MARKER} narrative {n}", ("111", "132")[n % 2], f"r{n}") for n in range(1, 9)]
+
+
+def text_of(rows: list[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER) -> str:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    return buffer.getvalue()
+
+
+def with_cell(row: int, column: str, value: str) -> list[tuple[str, ...]]:
+    """The sound rows with one cell changed; rows count from 1."""
+    rows = [list(r) for r in ROWS]
+    rows[row - 1][HEADER.index(column)] = value
+    return [tuple(r) for r in rows]
+
+
+def everything_said(error: BaseException | None) -> str:
+    """All text that a log or a database could get of an exception: its own and that of whatever it drags along."""
+    said = ""
+    while error is not None:
+        said += "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
+        error = error.__cause__ or error.__context__
+    return said
+
+
+def refused(
+    content: bytes | str,
+    folder: Path,
+    config: IngestConfig | None = None,
+    *,
+    codelist: Path | None = None,
+    act: Callable[..., object] = ingest,
+) -> str:
+    """Ingest, which must refuse; the error's text, after making sure that nothing of a record is in it."""
+    path = folder / "source.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError) as caught:
+        if act is ingest:
+            ingest(path, folder, config or IngestConfig(), codelist)
+        else:
+            check_source(path, config or IngestConfig(), codelist)
+    assert MARKER not in everything_said(caught.value)
+    assert not list(folder.glob("*.parquet"))
+    return str(caught.value)
+
+
+def archive(*names: str, content: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in names:
+            file.writestr(name, content or text_of())
+    return buffer.getvalue()
+
+
+def encrypted_archive() -> bytes:
+    """A ZIP whose member bears the encryption flag, in both its headers."""
+    content = bytearray(archive("injuries.csv"))
+    content[6] |= 1
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(content)
+
+
+def broken_archive() -> bytes:
+    """A ZIP whose directory is whole and whose data are not."""
+    content = bytearray(archive("injuries.csv", content=text_of(ROWS * 100)))
+    middle = content.index(b"PK\x01\x02") // 2
+    content[middle : middle + 20] = bytes(20)
+    return bytes(content)
+
+
+def test_sound_rows_are_taken(tmp_path: Path) -> None:
+    """The rows that the faults below are planted in are accepted without them."""
+    path = tmp_path / "source.csv"
+    path.write_text(text_of())
+    assert ingest(path, tmp_path, IngestConfig(id_column="ID"), None).train == 4
+
+
+FILE_FAULTS = {
+    "empty": (b"", "is empty"),
+    "blank": (b" \n\n ", "is blank"),
+    "header only": (text_of([]), "a header and no records"),
+    "header only, no line feed": (text_of([]).rstrip(), "a header and no records"),
+    "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
+    "UTF-16": (text_of().encode("utf-16"), "UTF-16; save it as UTF-8"),
+    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL bytes"),
+    "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative'"),
+    "missing column": (
+        text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
+        "no column 'Final Narrative'; did you mean 'FinalNarrative'? It has 'EventDate', 'FinalNarrative', 'Nature'",
+    ),
+    "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
+    "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),
+    "no CSV in ZIP": (archive("a.txt", "b.pdf"), "holds no CSV"),
+    "workbook": (archive("xl/workbook.xml"), "Excel workbook; save it as CSV"),
+    "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "holds 2 CSVs (2015.csv, 2016.csv)"),
+    "encrypted ZIP": (encrypted_archive(), "is encrypted"),
+    "cut ZIP": (archive("a.csv")[:-30], "begins like a ZIP but cannot be read"),
+    "empty CSV in ZIP": (archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "), "is blank"),
+    "cut Parquet": (b"PAR1" + b"\1" * 50, "begins like Parquet but cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", FILE_FAULTS)
+def test_faults_of_the_file_are_found_at_a_glance(tmp_path: Path, name: str) -> None:
+    """The pre-flight look and the ingest itself refuse with the same words."""
+    content, said = FILE_FAULTS[name]
+    at_once = refused(content, tmp_path, act=check_source)
+    assert said in at_once
+    assert refused(content, tmp_path) == at_once
+
+
+LATE = [(f"1/{n % 28 + 1}/2015", f"{MARKER} {'x' * 500}", ("111", "132")[n % 2], f"r{n}") for n in range(20_000)]
+ROW_FAULTS = {
+    "NUL byte far in": (text_of([*LATE, ("1/1/2015", "a\0b", "111", "x")]), "line 20002: a NUL byte"),
+    "damaged UTF-8": (
+        text_of(with_cell(3, "Final Narrative", f"{MARKER} “é”, “ü”")).encode().replace("ü".encode(), b"\xc3"),
+        "is UTF-8 with 1 damaged bytes",
+    ),
+    "neither encoding": (text_of().encode().replace(b"narrative 3", b"narrative \x81"), "line 4: neither UTF-8 nor"),
+    "field too many": (text_of([*ROWS[:3], (*ROWS[3], "more"), *ROWS[4:]]), "row 4: 5 fields where the header has 4"),
+    "field too few": (text_of([*LATE, ("1/1/2015", MARKER)]), "row 20001: 2 fields where the header has 4"),
+    "quote left open": (
+        text_of().replace(f"{MARKER} narrative 5,132,r5", f'{MARKER} narrative 5,132,"r5'),
+        "quote of the last cell never ends",
+    ),
+    "quote left open in the middle": (text_of().replace(f"{MARKER} narrative 5", f'"{MARKER} narrative 5'), "row 5: 2"),
+    "quote left open, long": (
+        text_of([*ROWS, *LATE]).replace(f"{MARKER} narrative 5", f'"{MARKER} narrative 5'),
+        "a quoted cell never ends",
+    ),
+    "broken ZIP": (broken_archive(), "the ZIP cannot be unpacked"),
+}
+
+
+@pytest.mark.parametrize("name", ROW_FAULTS)
+def test_faults_inside_name_the_place(tmp_path: Path, name: str) -> None:
+    """Faults that only reading the whole finds name the row or line, and quote no cell."""
+    content, said = ROW_FAULTS[name]
+    assert said in refused(content, tmp_path)
+
+
+RECORD_FAULTS = {
+    "one code": (text_of([(*row[:2], "111", row[3]) for row in ROWS]), {}, "all 8 usable records have one code"),
+    "no code twice": (text_of([(*row[:2], f"1{n}", row[3]) for n, row in enumerate(ROWS)]), {}, "0 codes have 2"),
+    "no text at all": (text_of([(row[0], " ", *row[2:]) for row in ROWS]), {}, "none of 8 records can be used"),
+    "narratives as codes": (
+        text_of([(row[0], row[2], f"{row[1]} {'x' * 200}", row[3]) for row in ROWS]),
+        {},
+        "column 'Nature' holds values of over 120 characters; is it the narrative?",
+    ),
+    "empty text": (text_of(with_cell(3, "Final Narrative", " \t")), {"empty_text": "refuse"}, "1 records without text"),
+    "bad date": (text_of(with_cell(3, "EventDate", "31/12/2015")), {}, "1 dates are missing or do not read"),
+    "impossible date": (text_of(with_cell(3, "EventDate", "2/30/2015")), {}, "(row 3)"),
+    "mistyped year": (text_of(with_cell(3, "EventDate", "2/3/0205")), {}, "(row 3)"),
+    "no date": (text_of(with_cell(3, "EventDate", "")), {}, "(row 3); correct them, set date_format, or set cohort"),
+    "own date format": (text_of(), {"date_format": "%d.%m.%Y"}, "8 dates are missing or do not read as %d.%m.%Y"),
+    "same id": (
+        text_of(with_cell(6, "ID", "r2")),
+        {"id_column": "ID"},
+        "2 records share an id with another (rows 2, 6)",
+    ),
+    "blank id": (text_of(with_cell(6, "ID", " ")), {"id_column": "ID"}, "1 ids are blank (row 6)"),
+    "no unit": (text_of([(*row[:3], "") for row in ROWS]), {"unit_column": "ID"}, "(no_unit 8)"),
+}
+
+
+@pytest.mark.parametrize("name", RECORD_FAULTS)
+def test_faults_of_the_records_name_the_rows(tmp_path: Path, name: str) -> None:
+    """Counts, row numbers and the option that helps; never a cell."""
+    content, options, said = RECORD_FAULTS[name]
+    assert said in refused(content, tmp_path, IngestConfig.model_validate(options))
+
+
+def test_many_faulty_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
+    """Ten rows are named, the rest counted, across blocks."""
+    rows = [("never", f"{MARKER} {n}", ("111", "132")[n % 2], f"r{n}") for n in range(5000)]
+    assert "5000 dates are missing" in (said := refused(text_of(rows), tmp_path))
+    assert "(rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4990 more)" in said
+
+
+def test_codes_off_the_list_are_listed_and_counted(tmp_path: Path) -> None:
+    """Codes are shown, values that look like narratives are not, and the way out is named."""
+    codelist = tmp_path / "codes.csv"
+    codelist.write_text("code,title\n111,Fractures\n9,Nine\n")
+    said = refused(text_of(), tmp_path, codelist=codelist)
+    assert "4 of 8 records have a code that the code list lacks (132); give the right list, or" in said
+    said = refused(text_of(with_cell(2, "Nature", f"{MARKER} as code")), tmp_path, codelist=codelist)
+    assert "(132 and 1 that do not look like codes and are not shown)" in said
+
+
+def test_check_reads_the_code_list(tmp_path: Path) -> None:
+    """A code list that is missing or no code list is refused before work starts."""
+    assert "no file" in refused(text_of(), tmp_path, codelist=tmp_path / "absent.csv", act=check_source)
+    other = tmp_path / "other.csv"
+    other.write_text(text_of())
+    assert "column code is missing" in refused(text_of(), tmp_path, codelist=other, act=check_source)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    """A path that is no file is refused, a folder included."""
+    for path in (tmp_path / "absent.csv", tmp_path):
+        with pytest.raises(InputError, match="no file"):
+            check_source(path, IngestConfig(), None)
+
+
+def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
+    """Lists and bytes that are no UTF-8 are refused by name and type."""
+    for name, values in (("lists", [["a"], ["b"]]), ("bytes", [b"\xff\xfe", b"\xff"])):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"Final Narrative": values, "Nature": ["1", "2"], "EventDate": ["1/1/2015"] * 2}), path)
+        with pytest.raises(InputError, match=r"column 'Final Narrative': type .* does not read as text"):
+            ingest(path, tmp_path, IngestConfig(), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"text_columns": []}, "at least 1 item"),
+        ({"text_columns": ["a", "a"]}, "a column twice"),
+        ({"label_column": "Final Narrative"}, "would read the answer"),
+        ({"template": "{Final Narrative} {Job}"}, "names 'Job', which is not among text_columns"),
+        ({"template": "always the same"}, "leaves out text column 'Final Narrative'"),
+        ({"template": "{Final Narrative} {"}, "brace without its partner"),
+        ({"max_per_unit": 2}, "needs unit_column"),
+        ({"max_per_unit": 0, "unit_column": "u"}, "greater than or equal to 1"),
+        ({"cap_per_code": 0}, "greater than or equal to 1"),
+        ({"cap_per_code": 3, "min_per_code": 4}, "below min_per_code"),
+        ({"min_per_code": 0}, "greater than or equal to 1"),
+        ({"test_share": 1.0}, "less than 1"),
+        ({"test_share": 0.0}, "greater than 0"),
+        ({"test_share": float("nan")}, "finite"),
+        ({"holdout_share": -0.1}, "greater than or equal to 0"),
+        ({"holdout_share": float("inf")}, "finite"),
+        ({"date_format": "%d.%m."}, "gives no year"),
+        ({"seed": -1}, "greater than or equal to 0"),
+        ({"seed": 2**53}, "less than"),
+        ({"cohort": "week"}, "'year', 'quarter', 'month' or 'none'"),
+        ({"text_column": "Final Narrative"}, "Extra inputs are not permitted"),
+    ],
+)
+def test_configurations_that_contradict_themselves(options: dict[str, object], said: str) -> None:
+    """Numbers out of range, contradictions and unknown names are refused before a file is opened."""
+    with pytest.raises(ValidationError, match=said):
+        IngestConfig.model_validate(options)
+
+
+@pytest.mark.parametrize("copies", [1, 3000])
+def test_full_disk_is_told_and_leaves_no_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
+    """A disk without room, met at the first row group or at the end, ends in an error that says so; no split is there.
+
+    The device /dev/full stands for the disk: the kernel answers every write to it with ENOSPC.
+    """
+    monkeypatch.setattr(writer_module, "_partial", lambda path: Path("/dev/full"))
+    path = tmp_path / "source.csv"
+    path.write_text(text_of(ROWS * copies))
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(StorageError, match=r"no space left in .*out") as caught:
+        ingest(path, out, IngestConfig(cap_per_code=None), None)
+    assert MARKER not in everything_said(caught.value)
+    assert not list(out.iterdir())
+
+
+def test_source_changed_between_the_passes(tmp_path: Path) -> None:
+    """Rows appended while ingest reads are noticed."""
+    path = tmp_path / "source.csv"
+    path.write_text(text_of(ROWS * 200))
+
+    def append(done: int, total: int | None) -> None:
+        if done * 2 == 1600:
+            with path.open("a") as file:
+                file.write(text_of(ROWS).partition("\n")[2])
+
+    with pytest.raises(StorageError, match="changed while it was read"):
+        ingest(path, tmp_path, IngestConfig(), None, append)
+    assert not list(tmp_path.glob("*.parquet"))
