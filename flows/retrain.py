@@ -34,7 +34,7 @@ class Chain:
     prepared: ArtifactRef | None
     posteriors: dict[str, ArtifactRef | None]
     weights: ArtifactRef | None
-    measured: ArtifactRef | None
+    measured: dict[str, ArtifactRef | None]
     evaluated: ArtifactRef | None
 
 
@@ -61,12 +61,12 @@ def chain(parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None
 
     posteriors = {"base": posterior_of("base", None)}
     weights = do(posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=posteriors["base"]))
-    measured: ArtifactRef | None = None
+    measured: dict[str, ArtifactRef | None] = {}
     for name in parameters.rounds[1:]:
         if name == "reweighted":
-            weights = do(posterior.reweight(config, measured=measured))
+            weights = do(posterior.reweight(config, measured=measured["weighted"]))
         posteriors[name] = posterior_of(name, weights)
-        measured = do(
+        measured[name] = do(
             posterior.sensitivity(
                 name,
                 model,
@@ -98,36 +98,34 @@ def retrain(parameters: RetrainParameters, home: str = "workspace", device: str 
         device: `auto`, `cpu` or `cuda`.
     """
     context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("preflight"):
+    with private_errors("retrain"), listening(report.PrefectListener()):
         context.workspace.create()
         preflight.check(context, parameters)
-    with listening(report.PrefectListener()):
         made = chain(parameters, lambda step: submit(context, step))
         return _finish(context, parameters, made)
 
 
 def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> RetrainResult:
     """Plan, record what was measured, release, and lay the figures out in the UI."""
-    drawn_from = made.posteriors[parameters.rounds[-1]]
-    if not (made.dataset and made.prepared and made.measured and made.evaluated and drawn_from):
+    last = parameters.rounds[-1]
+    drawn_from, measured = made.posteriors[last], made.measured[last]
+    if not (made.dataset and made.prepared and measured and made.evaluated and drawn_from):
         raise RuntimeError("a stage left no output")  # submit returns a reference or raises
-    with private_errors("release plan"):
-        plan = release_plan(
-            parameters,
-            context.store,
-            dataset=made.dataset,
-            posterior=drawn_from,
-            measured=made.measured,
-            prefect_run_id=str(flow_run.get_id() or "") or None,
-        )
-        plan_file = report.write_plan(context, plan)
-    publish.record_internal(context, parameters, plan, context.store.figures(made.evaluated), evaluated=made.evaluated)
+    plan = release_plan(
+        parameters,
+        context.store,
+        dataset=made.dataset,
+        posterior=drawn_from,
+        measured=measured,
+        prefect_run_id=str(flow_run.get_id() or "") or None,
+    )
+    plan_file = report.write_plan(context, plan)
+    publish.record_internal(context, parameters, plan, evaluated=made.evaluated, measured=made.measured)
     released = None
     if parameters.release.enabled:
-        sources = Sources(made.dataset, made.prepared, drawn_from, made.measured)
+        sources = Sources(made.dataset, made.prepared, drawn_from, measured)
         released = publish.release(context, parameters, plan, sources)
-    with private_errors("report"):
-        report.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=made.measured)
+    report.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
     return RetrainResult(plan=str(plan_file), release=released)
 
 

@@ -11,14 +11,13 @@ if not (3, 11) <= sys.version_info[:2] < (3, 14):
     sys.exit(f"setup: Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}; call make with PYTHON=/path/to/python3.12")
 PY
 
-rm -rf "$VENV"
-if ! "$PYTHON" -m venv "$VENV" 2>/dev/null; then
+if [ ! -x "$VENV/bin/pip" ] && ! "$PYTHON" -m venv --clear "$VENV" 2>/dev/null; then
   # Debian keeps venv's pip in a package of its own.
   package="$("$PYTHON" -c 'import sys; print(f"python3.{sys.version_info[1]}-venv")')"
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "setup: installing Debian's $package"
     apt-get update -qq && apt-get install -y -qq "$package" >/dev/null
-    "$PYTHON" -m venv "$VENV"
+    "$PYTHON" -m venv --clear "$VENV"
   else
     echo "setup: '$PYTHON -m venv' failed; on Debian: sudo apt-get install $package" >&2
     exit 1

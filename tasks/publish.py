@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel, ConfigDict
 
 from mechanisms import checkpoint, export, pseudo_posterior, swag
+from mechanisms.accounting import claim_of
 from mechanisms.entropy import system_normal
 from storage import bundle
 from storage.artifacts import ArtifactRef, file_digest
@@ -223,11 +224,11 @@ def record_internal(
     context: Context,
     parameters: RetrainParameters,
     plan: ReleasePlan,
-    scores: Mapping[str, Any],
     *,
     evaluated: ArtifactRef,
+    measured: Mapping[str, ArtifactRef | None],
 ) -> None:
-    """Write the internal evaluation to the ledger: kind `none`, never releasable."""
+    """Write what stays in the house to the ledger: scores on the test half, and each round's epsilon and Delta."""
     copied = plan.model_dump(
         include={
             "population",
@@ -243,16 +244,39 @@ def record_internal(
             "prefect_run_id",
         }
     )
-    with private_errors("record evaluation"):
-        open_ledger(context, parameters).record(
+    ledger, store = open_ledger(context, parameters), context.store
+    for name, ref in measured.items():
+        if ref is None:
+            continue
+        event = plan.event.model_copy(
+            update={"sensitivity": store.figures(ref)["sensitivity"], "reweighted": name == "reweighted"}
+        )
+        ledger.record(
             Evaluation(
                 **copied,
-                label="internal evaluation on the test half",
-                idempotency_key=f"evaluation-{evaluated.sha256}",
-                artifact_digests={"evaluation": evaluated.sha256},
-                details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
+                label=f"sensitivity of the {name} posterior, no release",
+                idempotency_key=f"sensitivity-{ref.sha256}",
+                artifact_digests={"sensitivity": ref.sha256},
+                event=event,
+                claim=claim_of(
+                    event,
+                    delta=None,
+                    privacy_unit=plan.claim.privacy_unit,
+                    max_records_per_unit=plan.claim.max_records_per_unit,
+                    unprotected_inputs=plan.claim.unprotected_inputs,
+                ),
             )
         )
+    scores = store.figures(evaluated)
+    ledger.record(
+        Evaluation(
+            **copied,
+            label="internal evaluation on the test half",
+            idempotency_key=f"evaluation-{evaluated.sha256}",
+            artifact_digests={"evaluation": evaluated.sha256},
+            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
+        )
+    )
 
 
 def _require(value: str | None) -> str:
