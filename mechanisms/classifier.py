@@ -14,6 +14,7 @@ The trainable parameters are views into `Classifier.flat`, float32 [P]: writing 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms import encoders
+from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
 from mechanisms.seeding import seeded
 
@@ -217,7 +219,14 @@ def build(config: ModelConfig, *, num_labels: int, seed: int, device: torch.devi
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
-    """Narratives as token ids, cut at `max_length`, with the encoder's own tokenizer."""
+    """Narratives as token ids, cut at `max_length`, with the encoder's own tokenizer.
+
+    Raises:
+        MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
+    """
+    longest = encoders.longest(config.encoder)
+    if config.max_length > longest:
+        raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
     tokenizer = encoders.load_tokenizer(config.encoder)
     encoded = tokenizer(texts, truncation=True, max_length=config.max_length, return_attention_mask=False)
     return TokenInputs.from_lists(encoded["input_ids"], pad_id=tokenizer.pad_token_id)
@@ -232,7 +241,10 @@ def _with_adapters(model: nn.Module, config: ModelConfig) -> nn.Module:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
     )
-    return cast(nn.Module, get_peft_model(cast(Any, model), lora))
+    with warnings.catch_warnings():
+        # peft asks transformers for a name that is on its way out there.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        return cast(nn.Module, get_peft_model(cast(Any, model), lora))
 
 
 def device_of(name: str) -> torch.device:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -51,13 +52,18 @@ def digest_parts(name: str) -> list[Path]:
 def _load(loader: Any, name: str, **options: Any) -> Any:
     source = resolve(name)
     try:
-        return loader.from_pretrained(source, **options)
-    except (OSError, ValueError):
-        # transformers' text names caches and hosts and runs over a page; the cause is one of two.
+        # Code from a model folder is never run (and never asked about at the terminal).
+        return loader.from_pretrained(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError):
+        # transformers' text names caches and hosts and runs over a page; these are the causes.
         raise MechanismError(
-            f"encoder: cannot load `{name}`: neither a saved model here nor reachable at the hub; "
-            f"give a local folder, or `{PACKAGED}`"
+            f"encoder: cannot load `{name}`: no whole model here (config.json, model.safetensors, tokenizer.json), "
+            f"none at the hub, or one whose head has other labels; give a local folder, or `{PACKAGED}`"
         ) from None
+
+
+_WEIGHTS: dict[str, Any] = {"dtype": "float32", "use_safetensors": True}
+"""Weights come from safetensors alone: the older format is a pickle."""
 
 
 def load_tokenizer(name: str) -> Any:
@@ -71,7 +77,7 @@ def load_encoder(name: str) -> nn.Module:
     """The bare encoder, float32, no head."""
     from transformers import AutoModel
 
-    return cast(nn.Module, _quietly(AutoModel, name, dtype="float32"))
+    return cast(nn.Module, _quietly(AutoModel, name, **_WEIGHTS))
 
 
 def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
@@ -80,7 +86,7 @@ def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
 
     return cast(
         nn.Module,
-        _quietly(AutoModelForSequenceClassification, name, num_labels=num_labels, dtype="float32"),
+        _quietly(AutoModelForSequenceClassification, name, num_labels=num_labels, **_WEIGHTS),
     )
 
 
@@ -103,6 +109,18 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def longest(name: str) -> int:
+    """Tokens that the encoder can read: its position embeddings, less those that RoBERTa keeps for padding."""
+    from transformers import AutoConfig
+
+    config = _load(AutoConfig, name)
+    positions = int(getattr(config, "max_position_embeddings", 1 << 30))
+    return positions - config.pad_token_id - 1 if config.model_type in _POSITIONS_AFTER_PADDING else positions
+
+
+_POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 
 
 def base(model: nn.Module) -> nn.Module:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -74,10 +76,8 @@ class TokenInputs:
         """Pack token id lists."""
         offsets = torch.zeros(len(sequences) + 1, dtype=torch.int64)
         offsets[1:] = torch.tensor([len(s) for s in sequences], dtype=torch.int64).cumsum(0)
-        ids = torch.empty(int(offsets[-1]), dtype=torch.int32)
-        for i, sequence in enumerate(sequences):
-            ids[offsets[i] : offsets[i + 1]] = torch.tensor(sequence, dtype=torch.int32)
-        return cls(ids=ids, offsets=offsets, pad_id=pad_id)
+        ids = np.fromiter(chain.from_iterable(sequences), dtype=np.int32, count=int(offsets[-1]))
+        return cls(ids=torch.from_numpy(ids), offsets=offsets, pad_id=pad_id)
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
@@ -121,4 +121,5 @@ def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor
     n = len(inputs)
     lengths = inputs.lengths
     order = torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
-    yield from order.split(batch_size)
+    if n:  # an empty tensor splits into one empty batch
+        yield from order.split(batch_size)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mechanisms import classifier
 from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.inputs import FeatureInputs
+from mechanisms.inputs import FeatureInputs, TokenInputs
 
 _WHO = ("employee", "worker", "driver", "roofer", "nurse", "technician")
 _DID = ("fell from", "slipped on", "was struck by", "was caught in", "lifted", "touched")
@@ -31,6 +32,12 @@ def _narratives(n: int, *, seed: int = 0) -> list[str]:
         )
         for _ in range(n)
     ]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Models this small only wait for a second thread; on a busy machine twenty times as long as they work."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -115,5 +122,23 @@ def linear() -> Callable[..., tuple[Classifier, FeatureInputs, Tensor]]:
         made = Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
         features = torch.randn(n, width, generator=g)
         return made, FeatureInputs(features=features), torch.randint(labels, (n,), generator=g)
+
+    return make
+
+
+@pytest.fixture
+def fresh(tiny_roberta: Path) -> Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]:
+    """Make a newly built classifier on the tiny RoBERTa, and n records in the form that its trainable part reads."""
+
+    def make(
+        trainable: Any, n: int = 20, *, pooling: Any = "first", encoder: Path = tiny_roberta, labels: int = 5
+    ) -> tuple[Classifier, FeatureInputs | TokenInputs, Tensor]:
+        config = ModelConfig(
+            encoder=str(encoder), trainable=trainable, pooling=pooling, max_length=64, lora_rank=2, lora_dropout=0.1
+        )
+        made = classifier.build(config, num_labels=labels, seed=0)
+        tokens = classifier.tokenize(config, _narratives(n))
+        given = torch.randint(labels, (n,), generator=torch.Generator().manual_seed(1))
+        return made, made.encode(tokens) if trainable == "head" else tokens, given
 
     return make
