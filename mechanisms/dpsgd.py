@@ -17,6 +17,7 @@ the private checkpoint alone until the run ends, so that a resumed run draws the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from mechanisms import checkpoint, formal_cost, private_counts, schedules
+from mechanisms import checkpoint, formal_cost, private_counts, schedules, threads
 from mechanisms.classifier import Classifier
 from mechanisms.dp_head import HeadClipping
 from mechanisms.errors import MechanismError
@@ -165,6 +166,7 @@ def run(
     purpose: str,
     physical_batch_size: int = 32,
     sampler: PoissonSampler | None = None,
+    start: Callable[[SecretStream], None] | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> DpSgdRun:
@@ -174,6 +176,8 @@ def run(
         labels: int64 [n].
         seed: of dropout only, which privacy does not rest on. Noise and samples have no seed.
         physical_batch_size: records in memory at once; changes nothing but speed and memory.
+        start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
+            records must be a release that the plan's event holds, with noise from the stream.
         folder: where the checkpoint lies, one an epoch; it holds the noise key until the run ends.
 
     Raises:
@@ -202,8 +206,10 @@ def run(
     classifier.part.train()
     if state.step == 0:
         state.save()  # the key must be on the disk before anything is drawn with it
+        if start is not None:
+            start(stream)
     try:
-        with clipper:
+        with threads.fitting(inputs), clipper:
             for step, segment in _remaining(sgd, state.step):
                 index = sampler.sample(stream, step)
                 gradient.zero_()
