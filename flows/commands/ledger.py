@@ -163,6 +163,8 @@ def verify(
             typer.echo(f"note: {note}")
         if not report.ok:
             typer.echo(f"first bad row: {report.first_bad_row}: {report.problem}")
+        elif key is None and any(kept.signature for kept in heads):
+            typer.echo("note: the heads' signatures weren't checked; give --public-key")
         elif not (heads or earlier):
             typer.echo("note: without --head nobody can tell that rows were cut off at the end")
     if not report.ok:

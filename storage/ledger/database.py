@@ -157,6 +157,8 @@ class Database:
         if isinstance(error, exc.IntegrityError):
             return StorageError(f"ledger {self.name}: the row contradicts one already there; nothing recorded")
         gone = error.connection_invalidated or (isinstance(error, exc.OperationalError) and not self.is_sqlite)
+        if gone and error.statement is None and not error.connection_invalidated:
+            return ConnectionLost(f"ledger {self.name}: can't connect: {original}")
         if gone:
             return ConnectionLost(
                 f"ledger {self.name}: no connection to the server; whether the last step was recorded is not"

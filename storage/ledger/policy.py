@@ -75,9 +75,11 @@ class CohortBudget(BaseModel):
     asymptotic_local: Cap | None = Field(default=None, alias="asymptotic-local")
 
     @model_validator(mode="after")
-    def _formal_has_delta(self) -> CohortBudget:
+    def _delta_is_for_formal(self) -> CohortBudget:
         if self.formal is not None and self.formal.delta is None:
             raise ValueError("a formal cap needs a delta")
+        if self.asymptotic_local is not None and self.asymptotic_local.delta is not None:
+            raise ValueError("an asymptotic-local cap has no delta: what isn't quantified can't be added up")
         return self
 
     def cap(self, kind: GuaranteeKind) -> Cap | None:

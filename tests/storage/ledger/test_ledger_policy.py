@@ -74,6 +74,7 @@ def test_the_digest_is_of_the_meaning_and_survives_storage():
         ("name: p\nname: q\n", "twice"),
         ("name: p\nbudget: 3\n", "budget"),
         ("name: p\ndefault: {formal: {epsilon: 1}}\n", "delta"),
+        ("name: p\ndefault: {asymptotic-local: {epsilon: 1, delta: 0.1}}\n", "has no delta"),
         ("name: p\ndefault: {formal: {epsilon: .nan, delta: 0.1}}\n", "finite"),
         ("name: p\ndefault: {asymptotic-local: {epsilon: -1}}\n", "above zero"),
         ("name: p\ndefault: {asymptotic-local: {epsilon: '1.0000000000001'}}\n", "precise"),

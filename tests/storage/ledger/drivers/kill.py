@@ -106,15 +106,12 @@ class Judge:
     def __init__(self, url: str, home: Path) -> None:
         self.ledger, self.workspace = Ledger.open(url), Workspace(home)
         self.draws: dict[str, str] = {}
+        self.rows: dict[str, Row] = {}
         self.problems: list[str] = []
-
-    def releases(self) -> dict[str, Row]:
-        """Current rows by their key's release id."""
-        return {row.release_id or "": row for row in self.ledger.current() if row.kind == "release"}
 
     def look(self, when: str) -> None:
         """Check every promise that holds at any moment."""
-        rows = self.releases()
+        rows = self.rows = {r.release_id or "": r for r in self.ledger.current() if r.kind == "release"}
         folder = self.workspace.private / "releases"
         for path in folder.glob("*/draw.safetensors") if folder.is_dir() else ():
             digest, release_id = file_digest(path), path.parent.name
@@ -154,20 +151,20 @@ def main() -> None:
         killed(url, home, f"warm-{warm}", at=None, after=None)
     usual = time.monotonic() - start
     judge = Judge(url, home)
+    judge.look("warm")
     states: Counter[str] = Counter()
     kills = [(point, None) for point in POINTS] + [(None, random_.uniform(0, 1.3 * usual)) for _ in range(rounds)]
     for number, (at, after) in enumerate(kills):
-        before = set(judge.releases())
+        before = set(judge.rows)
         key = f"release-{number}"
         killed(url, home, key, at=at, after=after)
         judge.look(f"{key} killed {at or after}")
-        new = [row for release_id, row in judge.releases().items() if release_id not in before]
+        new = [row for release_id, row in judge.rows.items() if release_id not in before]
         states[new[0].state if new else "nothing"] += 1
         # Half of the releases are recovered by hand before they run again; the others run again straight away.
         if number % 2:
             findings = recover(judge.ledger, judge.workspace)
             judge.problems += [f"{key}: recover found {f.step}: {f.why}" for f in findings if f.step in UNEXPECTED]
-            judge.look(f"{key} recovered")
         row = run_release(url, home, key, lambda point: None)
         judge.look(f"{key} run again")
         if row.state != "committed":
@@ -175,7 +172,7 @@ def main() -> None:
     report = judge.ledger.verify()
     if not report.ok:
         judge.problems.append(report.problem)
-    releases = judge.releases().values()
+    releases = judge.rows.values()
     owed = sum((row.epsilon or Decimal(0) for row in releases), Decimal(0))
     spent = {line.account.epsilon for line in judge.ledger.budget() if line.account.sequence}
     if spent != {owed}:
