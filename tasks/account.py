@@ -68,7 +68,11 @@ def release_plan(
     measured: ArtifactRef,
     prefect_run_id: str | None,
 ) -> ReleasePlan:
-    """The plan of releasing one draw of `posterior`. The same posterior and label always give the same key."""
+    """The plan of releasing one draw of `posterior`.
+
+    The same records, method and label always give the same key, so that running again, also after a change of code
+    that gave another posterior, never releases and spends twice unless the operator asks by another label.
+    """
     facts = store.figures(dataset)
     moments = store.figures(posterior)
     event = swag_ppm_event(
@@ -79,8 +83,9 @@ def release_plan(
     )
     artifacts = {"dataset": dataset.sha256, "posterior": posterior.sha256, "sensitivity": measured.sha256}
     source = provenance()
+    method = digest(parameters.model_dump(mode="json", exclude=_NOT_METHOD))
     return ReleasePlan(
-        idempotency_key=digest({"artifacts": artifacts, "label": parameters.release.label}),
+        idempotency_key=digest({"data": facts["fingerprint"], "method": method, "label": parameters.release.label}),
         release_label=parameters.release.label,
         population=parameters.data.population,
         cohorts=tuple(facts["cohorts"]),
@@ -94,7 +99,7 @@ def release_plan(
         code_commit=source.code_commit,
         code_dirty=source.code_dirty,
         lock_digest=source.lock_digest,
-        parameters_digest=digest(parameters.model_dump(mode="json", exclude=_NOT_METHOD)),
+        parameters_digest=method,
         artifact_digests=artifacts,
         requester=parameters.release.requester,
         prefect_run_id=prefect_run_id,

@@ -525,7 +525,7 @@ def _require_same(known: Row, content: dict[str, Any]) -> None:
     if different:
         raise InputError(
             f"idempotency key: it belongs to release {known.release_id}, whose {', '.join(different)} differ;"
-            " another release needs another key"
+            " another release needs another key (another release.label), and spends again"
         )
 
 
