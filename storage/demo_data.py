@@ -26,7 +26,7 @@ HEADER = (
 )  # fmt: skip
 
 FIRST_DAY, DAYS = date(2021, 1, 1), 3 * 365
-VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.03, 0.05, 0.025, 0.015
+VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.02, 0.03, 0.02, 0.015
 """Shares: narratives without the injury, with another injury beside it, with a wrong code; words misspelt."""
 _TAIL_SHIFT, _TAIL_POWER = 9.0, 3.1
 """Size of the r-th code is as (r + shift) to the minus power: Gini 0.6 for the 46 codes, as in paper 003, figure 2."""

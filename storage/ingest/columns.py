@@ -1,6 +1,6 @@
 """What each row is, without its text: code, cohort, unit, and whether it can be used.
 
-About 40 bytes a row are kept, so that a sample of any kind can be drawn before a single narrative is.
+Some 20 to 40 bytes a row are kept, so that a sample of any kind can be drawn before a single narrative is read.
 """
 
 from __future__ import annotations

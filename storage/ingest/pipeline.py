@@ -1,7 +1,7 @@
 """From a file of records to the splits that a coder learns from and is tested on.
 
 Two passes, both streaming: the first judges every row and keeps no text, the sample is drawn, the second reads the
-texts of the sample. So memory grows by some 40 bytes a row, whatever the length of the narratives or the cap.
+texts of the sample. So memory grows by about 100 bytes a row, whatever the length of the narratives or the cap.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_large_units_are_not_tested_more_often() -> None:
 
     With one rank for unit cap and split, the survivors of large units would be early in their code. Over 2,000 seeds
     of 20 such records the share in the test half has a standard error of 0.0025; the bound is four of them, a false
-    alarm of 6e-5. The wrong sampler gives 0.9.
+    alarm of 6e-5. The wrong sampler gives 0.84.
     """
     codes = [0] * 220
     units = [n // 10 for n in range(200)] + list(range(100, 120))
