@@ -198,8 +198,6 @@ def run(
 
     stream = SecretStream(state.key)
     device = classifier.device
-    weights = _record_weights(config, labels, num_labels=num_labels, stream=stream)
-    labels = labels.to(device)
     gradient, noise = torch.zeros_like(classifier.flat), torch.empty_like(classifier.flat)
     dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules())
     tally = torch.zeros(3, device=device)
@@ -208,6 +206,8 @@ def run(
         state.save()  # the key must be on the disk before anything is drawn with it
         if start is not None:
             start(stream)
+    weights = _record_weights(config, labels, num_labels=num_labels, stream=stream)
+    labels = labels.to(device)
     try:
         with threads.fitting(inputs), clipper:
             for step, segment in _remaining(sgd, state.step):

@@ -1,0 +1,321 @@
+"""DP-SGD from config to run: the noise that lands, the plan that binds, resume, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from scipy import stats
+from torch import Tensor
+
+from mechanisms import checkpoint, dpsgd
+from mechanisms import classifier as classifiers
+from mechanisms.classifier import Classifier, ModelConfig
+from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan, PoissonSampler
+from mechanisms.errors import MechanismError
+from mechanisms.events import DpSgdEvent, NoiseSegment
+from mechanisms.inputs import FeatureInputs
+from mechanisms.noise import SecretStream
+from mechanisms.private_counts import ClassWeightsConfig
+from mechanisms.schedules import SadSchedule
+
+Linear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(dpsgd, "new_key", lambda: KEY)
+
+
+def plan_of(config: DpSgdConfig, *segments: NoiseSegment, records: int) -> DpSgdPlan:
+    """A plan with noise set by hand, for tests that want a known one."""
+    event = DpSgdEvent(sampling_prob=config.batch_size / records, segments=segments)
+    return DpSgdPlan(config=config, event=event, num_records=records)
+
+
+def go(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, **options: Any) -> dpsgd.DpSgdRun:
+    trained, inputs, labels = made
+    return dpsgd.run(trained, inputs, labels, plan=plan, num_labels=4, seed=1, purpose="test", **options)
+
+
+PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
+def test_noise_that_lands_in_the_parameters(linear: Linear, factor: float, accepted: bool) -> None:
+    """One step of SGD at rate 1 moves theta by -(clipped sum + sigma C z)/L. With a gradient of zero (every weight of
+    the loss clipped to 1e-9) the move's std is sigma C / L: a chi-square test at level 1e-6 over 4,004 parameters
+    (false alarm 1e-6 a run) accepts it and rejects two thirds and three halves of it."""
+    made = linear(20, width=1000)
+    before = made[0].flat.clone()
+    config = DpSgdConfig(batch_size=20, l2_clip_norm=1e-9, **PLAIN_SGD)
+    segment = NoiseSegment(steps=1, noise_multiplier=2.5e9, l2_clip_norm=1e-9)
+    go(made, plan_of(config, segment, records=20))
+    std = 2.5 / 20
+    move = (made[0].flat - before).double() / (std * factor)
+    below = float(stats.chi2.cdf(float(move.square().sum()), len(move)))
+    assert (2 * min(below, 1 - below) > 1e-6) == accepted
+
+
+def test_scheduled_noise_and_clips_run_in_order(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step reads its noise and clip from the event: 2 steps of the first segment, then 3 of the second."""
+    seen: list[float] = []
+    real = dpsgd._coefficients
+
+    def spy(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | None) -> Any:
+        seen.append(segment.noise_multiplier * segment.l2_clip_norm)
+        return real(config, segment, weights)
+
+    monkeypatch.setattr(dpsgd, "_coefficients", spy)
+    config = DpSgdConfig(batch_size=12, **PLAIN_SGD)
+    segments = (
+        NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=3.0),
+        NoiseSegment(steps=3, noise_multiplier=2.0, l2_clip_norm=1.0),
+    )
+    ran = go(linear(12), plan_of(config, *segments, records=12))
+    assert seen == [3.0, 3.0, 2.0, 2.0, 2.0]
+    assert ran.event == DpSgdEvent(sampling_prob=1.0, segments=segments)
+
+
+def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+    """Sorted by length and cut in pieces of 3 or of 100, the same sample gives the same parameters to float precision;
+    dropout is off, for its masks are the one thing that pieces share out differently."""
+    model = ModelConfig(encoder=str(tiny_roberta), max_length=32)
+    labels = torch.arange(20) % 4
+    config = DpSgdConfig(batch_size=20, **PLAIN_SGD)
+    after = []
+    for size in (3, 100):
+        made = classifiers.build(model, num_labels=4, seed=0)
+        for module in made.part.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        inputs = classifiers.tokenize(model, narratives(20))
+        segment = NoiseSegment(steps=1, noise_multiplier=1e-9, l2_clip_norm=1.0)
+        dpsgd.run(
+            made,
+            inputs,
+            labels,
+            plan=plan_of(config, segment, records=20),
+            num_labels=4,
+            seed=1,
+            purpose="t",
+            physical_batch_size=size,
+        )
+        after.append(made.flat.clone())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("trainable", ["full", "lora", "head"])
+def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+    """With hardly any noise two kinds of sentences are told apart (loss falls below 0.6 of log 2)."""
+    pooling = "mean" if trainable == "head" else "first"  # an untrained encoder's first token hardly sees the others
+    model = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, pooling=pooling, max_length=32, lora_rank=4)
+    texts = [f"{'burn' if i % 2 else 'saw'} {text}" for i, text in enumerate(narratives(40))]
+    labels = torch.arange(40) % 2
+    made = classifiers.build(model, num_labels=2, seed=0)
+    tokens = classifiers.tokenize(model, texts)
+    inputs = made.encode(tokens) if trainable == "head" else tokens
+    config = DpSgdConfig(batch_size=20, epochs=60, learning_rate=0.05 if trainable == "head" else 0.02)
+    segment = NoiseSegment(steps=120, noise_multiplier=0.01, l2_clip_norm=1.0)
+    ran = dpsgd.run(made, inputs, labels, plan=plan_of(config, segment, records=40), num_labels=2, seed=1, purpose="t")
+    assert len(ran.losses) == 60
+    assert ran.losses[-1] < 0.6 * math.log(2) < ran.losses[0]
+
+
+class _Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("weights", [None, ClassWeightsConfig(noise_multiplier=2.0)], ids=["plain", "weighted"])
+def test_resumed_equals_unbroken(
+    linear: Linear, tmp_path: Path, weights: ClassWeightsConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit where the unbroken
+    run with that key ends: no step's noise or sample is drawn a second time. The key that a new run would get plays no
+    part, and a run that does start with another key ends elsewhere."""
+    config = DpSgdConfig(
+        batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights, target_epsilon=20
+    )
+    plan = dpsgd.calibrate(config, num_records=120)
+    assert plan.sgd.steps == 16
+    unbroken = linear(120)
+    expected = go(unbroken, plan)
+
+    with pytest.raises(_Interrupted):
+        _interrupt_at(linear(120), plan, tmp_path, step=10)
+    _, meta = checkpoint.load(tmp_path / "dpsgd.safetensors")
+    assert meta["step"] == 8  # an epoch is four steps; the two after it are lost and drawn the same again
+    monkeypatch.setattr(dpsgd, "new_key", lambda: bytes(32))
+    resumed = linear(120)
+    assert go(resumed, plan, folder=tmp_path) == expected
+    assert torch.equal(resumed[0].flat, unbroken[0].flat)
+    assert expected.event == plan.event
+
+    other = linear(120)
+    go(other, plan)
+    assert not torch.equal(other[0].flat, unbroken[0].flat)
+
+
+def test_every_run_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, linear: Linear) -> None:
+    """Without the fixture above, the same seed and plan give different results: no seed reaches the noise."""
+    monkeypatch.undo()
+    ends = []
+    for _ in range(2):
+        made = linear(12)
+        segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0)
+        go(made, plan_of(DpSgdConfig(batch_size=6, **PLAIN_SGD), segment, records=12))
+        ends.append(made[0].flat)
+    assert not torch.any(ends[0] == ends[1])
+
+
+def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, folder: Path, *, step: int) -> None:
+    real = SecretStream.poisson_sample
+
+    def dying(self: SecretStream, records: int, **address: Any) -> Tensor:
+        if address["step"] == step:
+            raise _Interrupted
+        return real(self, records, **address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SecretStream, "poisson_sample", dying)
+        go(made, plan, folder=folder)
+
+
+def test_the_key_goes_when_the_run_ends(linear: Linear, tmp_path: Path) -> None:
+    """The last checkpoint holds the parameters and what ran, no key, and running it again changes nothing."""
+    plan = plan_of(
+        DpSgdConfig(batch_size=6, **PLAIN_SGD),
+        NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=1.0),
+        records=12,
+    )
+    made = linear(12)
+    ran = go(made, plan, folder=tmp_path)
+    tensors, _ = checkpoint.load(tmp_path / "dpsgd.safetensors")
+    assert set(tensors) == {"theta"}
+    again = linear(12)
+    assert go(again, plan, folder=tmp_path) == ran
+    assert torch.equal(again[0].flat, made[0].flat)
+
+
+def test_a_checkpoint_of_another_event_is_refused(linear: Linear, tmp_path: Path) -> None:
+    """Changing the noise after the first step would leave the claim to the plan that no longer runs."""
+    config = DpSgdConfig(batch_size=6, **PLAIN_SGD)
+    first, second = (NoiseSegment(steps=2, noise_multiplier=s, l2_clip_norm=1.0) for s in (1.0, 0.5))
+    go(linear(12), plan_of(config, first, records=12), folder=tmp_path)
+    with pytest.raises(MechanismError, match="another event or config"):
+        go(linear(12), plan_of(config, second, records=12), folder=tmp_path)
+
+
+def test_an_unfinished_run_claims_the_steps_it_took() -> None:
+    """The accountant's state is a count of steps: 3 of 2 + 4 steps are the first segment and one step of the second."""
+    segments = (
+        NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=1.0),
+        NoiseSegment(steps=4, noise_multiplier=2.0, l2_clip_norm=1.0),
+    )
+    taken = dpsgd._taken(DpSgdEvent(sampling_prob=0.5, segments=segments), 3)
+    assert isinstance(taken, DpSgdEvent)
+    assert [(s.steps, s.noise_multiplier) for s in taken.segments] == [(2, 1.0), (1, 2.0)]
+
+
+@pytest.mark.parametrize("clipping", ["clip", "normalise"])
+@pytest.mark.parametrize("apply", [None, "before-clip", "after-clip"])
+def test_no_record_adds_more_than_the_clip(clipping: Any, apply: Any) -> None:
+    """Whatever the weights (at most 1), the norm and the order of weighting and clipping: c_i norm_i <= C."""
+    config = DpSgdConfig(
+        batch_size=8, clipping=clipping, class_weights=None if apply is None else ClassWeightsConfig(apply=apply)
+    )
+    segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=0.5)
+    norms = torch.logspace(-6, 6, 100)
+    weights = None if apply is None else torch.linspace(0.01, 1, 100)
+    added = dpsgd._coefficients(config, segment, weights)(norms) * norms
+    assert float(added.max()) <= 0.5 * (1 + 1e-6)
+    assert float(added.max()) >= 0.45
+
+
+def test_weighting_before_or_after_the_clip() -> None:
+    """Norm 4, clip 1, weight 1/2: the weighted loss's gradient (norm 2) is clipped to 1; after clipping it is 1/2."""
+    segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0)
+    added = {}
+    for apply in ("before-clip", "after-clip"):
+        config = DpSgdConfig(class_weights=ClassWeightsConfig.model_validate({"apply": apply}))
+        factors = dpsgd._coefficients(config, segment, torch.tensor([0.5]))(torch.tensor([4.0]))
+        added[apply] = float(factors * 4)
+    assert added == {"before-clip": pytest.approx(1.0), "after-clip": pytest.approx(0.5)}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("delta", 1.0),
+            ("delta", 0.0),
+            ("l2_clip_norm", 0.0),
+            ("l2_clip_norm", -1.0),
+            ("target_epsilon", 0.0),
+            ("target_epsilon", math.inf),
+            ("batch_size", 0),
+            ("learning_rate", 0.0),
+            ("noise", 1.0),
+        ],
+    )
+    def test_bad_settings(self, field: str, value: float) -> None:
+        """By name, before anything is loaded."""
+        with pytest.raises(ValidationError, match=field):
+            DpSgdConfig.model_validate({field: value})
+
+    def test_batch_larger_than_the_data(self) -> None:
+        with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 records\)"):
+            dpsgd.calibrate(DpSgdConfig(), num_records=100)
+
+    def test_another_number_of_records(self, linear: Linear) -> None:
+        """The sampling probability was calibrated for n records."""
+        plan = plan_of(
+            DpSgdConfig(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
+        )
+        with pytest.raises(MechanismError, match="calibrate again"):
+            go(linear(13), plan)
+
+    def test_samplers_that_are_not_the_plans(self, linear: Linear) -> None:
+        """A shuffling loader, or Poisson at another rate, cannot be paired with the plan's claim."""
+
+        @dataclass(frozen=True)
+        class Shuffled(PoissonSampler):
+            def sample(self, stream: SecretStream, step: int) -> Tensor:
+                return torch.arange(self.num_records)[: round(self.sampling_prob * self.num_records)]
+
+        plan = plan_of(
+            DpSgdConfig(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
+        )
+        with pytest.raises(MechanismError, match="`Shuffled` does not sample by Poisson"):
+            go(linear(12), plan, sampler=Shuffled(12, 0.5))
+        with pytest.raises(MechanismError, match=r"probability 0\.25; the plan says 12 with 0\.5"):
+            go(linear(12), plan, sampler=PoissonSampler(12, 0.25))
+
+    def test_divergence_is_named(self, linear: Linear) -> None:
+        config = DpSgdConfig(batch_size=12, optimiser="sgd", learning_rate=1000.0, epochs=1)
+        segment = NoiseSegment(steps=2, noise_multiplier=1e37, l2_clip_norm=1.0)
+        with pytest.raises(MechanismError, match="lower learning_rate"):
+            go(linear(12), plan_of(config, segment, records=12))
+
+
+def test_an_empty_sample_still_adds_noise(linear: Linear) -> None:
+    """A Poisson sample may be empty; the step then moves by noise alone, as the analysis assumes."""
+    made = linear(2)
+    before = made[0].flat.clone()
+    config = DpSgdConfig(batch_size=1, **PLAIN_SGD)
+    plan = plan_of(config, NoiseSegment(steps=12, noise_multiplier=1.0, l2_clip_norm=1.0), records=2)
+    ran = go(made, plan)
+    assert torch.isfinite(made[0].flat).all()
+    assert not torch.any(made[0].flat == before)
+    assert ran.event == plan.event

@@ -1,0 +1,172 @@
+"""The formal head: sensitivity and noise of its release, the split of its budget, and that it beats chance honestly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from scipy import stats
+from torch import Tensor, nn
+
+from mechanisms import accounting, dpsgd, formal_cost, formal_head
+from mechanisms.classifier import Classifier, ModelConfig
+from mechanisms.errors import MechanismError
+from mechanisms.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
+from mechanisms.formal_head import FormalHeadConfig
+from mechanisms.inputs import FeatureInputs
+from mechanisms.noise import SecretStream
+
+STREAM = SecretStream(bytes(range(32)))
+CONFIG = FormalHeadConfig(feature_clip_norm=2.0, count_scale=0.5)
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(dpsgd, "new_key", lambda: bytes(range(32)))
+
+
+def release(noise: float) -> GaussianReleaseEvent:
+    return GaussianReleaseEvent(what="sums", noise_multiplier=noise, l2_sensitivity=math.hypot(1, 0.5))
+
+
+def sums(features: Tensor, labels: Tensor, *, noise: float = 1e-9, classes: int = 3) -> tuple[Tensor, Tensor]:
+    return formal_head.release_class_sums(
+        features, labels, num_labels=classes, config=CONFIG, release=release(noise), stream=STREAM
+    )
+
+
+def test_sums_by_hand() -> None:
+    """R = 2: (3, 4) has norm 5 and becomes (0.6, 0.8), (1, 0) becomes (0.5, 0); counts are counts."""
+    total, counts = sums(torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([1, 1, 2]))
+    torch.testing.assert_close(total, torch.tensor([[0.0, 0.0], [1.1, 0.8], [0.0, 0.5]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(counts, torch.tensor([0.0, 2.0, 1.0]), atol=1e-5, rtol=0)
+
+
+def test_a_record_moves_the_release_by_at_most_the_sensitivity() -> None:
+    """The released vector is (S, s N). Leaving out a record with long features moves it by sqrt(1 + s^2), the stated
+    sensitivity; one with short features by less."""
+    features = torch.tensor([[30.0, 40.0], [0.1, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([0, 1, 2])
+
+    def vector(keep: list[int]) -> Tensor:
+        total, counts = sums(features[keep], labels[keep])
+        return torch.cat([total.flatten(), counts * CONFIG.count_scale])
+
+    everything = vector([0, 1, 2])
+    moves = [float((everything - vector(rest)).norm()) for rest in ([1, 2], [0, 2], [0, 1])]
+    assert moves[0] == pytest.approx(release(1.0).l2_sensitivity, abs=1e-5)
+    assert max(moves[1:]) < release(1.0).l2_sensitivity
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
+def test_noise_of_the_release(factor: float, accepted: bool) -> None:
+    """Chi-square test at level 1e-6 over 60,000 coordinates: sigma times sensitivity passes, 2/3 and 3/2 do not."""
+    total, _ = sums(torch.zeros(2, 3000), torch.tensor([0, 0]), noise=3.0, classes=20)
+    scaled = total.double().flatten() / (3.0 * release(3.0).l2_sensitivity * factor)
+    below = float(stats.chi2.cdf(float(scaled.square().sum()), len(scaled)))
+    assert (2 * min(below, 1 - below) > 1e-6) == accepted
+
+
+def test_budget_is_split_and_met() -> None:
+    """Release and descent cost together what one Gaussian of the solved multiplier costs, and that is the target."""
+    config = FormalHeadConfig(target_epsilon=2.0, delta=1e-5, release_share=0.25, steps=16)
+    plan = formal_head.calibrate(config, num_records=1000)
+    assert isinstance(plan.event, ComposedEvent)
+    first, descent = plan.event.events
+    assert isinstance(first, GaussianReleaseEvent)
+    assert isinstance(descent, DpSgdEvent)
+    assert descent.sampling_prob == 1
+    spent = [first.noise_multiplier**-2, descent.steps * descent.segments[0].noise_multiplier ** -2]
+    assert spent[0] / sum(spent) == pytest.approx(0.25)
+    whole = GaussianReleaseEvent(what="one", noise_multiplier=sum(spent) ** -0.5, l2_sensitivity=1.0)
+    epsilon = formal_cost.pld_epsilon(plan.event, delta=1e-5)
+    assert epsilon == pytest.approx(formal_cost.pld_epsilon(whole, delta=1e-5), rel=1e-3)
+    assert 2 * 0.995 <= epsilon <= 2
+
+
+def problem(n: int = 1500, *, seed: int = 0) -> tuple[FeatureInputs, Tensor]:
+    """Three classes around three centres, of uneven size."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), n, replacement=True, generator=g)
+    centres = 2 * torch.eye(3, 8)
+    return FeatureInputs(centres[labels] + 0.7 * torch.randn(n, 8, generator=g)), labels
+
+
+def head() -> Classifier:
+    part = nn.Linear(8, 3)
+    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
+    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+
+
+def accuracy(target_epsilon: float, tmp_path: Path | None = None) -> float:
+    inputs, labels = problem()
+    test, truth = problem(seed=1)
+    config = FormalHeadConfig(target_epsilon=target_epsilon, delta=1e-5, feature_clip_norm=3.0, learning_rate=1.0)
+    plan = formal_head.calibrate(config, num_records=len(inputs))
+    made = head()
+    ran = formal_head.run(made, inputs, labels, config=config, plan=plan, num_labels=3, seed=0, folder=tmp_path)
+    assert ran.event == plan.event
+    return float((made.predict(test).argmax(1) == truth).double().mean())
+
+
+def test_it_learns_at_epsilon_2_and_not_at_epsilon_one_hundredth() -> None:
+    """A band with a ceiling: well above the largest class (0.6) but below the Bayes rate (about 0.95) at epsilon 2;
+    at epsilon 0.01 the noise must show, or it is not there."""
+    assert 0.8 < accuracy(2.0) < 0.97
+    assert accuracy(0.01) < 0.8
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    """The release is drawn once: a second call reads the checkpoint and ends at the same parameters."""
+    assert accuracy(2.0, tmp_path) == accuracy(2.0, tmp_path)
+
+
+def test_the_claim_is_formal() -> None:
+    """The composed event gives a finite-sample claim."""
+    plan = formal_head.calibrate(FormalHeadConfig(), num_records=2000)
+    made = accounting.claim_of(
+        plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
+    )
+    assert made.guarantee_kind == "formal"
+    assert made.epsilon == pytest.approx(4.0, rel=0.005)
+
+
+def test_discriminant_without_noise_finds_the_classes() -> None:
+    """With a whole weight and no noise the start alone classifies; with all noise it is the prior alone."""
+    inputs, labels = problem()
+    config = FormalHeadConfig(feature_clip_norm=3.0, temperature=1.0)
+    event = GaussianReleaseEvent(what="s", noise_multiplier=1e-6, l2_sensitivity=math.hypot(1, 0.25))
+    total, counts = formal_head.release_class_sums(
+        inputs.features, labels, num_labels=3, config=config, release=event, stream=STREAM
+    )
+    weight, bias = formal_head.discriminant(total, counts, config=config, std=1e-6)
+    assert float(((inputs.features @ weight.T + bias).argmax(1) == labels).double().mean()) > 0.9
+    blind, _ = formal_head.discriminant(total, counts, config=config, std=1e9)
+    assert float((blind - blind.mean(0)).abs().max()) < 1e-3
+
+
+class TestRefused:
+    def test_a_head_with_a_hidden_layer(self) -> None:
+        made, (inputs, labels) = head(), problem(50)
+        made.part = nn.Sequential(nn.Linear(8, 3))
+        plan = formal_head.calibrate(FormalHeadConfig(), num_records=50)
+        with pytest.raises(MechanismError, match="pooling `mean`"):
+            formal_head.run(made, inputs, labels, config=FormalHeadConfig(), plan=plan, num_labels=3, seed=0)
+
+    def test_a_plan_of_another_scale(self) -> None:
+        """Noise calibrated for one sensitivity does not cover another."""
+        inputs, labels = problem(50)
+        plan = formal_head.calibrate(FormalHeadConfig(), num_records=50)
+        with pytest.raises(MechanismError, match="calibrate again"):
+            formal_head.run(
+                head(), inputs, labels, config=FormalHeadConfig(count_scale=3.0), plan=plan, num_labels=3, seed=0
+            )
+
+    @pytest.mark.parametrize("field", ["delta", "release_share", "l2_clip_norm", "feature_clip_norm"])
+    def test_bad_settings(self, field: str) -> None:
+        with pytest.raises(ValidationError, match=field):
+            FormalHeadConfig.model_validate({field: 0.0})
