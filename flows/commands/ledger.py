@@ -61,7 +61,9 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     table = Table(title=title, title_justify="left")
     for name in header:
-        table.add_column(name, overflow="fold", no_wrap=name in ("row", "state", "release", "ε"))
+        table.add_column(
+            name, overflow="fold", no_wrap=name in ("row", "at", "state", "release", "guarantee", "ε", "Δ")
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
@@ -77,7 +79,7 @@ def list_rows(
     history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
 ) -> None:
     """List releases in their current state, and evaluations, audits and budget changes."""
-    from storage.ledger.amounts import short
+    from storage.ledger.amounts import brief, short
 
     ledger = _open(home, ledger_url)
     rows = ledger.rows() if history else ledger.current()
@@ -86,14 +88,14 @@ def list_rows(
         return
 
     def number(value: Any) -> str:
-        return "–" if value is None else short(value)
+        return "–" if value is None else brief(value)
 
     header = ("row", "at", "state", "release", "label", "mechanism", "guarantee", "ε", "δ", "Δ", "cohorts")
     cells = [
         (
             str(row.sequence), row.recorded_at[:16], row.state if row.kind == "release" else row.kind,
             row.release_id or "–", row.label, row.mechanism or "–", row.guarantee_kind, number(row.epsilon),
-            number(row.delta) if row.delta else row.delta_text or "–", number(row.sensitivity),
+            short(row.delta) if row.delta is not None else "–", number(row.sensitivity),
             ", ".join(row.cohorts),
         )
         for row in rows

@@ -121,3 +121,8 @@ def short(value: Decimal) -> str:
     """Return an amount for people: fixed point without trailing zeros."""
     shown = format(value, "f")
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def brief(value: Decimal) -> str:
+    """Return an epsilon or a sensitivity for a narrow table: rounded up to 6 decimals."""
+    return short(value.quantize(Decimal("1e-6"), rounding=ROUND_CEILING, context=_CONTEXT))
