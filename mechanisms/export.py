@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mechanisms import encoders
 from mechanisms.classifier import Classifier, MeanPooled
 from mechanisms.errors import MechanismError
-from mechanisms.inputs import TokenInputs, length_sorted_batches
+from mechanisms.inputs import length_sorted_batches
 
 MODEL_FILES = frozenset(
     {
@@ -111,8 +111,7 @@ class Released:
     @torch.inference_mode()
     def logits(self, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
         """Scores float32 [n, codes], in the texts' order."""
-        encoded = self.tokenizer(list(texts), truncation=True, max_length=self.max_length, return_attention_mask=False)
-        tokens = TokenInputs.from_lists(encoded["input_ids"], pad_id=self.tokenizer.pad_token_id)
+        tokens = encoders.token_inputs(self.tokenizer, texts, max_length=self.max_length)
         out = torch.empty(len(texts), len(self.codes))
         for index in length_sorted_batches(tokens, batch_size=batch_size):
             batch = tokens.batch(index, torch.device("cpu"))
