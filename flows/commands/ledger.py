@@ -182,7 +182,7 @@ def budget(
 ) -> None:
     """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
     from storage.ledger import Policy
-    from storage.ledger.ledger import budget_lines
+    from storage.ledger.budget import budget_lines
     from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
 
     if policy is not None:

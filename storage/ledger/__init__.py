@@ -13,8 +13,8 @@ Invariants, whatever the order of calls, crashes and processes:
    the end and never changed.
 """
 
-from storage.ledger.budget import Account, BudgetRefused
-from storage.ledger.ledger import BudgetLine, Ledger
+from storage.ledger.budget import Account, BudgetLine, BudgetRefused
+from storage.ledger.ledger import Ledger
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
 from storage.ledger.policy import Policy
 

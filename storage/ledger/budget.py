@@ -7,6 +7,7 @@ epsilons add up, deltas add up. It holds for releases that were chosen in the li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -193,3 +194,44 @@ def _sum(name: str, before: Decimal, asked: Decimal, after: Decimal, cap: Decima
     sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
     show = amounts.short
     return f"{name} spent {show(before)} + asked {show(asked)} = {show(after)} {sign} {show(cap)}, {verdict}"
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One account beside its cap; `cap` is None where the policy in force no longer has one."""
+
+    account: Account
+    cap: Cap | None
+
+    @property
+    def relation(self) -> str | None:
+        """The neighbouring relation that the account is or will be kept in; None until the first release."""
+        return self.account.neighbouring_relation or (self.cap.neighbouring_relation if self.cap else None)
+
+    @property
+    def epsilon_left(self) -> Decimal:
+        """What may still be spent."""
+        return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
+
+    @property
+    def delta_left(self) -> Decimal | None:
+        """What may still be spent, None for a kind whose delta isn't counted."""
+        if self.cap is None or self.cap.delta is None:
+            return None
+        return self.cap.delta - self.account.delta
+
+
+def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[BudgetLine]:
+    """Return every account that was charged, and what the policy grants besides: `*` is any other cohort."""
+    known = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
+    granted = [(population, cohort) for population, own in policy.populations.items() for cohort in (*own.cohorts, "*")]
+    if policy.default is not None:
+        granted += [("*", cohort) for cohort in (*policy.default.cohorts, "*")]
+    for population, cohort in granted:
+        for kind in _COUNTED:
+            if policy.cap(population, cohort, kind) is not None:
+                known.setdefault((population, cohort, kind), Account(population, cohort, kind))
+    return [BudgetLine(a, policy.cap(a.population, a.cohort, a.guarantee_kind)) for _, a in sorted(known.items())]
+
+
+_COUNTED: tuple[GuaranteeKind, ...] = ("formal", "asymptotic-local")

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mechanisms.events import Claim, GuaranteeKind
+from mechanisms.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import (
-    Account,
+    BudgetLine,
     BudgetRefused,
     SpendPoint,
     all_accounts,
+    budget_lines,
     charge_account,
     read_account,
     spend_history,
 )
+from storage.ledger.content import carry, evaluation_content, plan_content, policy_content
 from storage.ledger.database import Database
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
-from storage.ledger.policy import DEFAULT_POLICY, Cap, Policy
+from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.schema import POLICY_ROW, ledger_row
 
 if TYPE_CHECKING:
@@ -46,31 +47,6 @@ _IDENTITY = (
 )
 """Fields that make two plans of one key different releases; a rerun elsewhere may differ in the others."""
 _SURPLUS = "epsilon at the draw exceeds the reservation"
-
-
-@dataclass(frozen=True)
-class BudgetLine:
-    """One account beside its cap; `cap` is None where the policy in force no longer has one."""
-
-    account: Account
-    cap: Cap | None
-
-    @property
-    def relation(self) -> str | None:
-        """The neighbouring relation that the account is or will be kept in; None until the first release."""
-        return self.account.neighbouring_relation or (self.cap.neighbouring_relation if self.cap else None)
-
-    @property
-    def epsilon_left(self) -> Decimal:
-        """What may still be spent."""
-        return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
-
-    @property
-    def delta_left(self) -> Decimal | None:
-        """What may still be spent, None for a kind whose delta isn't counted."""
-        if self.cap is None or self.cap.delta is None:
-            return None
-        return self.cap.delta - self.account.delta
 
 
 class Ledger:
@@ -113,7 +89,7 @@ class Ledger:
         return self.database.transact(lambda connection: self._reserve(connection, plan))
 
     def _reserve(self, connection: Connection, plan: ReleasePlan) -> Row:
-        content = _plan_content(plan)
+        content = plan_content(plan)
         known = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
         if known is not None:
             _require_same(known, content)
@@ -195,7 +171,7 @@ class Ledger:
             return row, row.reason if row.state == "burned" else None
         if row.state != "reserved":
             raise StorageError(f"release {release_id} is {row.state}: nothing may be drawn")
-        content = _carry(row, state="drawn", draw_digest=draw_digest)
+        content = carry(row, state="drawn", draw_digest=draw_digest)
         planned_epsilon, planned_sensitivity = row.epsilon or amounts.ZERO_EPSILON, row.sensitivity
         at_draw = measured["sensitivity"]
         if at_draw is not None and (planned_sensitivity is None or at_draw > planned_sensitivity):
@@ -216,7 +192,7 @@ class Ledger:
                 content["charges"] = self._charges(connection, policy, content, surplus, None)
             except BudgetRefused as refused:
                 reason = f"{_SURPLUS}: {refused}"
-                burned = _carry(row, state="burned", draw_digest=draw_digest, reason=reason)
+                burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason)
                 return chain.append(connection, burned), reason
         return chain.append(connection, content), None
 
@@ -232,7 +208,7 @@ class Ledger:
             return row
         if row.state != "drawn":
             raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
-        return chain.append(connection, _carry(row, state="committed", bundle_digest=bundle_digest))
+        return chain.append(connection, carry(row, state="committed", bundle_digest=bundle_digest))
 
     def burn(self, release_id: str, *, reason: str) -> Row:
         """Close a release for ever without a bundle. What it spent stays spent."""
@@ -246,7 +222,7 @@ class Ledger:
             return row
         if row.state == "committed":
             raise StorageError(f"release {release_id} is committed: what left can't be burned")
-        return chain.append(connection, _carry(row, state="burned", reason=reason))
+        return chain.append(connection, carry(row, state="burned", reason=reason))
 
     # -- other rows ----------------------------------------------------------------------------------------
 
@@ -259,7 +235,7 @@ class Ledger:
         return self.database.transact(lambda connection: self._record(connection, evaluation))
 
     def _record(self, connection: Connection, evaluation: Evaluation) -> Row:
-        content = _evaluation_content(evaluation)
+        content = evaluation_content(evaluation)
         key = evaluation.idempotency_key
         if key is not None:
             known = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
@@ -290,7 +266,7 @@ class Ledger:
                 _require_persons(before, requester, approvals)
             return chain.append(
                 connection,
-                _policy_content(policy, before, requester=requester, approvals=approvals, reason=reason),
+                policy_content(policy, before, requester=requester, approvals=approvals, reason=reason),
             )
 
         return self.database.transact(work)
@@ -308,7 +284,7 @@ class Ledger:
             policy = self._policy or DEFAULT_POLICY
             chain.append(
                 connection,
-                _policy_content(policy, None, requester=requester, approvals=(), reason="first policy of this ledger"),
+                policy_content(policy, None, requester=requester, approvals=(), reason="first policy of this ledger"),
             )
             return policy
         if self._policy not in (None, DEFAULT_POLICY) and self._policy.digest != row.policy_digest:
@@ -392,132 +368,6 @@ class Ledger:
         from storage.ledger.verify import verify
 
         return verify(self.database, heads=heads, earlier=earlier)
-
-
-def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[BudgetLine]:
-    """Return every account that was charged, and what the policy grants besides: `*` is any other cohort."""
-    known = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
-    granted = [(population, cohort) for population, own in policy.populations.items() for cohort in (*own.cohorts, "*")]
-    if policy.default is not None:
-        granted += [("*", cohort) for cohort in (*policy.default.cohorts, "*")]
-    for population, cohort in granted:
-        for kind in _COUNTED:
-            if policy.cap(population, cohort, kind) is not None:
-                known.setdefault((population, cohort, kind), Account(population, cohort, kind))
-    return [BudgetLine(a, policy.cap(a.population, a.cohort, a.guarantee_kind)) for _, a in sorted(known.items())]
-
-
-_COUNTED: tuple[GuaranteeKind, ...] = ("formal", "asymptotic-local")
-
-
-def _claim_content(claim: Claim) -> dict[str, Any]:
-    """Return a claim's numbers as exact decimals, rounded up."""
-    delta = None
-    if claim.delta is not None:
-        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
-        pure = claim.delta == 0 and claim.delta_text != ""
-        delta = amounts.ZERO_DELTA if pure else amounts.probability(claim.delta, name="delta")
-    failure = claim.mc_failure_prob
-    return {
-        "guarantee_kind": claim.guarantee_kind,
-        "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
-        "delta": delta,
-        "delta_text": claim.delta_text,
-        "sensitivity": None if claim.sensitivity is None else amounts.sensitivity(claim.sensitivity),
-        "epsilon_add_remove": None
-        if claim.epsilon_add_remove is None
-        else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
-        "draws": claim.draws,
-        "mc_failure_prob": None if failure is None else amounts.probability(failure, name="mc_failure_prob"),
-        "neighbouring_relation": claim.neighbouring_relation,
-        "privacy_unit": claim.privacy_unit,
-        "max_records_per_unit": claim.max_records_per_unit,
-        "accountant": claim.accountant,
-        "assumptions": claim.assumptions,
-        "unprotected_inputs": claim.unprotected_inputs,
-    }
-
-
-_SAME_NAMES = (
-    "idempotency_key",
-    "population",
-    "cohorts",
-    "data_fingerprint",
-    "trust_model",
-    "randomness_source",
-    "floating_point_caveat",
-    "code_commit",
-    "code_dirty",
-    "lock_digest",
-    "parameters_digest",
-    "artifact_digests",
-    "requester",
-    "approvals",
-    "prefect_run_id",
-)
-
-
-def _plan_content(plan: ReleasePlan) -> dict[str, Any]:
-    claim = plan.claim
-    if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
-        raise BudgetRefused(
-            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee `{claim.guarantee_kind}`"
-            " protects nobody; it can be recorded as an evaluation, never released"
-        )
-    if claim.epsilon is None:
-        raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
-    if claim.guarantee_kind == "formal" and claim.delta is None:
-        raise InputError("delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text")
-    if len(set(plan.cohorts)) != len(plan.cohorts):
-        raise InputError("cohorts: one is named twice and would be charged twice")
-    return {
-        **{name: getattr(plan, name) for name in _SAME_NAMES},
-        **_claim_content(claim),
-        "kind": "release",
-        "label": plan.release_label,
-        "cohorts": tuple(sorted(plan.cohorts)),
-        "mechanism": plan.event.mechanism,
-        "event": plan.event.model_dump(mode="json"),
-        "supersedes": plan.supersedes,
-    }
-
-
-def _evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
-    event = evaluation.event
-    return {
-        **{name: getattr(evaluation, name) for name in _SAME_NAMES},
-        **({} if evaluation.claim is None else _claim_content(evaluation.claim)),
-        "kind": evaluation.kind,
-        "state": "internal" if evaluation.kind == "evaluation" else "recorded",
-        "label": evaluation.label,
-        "release_id": evaluation.release_id,
-        "mechanism": None if event is None else event.mechanism,
-        "event": None if event is None else event.model_dump(mode="json"),
-        "details": evaluation.details,
-    }
-
-
-def _policy_content(
-    policy: Policy, before: Policy | None, *, requester: str, approvals: Sequence[str], reason: str
-) -> dict[str, Any]:
-    return {
-        "kind": "budget-change",
-        "state": "recorded",
-        "label": policy.name,
-        "policy_digest": policy.digest,
-        "requester": requester,
-        "approvals": tuple(approvals),
-        "reason": reason,
-        "details": {
-            "policy": policy.as_json(),
-            "previous_policy_digest": None if before is None else before.digest,
-        },
-    }
-
-
-def _carry(row: Row, **changes: Any) -> dict[str, Any]:
-    """Return a release's next row: all that is known of it, with the changes; its charges are its own."""
-    return {**row.model_dump(exclude={"hash", "sequence", "previous_hash"}), "charges": (), **changes}
 
 
 def _require_same(known: Row, content: dict[str, Any]) -> None:

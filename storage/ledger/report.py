@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from storage.errors import InputError
 from storage.ledger.amounts import short
-from storage.ledger.ledger import BudgetLine
+from storage.ledger.budget import BudgetLine
 from storage.ledger.models import Row
 
 

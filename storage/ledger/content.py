@@ -1,0 +1,131 @@
+"""From what callers hand in to the fields of a row, every number made an exact decimal on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mechanisms.events import Claim
+from storage.errors import InputError
+from storage.ledger import amounts
+from storage.ledger.budget import BudgetRefused
+from storage.ledger.models import Evaluation, ReleasePlan, Row
+from storage.ledger.policy import Policy
+
+
+def claim_content(claim: Claim) -> dict[str, Any]:
+    """Return a claim's numbers as exact decimals, rounded up."""
+    delta = None
+    if claim.delta is not None:
+        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
+        pure = claim.delta == 0 and claim.delta_text != ""
+        delta = amounts.ZERO_DELTA if pure else amounts.probability(claim.delta, name="delta")
+    failure = claim.mc_failure_prob
+    return {
+        "guarantee_kind": claim.guarantee_kind,
+        "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
+        "delta": delta,
+        "delta_text": claim.delta_text,
+        "sensitivity": None if claim.sensitivity is None else amounts.sensitivity(claim.sensitivity),
+        "epsilon_add_remove": None
+        if claim.epsilon_add_remove is None
+        else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
+        "draws": claim.draws,
+        "mc_failure_prob": None if failure is None else amounts.probability(failure, name="mc_failure_prob"),
+        "neighbouring_relation": claim.neighbouring_relation,
+        "privacy_unit": claim.privacy_unit,
+        "max_records_per_unit": claim.max_records_per_unit,
+        "accountant": claim.accountant,
+        "assumptions": claim.assumptions,
+        "unprotected_inputs": claim.unprotected_inputs,
+    }
+
+
+_SAME_NAMES = (
+    "idempotency_key",
+    "population",
+    "cohorts",
+    "data_fingerprint",
+    "trust_model",
+    "randomness_source",
+    "floating_point_caveat",
+    "code_commit",
+    "code_dirty",
+    "lock_digest",
+    "parameters_digest",
+    "artifact_digests",
+    "requester",
+    "approvals",
+    "prefect_run_id",
+)
+
+
+def plan_content(plan: ReleasePlan) -> dict[str, Any]:
+    """Return the fields that a release's plan settles.
+
+    Raises:
+        BudgetRefused: when nothing is claimed, so that nothing may be released.
+        InputError: when a number is missing or can't be kept.
+    """
+    claim = plan.claim
+    if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
+        raise BudgetRefused(
+            f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee `{claim.guarantee_kind}`"
+            " protects nobody; it can be recorded as an evaluation, never released"
+        )
+    if claim.epsilon is None:
+        raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")
+    if claim.guarantee_kind == "formal" and claim.delta is None:
+        raise InputError("delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text")
+    if len(set(plan.cohorts)) != len(plan.cohorts):
+        raise InputError("cohorts: one is named twice and would be charged twice")
+    return {
+        **{name: getattr(plan, name) for name in _SAME_NAMES},
+        **claim_content(claim),
+        "kind": "release",
+        "label": plan.release_label,
+        "cohorts": tuple(sorted(plan.cohorts)),
+        "mechanism": plan.event.mechanism,
+        "event": plan.event.model_dump(mode="json"),
+        "supersedes": plan.supersedes,
+    }
+
+
+def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the fields of an evaluation's or an audit's row."""
+    event = evaluation.event
+    return {
+        **{name: getattr(evaluation, name) for name in _SAME_NAMES},
+        **({} if evaluation.claim is None else claim_content(evaluation.claim)),
+        "kind": evaluation.kind,
+        "state": "internal" if evaluation.kind == "evaluation" else "recorded",
+        "label": evaluation.label,
+        "release_id": evaluation.release_id,
+        "mechanism": None if event is None else event.mechanism,
+        "event": None if event is None else event.model_dump(mode="json"),
+        "details": evaluation.details,
+    }
+
+
+def policy_content(
+    policy: Policy, before: Policy | None, *, requester: str, approvals: Sequence[str], reason: str
+) -> dict[str, Any]:
+    """Return the fields of the row that puts a policy in force, the policy itself among them."""
+    return {
+        "kind": "budget-change",
+        "state": "recorded",
+        "label": policy.name,
+        "policy_digest": policy.digest,
+        "requester": requester,
+        "approvals": tuple(approvals),
+        "reason": reason,
+        "details": {
+            "policy": policy.as_json(),
+            "previous_policy_digest": None if before is None else before.digest,
+        },
+    }
+
+
+def carry(row: Row, **changes: Any) -> dict[str, Any]:
+    """Return a release's next row: all that is known of it, with the changes; its charges are its own."""
+    return {**row.model_dump(exclude={"hash", "sequence", "previous_hash"}), "charges": (), **changes}
