@@ -1,0 +1,157 @@
+"""`kill -9` anywhere: the next run resumes, ends with the same weights bit for bit, and there is one release."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import Job
+
+
+def start(job: Job) -> subprocess.Popen[str]:
+    """Start a retrain in the background."""
+    return subprocess.Popen(
+        job.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=job.env
+    )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the process and to the server that Prefect started for it."""
+    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for victim in victims:
+        victim.kill()
+    process.wait()
+
+
+def begun(job: Job) -> bool:
+    """Whether the stages have begun: before that there is nothing to lose."""
+    return (job.home / "private" / "work").exists() or (job.home / "private" / "stages").exists()
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
+    """Every file of every stage equals the unbroken run's; slow, since each run starts a Prefect server.
+
+    The moments are random: a seed that fails is printed, so that it can be tried again.
+    """
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")  # noqa: T201
+    moments = random.Random(seed)
+    job = Job(tmp_path, finished.data, finished.codelist)
+    kills = 0
+    for _ in range(5):
+        process = start(job)
+        while not begun(job) and process.poll() is None:
+            time.sleep(0.05)
+        try:
+            process.wait(timeout=moments.uniform(0.2, 9))
+            break
+        except subprocess.TimeoutExpired:
+            kill(process)
+            kills += 1
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    assert kills > 0, "no run was killed"
+    assert job.stages() == finished.stages()
+    (release,) = job.releases()
+    assert release["state"] == "committed"
+    assert [p.name for p in (job.home / "bundles").iterdir()] == [release["release_id"]]
+    assert not any((job.home / "private" / "work").rglob("*.safetensors")), "checkpoints are left"
+
+
+POINTS = (
+    "tasks.publish.Ledger.reserve",
+    "tasks.publish.swag.sample",
+    "tasks.publish.os.link",
+    "tasks.publish.Ledger.mark_drawn",
+    "tasks.publish.export.save",
+    "storage.bundle.check_allowed",
+    "tasks.publish.Ledger.commit",
+)
+"""Steps of a release, in order; the process dies before or after each."""
+
+DRIVER = """
+import os, signal, sys
+from importlib import import_module
+
+point, when, *arguments = sys.argv[1:]
+module, _, name = point.rpartition(".")
+try:
+    owner = import_module(module)
+except ModuleNotFoundError:
+    module, _, inner = module.rpartition(".")
+    owner = getattr(import_module(module), inner)
+real = getattr(owner, name)
+
+def deadly(*args, **kwargs):
+    if when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(owner, name, deadly)
+
+from pathlib import Path
+from flows import profiles, retrain
+from tasks import publish
+from tasks.account import release_plan
+from tasks.stage import Context
+
+home, data, codelist, *settings = arguments
+parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
+context = Context(home=home, device="cpu")
+made = retrain.chain(parameters, lambda step: step.find(context.store))
+last = parameters.rounds[-1]
+plan = release_plan(parameters, context.store, dataset=made.dataset, posterior=made.posteriors[last],
+                    measured=made.measured[last], prefect_run_id=None)
+sources = publish.Sources(made.dataset, made.prepared, made.posteriors[last], made.measured[last])
+publish.release.fn(context, parameters, plan, sources)
+"""
+"""Releases without Prefect around it, with death at one point."""
+
+
+@pytest.mark.slow
+def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
+    """Before and after each step; the draw on the disk and its digest in the ledger never change once they are there.
+
+    Slow: some fourteen processes that load torch.
+    """
+    driver = tmp_path / "driver.py"
+    driver.write_text(DRIVER)
+    job = Job(tmp_path / "home", finished.data, finished.codelist)
+    done = job.run("--set", "release.enabled=false")
+    assert done.returncode == 0, done.stderr
+    arguments = [str(job.home), str(job.data), str(job.codelist), *job.settings]
+    draws: set[bytes] = set()
+    digests: set[str] = set()
+    for point in POINTS:
+        for when in ("before", "after"):
+            died = subprocess.run(
+                [sys.executable, str(driver), point, when, *arguments],
+                env=job.env | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert died.returncode == -signal.SIGKILL, (point, when, died.stderr)
+            draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
+            rows = job.releases()
+            digests |= {row["draw_digest"] for row in rows if row["draw_digest"]}
+            bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
+            assert len(rows) <= 1
+            assert len(bundles) <= 1
+            if rows and rows[0]["state"] == "committed":
+                assert bundles, (point, when)
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    (row,) = job.releases()
+    assert row["state"] == "committed"
+    assert len(draws) == 1
+    assert digests == {row["draw_digest"]}

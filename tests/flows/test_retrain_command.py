@@ -1,0 +1,120 @@
+"""`autocoder retrain` as its user runs it: one release, reused stages, figures, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs import Job
+
+
+def test_it_ends_in_one_committed_release(finished: Job) -> None:
+    """The ledger row carries the claim with its kind; the folder carries the same."""
+    (row,) = finished.releases()
+    assert row["state"] == "committed"
+    assert row["mechanism"] == "swag-ppm"
+    assert row["guarantee_kind"] == "asymptotic-local"
+    assert float(row["epsilon"]) == pytest.approx(2 * float(row["sensitivity"]), abs=1e-9)
+    assert row["delta"] is None
+    assert row["draws"] == 40
+    assert float(row["mc_failure_prob"]) == pytest.approx(1 / 41)
+    assert row["data_fingerprint"]
+    assert row["code_commit"]
+    statement = json.loads((finished.home / "bundles" / row["release_id"] / "privacy_statement.json").read_text())
+    assert statement["epsilon"] == row["epsilon"]
+    assert statement["guarantee_kind"] == "asymptotic-local"
+
+
+def test_every_epsilon_is_in_the_ledger(finished: Job) -> None:
+    """Also those of the posteriors that nothing was released from."""
+    internal = {row["label"]: row for row in finished.ledger() if row["state"] == "internal"}
+    for name in ("weighted", "reweighted"):
+        row = internal[f"sensitivity of the {name} posterior, no release"]
+        assert float(row["epsilon"]) > 0
+        assert row["charges"] == []
+    scores = internal["internal evaluation on the test half"]
+    assert scores["guarantee_kind"] == "none"
+    assert {"base_weighted_f1", "weighted_macro_f1", "reweighted_accuracy"} <= set(scores["details"])
+
+
+def test_running_again_reuses_every_stage_and_releases_nothing_more(finished: Job) -> None:
+    """The same command returns the same bundle."""
+    before, rows = finished.stages(), finished.releases()
+    again = finished.run("--json")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("reused") == len(before) + 1
+    assert json.loads(again.stdout)["release"]["release_id"] == rows[0]["release_id"]
+    assert finished.stages() == before
+    assert finished.releases() == rows
+
+
+def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) -> None:
+    """All of a finished job; nothing in an empty workspace, which it does not create."""
+    told = json.loads(finished.run("--dry-run", "--json").stdout)
+    assert all(stage["reused"] for stage in told["stages"])
+    assert told["estimated_disk_bytes"] > 0
+    changed = json.loads(finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout)
+    reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}
+    assert reused == {"ingest", "features", "fine-tune (base)"}
+    empty = Job(tmp_path / "none", finished.data, finished.codelist)
+    told = json.loads(empty.run("--dry-run", "--json").stdout)
+    assert not any(stage["reused"] for stage in told["stages"])
+    assert not empty.home.exists()
+
+
+def test_the_release_codes_new_narratives(finished: Job) -> None:
+    """From the workspace's newest bundle, by the command."""
+    done = finished.command("code", "--json", "--top-k", "2", "Employee fell from a ladder and fractured his wrist.")
+    answers = json.loads(done.stdout)["codes"]
+    assert len(answers) == 2
+    assert answers[0]["score"] >= answers[1]["score"] > 0
+    assert answers[0]["title"]
+
+
+def test_the_ledger_verifies(finished: Job) -> None:
+    """And the release can be shown."""
+    assert finished.command("ledger", "verify").returncode == 0
+    shown = finished.command("ledger", "show", finished.releases()[0]["release_id"])
+    assert "asymptotic-local" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (("--set", "fit.swag.rank=9"), "exceeds the snapshots"),
+        (("--set", "model.encoder=/nowhere"), "no folder /nowhere"),
+        (("--set", "model.encoder=no-such-model-anywhere"), "no-such-model-anywhere"),
+        (("--set", "data.ingest.label_column=Natur"), "Nature"),
+        (("--profile", "dmeo"), "demo, osha-head, paper"),
+        (("--device", "tpu9"), "tpu9"),
+        (("--set", "release.policy=/nowhere.yaml"), "no file /nowhere.yaml"),
+    ],
+    ids=["rank", "folder", "hub", "column", "profile", "device", "policy"],
+)
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(
+    finished: Job, tmp_path: Path, extra: tuple[str, ...], said: str
+) -> None:
+    """Exit code 2, the option or name in the text, no traceback, no half-written output."""
+    job = Job(tmp_path / "home", finished.data, finished.codelist, env=finished.env | {"HF_HUB_OFFLINE": "1"})
+    done = job.run(*extra)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (job.home / "bundles").exists() or not list((job.home / "bundles").iterdir())
+    assert not (job.home / "ledger.db").exists()
+
+
+def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(
+    finished: Job, small_data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The cap is below the epsilon: the arithmetic is told, and there is neither draw nor bundle."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("name: tight\npopulations:\n  demo:\n    asymptotic-local: {epsilon: 0.01}\n")
+    job = Job(tmp_path / "home", *small_data)
+    done = job.run("--set", f"release.policy={policy}")
+    assert done.returncode == 2, done.stderr
+    assert "0.01" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((job.home / "bundles").iterdir())
+    assert not (job.home / "private" / "releases").exists()
