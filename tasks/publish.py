@@ -28,6 +28,7 @@ from storage.artifacts import ArtifactRef, file_digest
 from storage.datasets import load_codes
 from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger.recovery import announce_bundle, draw_path
 from tasks import progress
 from tasks.card import model_card
 from tasks.data import load_inputs
@@ -90,7 +91,7 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
         reused = row.state == "committed"
         if row.state != "committed":
             progress.report("release", 1, 4)
-            draw = _draw_once(context, release_id, parameters, sources)
+            draw = _draw_once(context, row, parameters, sources)
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, parameters, sources)
             progress.report("release", 3, 4)
@@ -121,14 +122,13 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
         )
 
 
-def _draw_file(context: Context, release_id: str) -> Path:
-    return context.workspace.private / "releases" / release_id / "draw.safetensors"
-
-
-def _draw_once(context: Context, release_id: str, parameters: RetrainParameters, sources: Sources) -> Path:
-    file = _draw_file(context, release_id)
+def _draw_once(context: Context, row: Row, parameters: RetrainParameters, sources: Sources) -> Path:
+    release_id = _require(row.release_id)
+    file = draw_path(context.workspace, release_id)
     if file.is_file():
         return file
+    if row.state == "drawn":
+        raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
     file.parent.mkdir(parents=True, exist_ok=True)
     posterior = swag.load(context.store.open(sources.posterior), std_scale=parameters.fit.swag.std_scale)
     fresh = file.with_name(f"draw-{os.getpid()}.new")
@@ -168,7 +168,7 @@ def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: 
 
     def fill(folder: Path) -> None:
         trained = build(context, parameters.model, dataset, seed=parameters.fit.seed)
-        trained.flat.copy_(checkpoint.load(_draw_file(context, release_id))[0]["theta"])
+        trained.flat.copy_(checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"])
         export.save(trained, folder, codes=[entry.code for entry in codes])
         with (folder / bundle.CODELIST).open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -177,6 +177,7 @@ def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: 
         claimed = statement(row)
         bundle.write_statement(folder, claimed)
         (folder / bundle.CARD).write_text(model_card(claimed, parameters.model, labels=len(codes)), encoding="utf-8")
+        announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     allowed = export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES
     return bundle.publish(context.workspace.bundles, release_id, allowed=allowed, build=fill)

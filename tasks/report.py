@@ -18,9 +18,10 @@ from prefect.artifacts import (
 
 from storage.artifacts import ArtifactRef, write_atomically
 from storage.ledger import ReleasePlan
+from storage.ledger.report import budget_markdown
 from tasks.parameters import RetrainParameters
 from tasks.progress import line_of
-from tasks.publish import Released
+from tasks.publish import Released, open_ledger
 from tasks.stage import Context
 
 _SECONDS_BETWEEN_UPDATES = 3.0
@@ -109,4 +110,9 @@ def publish_artifacts(
             "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
         ),
         description="What was released, on what claim.",
+    )
+    create_markdown_artifact(
+        key="budget",
+        markdown=budget_markdown(open_ledger(context, parameters).budget()),
+        description="What each cohort has spent, and what is left.",
     )

@@ -1,0 +1,100 @@
+"""The same command against a Prefect server that runs: the run, its stages and its artifacts are in the server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from jobs import Job, environment
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A Prefect server of its own, on SQLite; gives the API's address."""
+    port = free_port()
+    env = environment(PREFECT_HOME=str(tmp_path / "server"), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
+    (tmp_path / "server").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        else:
+            pytest.fail("the Prefect server did not start")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_run_stages_and_artifacts_are_in_the_server(server: str, small_data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts."""
+    job = Job(tmp_path / "home", *small_data, env=environment(PREFECT_API_URL=server))
+    done = job.run("--json")
+    assert done.returncode == 0, done.stderr
+    release = json.loads(done.stdout)["release"]
+    (run,) = httpx.post(f"{server}/flow_runs/filter", json={}).json()
+    assert run["state_type"] == "COMPLETED"
+    tasks = httpx.post(f"{server}/task_runs/filter", json={"limit": 100}).json()
+    names = {task["name"] for task in tasks}
+    assert {"ingest", "features", "SWAG (reweighted)", "sensitivity (reweighted)", "release"} <= names
+    assert all(task["state_type"] == "COMPLETED" for task in tasks)
+    artifacts = {a["key"]: a for a in httpx.post(f"{server}/artifacts/filter", json={}).json() if a["key"]}
+    assert release["release_id"] in artifacts["release"]["data"]
+    assert "asymptotic-local" in artifacts["release"]["data"]
+    assert {row["model"] for row in json.loads(artifacts["internal-figures"]["data"])} == {
+        "base",
+        "weighted",
+        "reweighted",
+    }
+
+
+def test_parameters_make_a_form_that_explains_itself() -> None:
+    """The schema that Prefect's page builds its form from: every field has a title, numbers have ranges."""
+    from flows.retrain import retrain
+
+    definitions = retrain.parameters.definitions or {}
+    assert {"RetrainParameters", "ModelConfig", "FitParameters", "PseudoPosteriorConfig"} <= set(definitions)
+    for name, schema in definitions.items():
+        for field, entry in schema.get("properties", {}).items():
+            referred = definitions.get(entry.get("$ref", "").rpartition("/")[2], {})
+            assert entry.get("title") or referred.get("title"), f"{name}.{field} has no title"
+    draws = definitions["PseudoPosteriorConfig"]["properties"]["sensitivity_draws"]
+    assert draws["minimum"] == 1
+    assert draws["default"] == 500
+
+
+def test_the_flow_refuses_wrong_parameters_before_any_stage() -> None:
+    """Unknown keys and contradictions, as a deployment would send them."""
+    from prefect.exceptions import ParameterTypeError
+
+    from flows.retrain import retrain
+
+    good = {"data": {"source": "x.csv", "ingest": {}}}
+    with pytest.raises(ParameterTypeError, match="epocs"):
+        retrain.validate_parameters({"parameters": good | {"fit": {"adamw": {"epocs": 3}}}})
+    with pytest.raises(ParameterTypeError, match="exceeds the snapshots"):
+        retrain.validate_parameters({"parameters": good | {"fit": {"swag": {"rank": 50}}}})
