@@ -198,7 +198,7 @@ def run(
 
     stream = SecretStream(state.key)
     device = classifier.device
-    gradient, noise = torch.zeros_like(classifier.flat), torch.empty_like(classifier.flat)
+    gradient = torch.zeros_like(classifier.flat)
     dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules())
     tally = torch.zeros(3, device=device)
     classifier.part.train()
@@ -222,8 +222,8 @@ def run(
                         tally[0] += losses.sum()
                         tally[1] += (norms > segment.l2_clip_norm).sum()
                         tally[2] += len(micro)
-                stream.normal_(noise, purpose="gradient noise", step=step)
-                gradient.add_(noise, alpha=segment.noise_multiplier * segment.l2_clip_norm)
+                std = segment.noise_multiplier * segment.l2_clip_norm
+                stream.add_normal_(gradient, std=std, purpose="gradient noise", step=step)
                 theta.grad = gradient.div_(config.batch_size)
                 optimiser.step()
                 state.step = step + 1

@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 KEY_BYTES = 32
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
+"""Few enough normals that their float64 intermediates stay in cache."""
 
 
 def new_key() -> bytes:
@@ -46,15 +47,22 @@ class SecretStream:
 
     def normal_(self, out: Tensor, *, purpose: str, step: int) -> Tensor:
         """Fill a contiguous float tensor in place with independent standard normals and return it."""
+        return self.add_normal_(out.zero_(), std=1.0, purpose=purpose, step=step)
+
+    def add_normal_(self, out: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
+        """Add independent normals of this standard deviation to a contiguous float tensor in place and return it.
+
+        Block by block: no second vector of the tensor's size exists at any time.
+        """
         flat, source = out.view(-1), self._source(purpose, step)
         for start in range(0, flat.numel(), _BLOCK):
             piece = flat[start : start + _BLOCK]
             pairs = (piece.numel() + 1) // 2
             uniform = _uniform(source(16 * pairs), out.device)
-            radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_()
+            radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_().mul_(std)
             angle = uniform[pairs:].mul_(2 * math.pi)
-            piece[:pairs].copy_(radius * angle.cos())
-            piece[pairs:].copy_((radius * angle.sin_())[: piece.numel() - pairs])
+            piece[:pairs] += radius * angle.cos()
+            piece[pairs:] += (radius * angle.sin_())[: piece.numel() - pairs]
         return out
 
     def poisson_sample(self, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
