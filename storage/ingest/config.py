@@ -14,7 +14,7 @@ SEPARATOR = " | "
 
 
 class IngestConfig(BaseModel):
-    """Columns of the source, and the sampling of paper 003, section 3.1.
+    """Columns of the source, and the sampling of Chew et al., section 3.1.
 
     The defaults read OSHA's Severe Injury Reports as published.
     """

@@ -1,4 +1,4 @@
-"""Which records are used, and for what: the stratified sample and split of paper 003, section 3.1.
+"""Which records are used, and for what: the stratified sample and split of Chew et al., section 3.1.
 
 Every row of the source has a random rank, the n-th output of a seeded generator for row n, whatever becomes of the
 other rows. Of each group the records of lowest rank are kept.
