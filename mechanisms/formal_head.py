@@ -1,0 +1,206 @@
+"""The strong formal baseline: a linear head on cached features, one noisy release and DP full-batch gradient descent.
+
+Of the zero-concentrated budget rho, `release_share` pays for one Gaussian release of
+
+    S_c = sum_{i: y_i = c} x_i min(1, R/||x_i||) / R   [classes, width]     and     s N_c   [classes]
+
+whose l2 sensitivity is sqrt(1 + s^2): one record is in one class. From the noisy sums, by post-processing, comes a
+linear discriminant with class means shrunk by what is known of the noise; the noisy counts set the prior. The rest
+pays for T steps of gradient descent over *all* records with clipped per-record gradients. Nothing is sampled, so the
+whole is a composition of Gaussians, whose cost is exact: with noise x/sqrt(share) on the release and
+x sqrt(T/(1-share)) on a step it costs what one Gaussian mechanism of noise multiplier x costs.
+
+Why it beats DP-SGD on small data: at n of a few thousand a step over all records has the same noise as one over a
+sample, and a head has few parameters for the noise to be spread over.
+
+The discriminant starts at a low temperature: unlike gradient descent it cannot unlearn its own noise. Defaults were
+found on public OSHA reports with MiniLM features; on other data they are as good as any other guess, on those they are
+tuned without account.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from mechanisms import dpsgd, formal_cost
+from mechanisms.classifier import Classifier
+from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan, DpSgdRun
+from mechanisms.errors import MechanismError
+from mechanisms.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.inputs import FeatureInputs
+from mechanisms.noise import SecretStream
+from mechanisms.training import Progress
+
+
+class FormalHeadConfig(BaseModel):
+    """Budget, its split, and the descent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Formal head")
+
+    target_epsilon: float = Field(default=4.0, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon")
+    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
+    release_share: float = Field(
+        default=0.1, gt=0, lt=1, title="Share of the release", description="Of rho; descent gets the rest."
+    )
+    feature_clip_norm: float = Field(
+        default=4.0,
+        gt=0,
+        allow_inf_nan=False,
+        title="Feature norm R",
+        description="Longer features are cut to it in the class sums. Set it from the encoder, not from the records.",
+    )
+    count_scale: float = Field(default=0.25, gt=0, le=100, title="Scale s of the counts")
+    between_variance: float = Field(
+        default=0.2, gt=0, title="Between classes", description="Prior variance of class means, in units of R^2."
+    )
+    within_variance: float = Field(
+        default=0.4, gt=0, title="Within classes", description="Variance of features in a class, in units of R^2."
+    )
+    temperature: float = Field(default=0.1, ge=0, le=1, title="Weight of the discriminant at the start")
+    steps: int = Field(default=30, ge=1, le=10_000, title="Descent steps")
+    learning_rate: float = Field(default=10.0, gt=0, le=1e4, allow_inf_nan=False, title="Learning rate")
+    momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
+    l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
+
+
+def calibrate(config: FormalHeadConfig, *, num_records: int, records_per_unit: int = 1) -> DpSgdPlan:
+    """Solve the noise so that release and descent together meet the target.
+
+    Raises:
+        MechanismError: the target cannot be met.
+    """
+
+    def event(noise_multiplier: float) -> ComposedEvent:
+        return _event(config, noise_multiplier)
+
+    noise_multiplier = formal_cost.calibrate(
+        event, target_epsilon=config.target_epsilon, delta=config.delta, records_per_unit=records_per_unit
+    )
+    descent = DpSgdConfig(
+        target_epsilon=config.target_epsilon,
+        delta=config.delta,
+        optimiser="sgd",
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        epochs=config.steps,
+        batch_size=num_records,
+        l2_clip_norm=config.l2_clip_norm,
+    )
+    return DpSgdPlan(config=descent, event=event(noise_multiplier), num_records=num_records)
+
+
+def run(
+    classifier: Classifier,
+    inputs: FeatureInputs,
+    labels: Tensor,
+    *,
+    config: FormalHeadConfig,
+    plan: DpSgdPlan,
+    num_labels: int,
+    seed: int,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> DpSgdRun:
+    """Release, start from the discriminant, descend; in place on `classifier.flat`. Resumes as `dpsgd.run` does.
+
+    Raises:
+        MechanismError: the head is not linear, the plan is another's, or what `dpsgd.run` refuses.
+    """
+    head = classifier.part
+    if not isinstance(head, nn.Linear):
+        raise MechanismError("the formal head is a linear layer on features: set trainable `head` and pooling `mean`")
+    release = _release_of(plan, config)
+
+    def start(stream: SecretStream) -> None:
+        sums, counts = release_class_sums(
+            inputs.features, labels, num_labels=num_labels, config=config, release=release, stream=stream
+        )
+        weight, bias = discriminant(sums, counts, config=config, std=release.noise_multiplier * release.l2_sensitivity)
+        with torch.no_grad():
+            head.weight.copy_(weight)
+            head.bias.copy_(bias)
+
+    return dpsgd.run(
+        classifier,
+        inputs,
+        labels,
+        plan=plan,
+        num_labels=num_labels,
+        seed=seed,
+        purpose="formal head",
+        physical_batch_size=4096,
+        start=start,
+        folder=folder,
+        progress=progress,
+    )
+
+
+def release_class_sums(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    num_labels: int,
+    config: FormalHeadConfig,
+    release: GaussianReleaseEvent,
+    stream: SecretStream,
+) -> tuple[Tensor, Tensor]:
+    """Noisy S [classes, width] in units of R and noisy counts N [classes], from one vector (S, s N), equal noise."""
+    features = features.cpu()
+    radius = config.feature_clip_norm
+    shortened = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=radius)) / radius
+    vector = torch.zeros(num_labels, features.shape[1] + 1)
+    vector[:, :-1].index_add_(0, labels.cpu(), shortened)
+    vector[:, -1] = torch.bincount(labels.cpu(), minlength=num_labels) * config.count_scale
+    noise = stream.normal_(torch.empty_like(vector), purpose="class sums", step=0)
+    vector.add_(noise, alpha=release.noise_multiplier * release.l2_sensitivity)
+    return vector[:, :-1], vector[:, -1] / config.count_scale
+
+
+def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHeadConfig, std: float) -> tuple[Tensor, Tensor]:
+    """Weight [classes, width] and bias [classes] of a tempered linear discriminant on raw features.
+
+    The mean of class c, given its noisy sum over N_c records with noise `std` a coordinate, is shrunk to the overall
+    mean by tau^2 / (tau^2 + s^2/N_c + std^2/N_c^2), variances a coordinate.
+    """
+    width = sums.shape[1]
+    tau2, within = config.between_variance / width, config.within_variance / width
+    n = counts.clamp(min=1)
+    overall = sums.sum(0) / n.sum()
+    keep = tau2 / (tau2 + within / n + (std / n).square())
+    means = overall + keep[:, None] * (sums / n[:, None] - overall)
+    prior = (counts.clamp(min=5) / counts.clamp(min=5).sum()).log()
+    weight = config.temperature * means / within
+    bias = -config.temperature * means.square().sum(1) / (2 * within) + prior
+    return weight / config.feature_clip_norm, bias
+
+
+def _event(config: FormalHeadConfig, noise_multiplier: float) -> ComposedEvent:
+    release = GaussianReleaseEvent(
+        what="class sums of features and class counts",
+        noise_multiplier=noise_multiplier / math.sqrt(config.release_share),
+        l2_sensitivity=math.hypot(1, config.count_scale),
+    )
+    step = NoiseSegment(
+        steps=config.steps,
+        noise_multiplier=noise_multiplier * math.sqrt(config.steps / (1 - config.release_share)),
+        l2_clip_norm=config.l2_clip_norm,
+    )
+    return ComposedEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
+
+
+def _release_of(plan: DpSgdPlan, config: FormalHeadConfig) -> GaussianReleaseEvent:
+    """The release in the plan; it has to be this config's, or sums on one scale would be paid for on another.
+
+    Raises:
+        MechanismError: it is another's.
+    """
+    parts = plan.event.events if isinstance(plan.event, ComposedEvent) else ()
+    release = next((part for part in parts if isinstance(part, GaussianReleaseEvent)), None)
+    if release is None or release.l2_sensitivity != math.hypot(1, config.count_scale):
+        raise MechanismError("the plan is not one of this formal head's config: calibrate again")
+    return release
