@@ -29,7 +29,7 @@ FIRST_DAY, DAYS = date(2021, 1, 1), 3 * 365
 VAGUE, BESIDE, MISLABELLED, MISSPELT = 0.02, 0.03, 0.02, 0.015
 """Shares: narratives without the injury, with another injury beside it, with a wrong code; words misspelt."""
 _TAIL_SHIFT, _TAIL_POWER = 9.0, 3.1
-"""Size of the r-th code is as (r + shift) to the minus power: Gini 0.6 for the 46 codes, as in Chew et al., figure 2."""
+"""Size of the r-th code is as (r + shift)^-power: Gini 0.6 of the 46 codes, as in Chew et al., figure 2."""
 
 _STATES = ("OHIO", "TEXAS", "FLORIDA", "GEORGIA", "COLORADO", "ILLINOIS", "NEW YORK", "PENNSYLVANIA", "MISSOURI")
 _CITIES = ("FAIRHAVEN", "MILL CREEK", "EASTBROOK", "NORTHFIELD", "CEDAR POINT", "GRANTVILLE", "LAKEMONT", "STONEBRIDGE")
