@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tiny_models"]
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

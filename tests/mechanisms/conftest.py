@@ -1,8 +1,7 @@
-"""Small real models for the tests of the mechanisms: a RoBERTa and a BERT of a few thousand parameters."""
+"""Small classifiers for the tests of the mechanisms."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,95 +14,11 @@ from mechanisms import classifier
 from mechanisms.classifier import Classifier, ModelConfig
 from mechanisms.inputs import FeatureInputs, TokenInputs
 
-_WHO = ("employee", "worker", "driver", "roofer", "nurse", "technician")
-_DID = ("fell from", "slipped on", "was struck by", "was caught in", "lifted", "touched")
-_WHAT = ("a ladder", "the wet floor", "a forklift", "the conveyor belt", "a heavy box", "a hot pipe", "a saw")
-_HURT = ("fractured the wrist", "suffered burns", "lost a fingertip", "strained the back", "cut the hand")
-
-
-def _narratives(n: int, *, seed: int = 0) -> list[str]:
-    """Made-up injury sentences of uneven length."""
-    pick = random.Random(seed)
-    sentence = "The {} {} {} and {}".format
-    return [
-        ". ".join(
-            sentence(pick.choice(_WHO), pick.choice(_DID), pick.choice(_WHAT), pick.choice(_HURT))
-            for _ in range(pick.choice((1, 1, 1, 2, 3)))
-        )
-        for _ in range(n)
-    ]
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Models this small only wait for a second thread; on a busy machine twenty times as long as they work."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a RoBERTa as `distilroberta-base` comes from the hub: a language model, byte-level BPE, no head."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import RobertaConfig, RobertaForMaskedLM, RobertaTokenizer
-
-    folder = tmp_path_factory.mktemp("encoders") / "tiny-roberta"
-    bpe = ByteLevelBPETokenizer()
-    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    bpe.train_from_iterator(_narratives(200), vocab_size=320, special_tokens=specials, show_progress=False)
-    folder.mkdir()
-    bpe.save_model(str(folder))
-    tokenizer = RobertaTokenizer.from_pretrained(str(folder), model_max_length=64)
-    config = RobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=66,
-        type_vocab_size=1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return _save(RobertaForMaskedLM, config, tokenizer, folder)
-
-
-@pytest.fixture(scope="session")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a bare BERT encoder with a word-piece tokenizer, as MiniLM is."""
-    from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    folder = tmp_path_factory.mktemp("encoders") / "tiny-bert"
-    pieces = BertWordPieceTokenizer()
-    pieces.train_from_iterator(_narratives(200), vocab_size=200, show_progress=False)
-    folder.mkdir()
-    pieces.save_model(str(folder))
-    tokenizer = BertTokenizer.from_pretrained(str(folder), model_max_length=64)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return _save(BertModel, config, tokenizer, folder)
-
-
-def _save(kind: Any, config: Any, tokenizer: Any, folder: Path) -> Path:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        kind(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def narratives() -> Callable[..., list[str]]:
-    """Make n sentences from a seed."""
-    return _narratives
 
 
 @pytest.fixture
@@ -127,7 +42,9 @@ def linear() -> Callable[..., tuple[Classifier, FeatureInputs, Tensor]]:
 
 
 @pytest.fixture
-def fresh(tiny_roberta: Path) -> Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]:
+def fresh(
+    tiny_roberta: Path, narratives: Callable[..., list[str]]
+) -> Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]:
     """Make a newly built classifier on the tiny RoBERTa, and n records in the form that its trainable part reads."""
 
     def make(
@@ -137,7 +54,7 @@ def fresh(tiny_roberta: Path) -> Callable[..., tuple[Classifier, FeatureInputs |
             encoder=str(encoder), trainable=trainable, pooling=pooling, max_length=64, lora_rank=2, lora_dropout=0.1
         )
         made = classifier.build(config, num_labels=labels, seed=0)
-        tokens = classifier.tokenize(config, _narratives(n))
+        tokens = classifier.tokenize(config, narratives(n))
         given = torch.randint(labels, (n,), generator=torch.Generator().manual_seed(1))
         return made, made.encode(tokens) if trainable == "head" else tokens, given
 
