@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -20,6 +22,7 @@ from storage.artifacts import ArtifactRef, write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
 from tasks.parameters import RetrainParameters
+from tasks.posterior import running_maximum
 from tasks.progress import line_of
 from tasks.publish import Released, open_ledger
 from tasks.stage import Context
@@ -67,6 +70,25 @@ def write_plan(context: Context, plan: ReleasePlan) -> Path:
     return file
 
 
+def sensitivity_plot(running: Sequence[float]) -> bytes:
+    """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.step(range(1, len(running) + 1), running, where="post", color="#0b5fa5")
+    axes.set_xscale("log")
+    axes.set_xlabel("draws taken")
+    axes.set_ylabel("Δ so far (nats)")
+    axes.set_title(f"Largest weighted |log-likelihood| over draws: Δ = {running[-1]:.3f}, ε = {2 * running[-1]:.3f}")
+    axes.grid(alpha=0.3)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
 def publish_artifacts(
     context: Context,
     parameters: RetrainParameters,
@@ -77,6 +99,13 @@ def publish_artifacts(
     measured: ArtifactRef,
 ) -> None:
     """The figures and the release as artifacts of the run."""
+    picture = sensitivity_plot(running_maximum(measured.path))
+    write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
+    create_markdown_artifact(
+        key="sensitivity",
+        markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
+        description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
+    )
     scores = context.store.figures(evaluated)
     rows = [
         {
