@@ -27,6 +27,7 @@ from mechanisms import encoders
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
 from mechanisms.seeding import seeded
+from mechanisms.threads import forward_batch_size, forward_passes
 
 TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean"]
@@ -135,12 +136,11 @@ class Classifier:
         logits = self.logits(batch).float()
         return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
-    @torch.no_grad()
     def encode(
         self,
         tokens: TokenInputs,
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         done: Tensor | None = None,
         on_batch: Callable[[Tensor, Tensor], None] | None = None,
     ) -> FeatureInputs:
@@ -156,25 +156,35 @@ class Classifier:
         skip = torch.zeros(len(tokens), dtype=torch.bool)
         if done is not None:
             skip[done] = True
-        for index in length_sorted_batches(tokens, batch_size=batch_size):
-            index = index[~skip[index]]
-            if not len(index):
-                continue
-            pooled = self._pool(tokens.batch(index, self.device)).float().cpu()
-            features[index] = pooled
-            if on_batch is not None:
-                on_batch(index, pooled)
+        size = batch_size or forward_batch_size(tokens, self.device)
+        left = (index[~skip[index]] for index in length_sorted_batches(tokens, batch_size=size))
+        pool = self._pool
+
+        def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return index, pool(tokens.batch(index, self.device)).float().cpu()
+
+        with forward_passes(tokens, self.device) as over:
+            for index, part in over(pooled, (index for index in left if len(index))):
+                features[index] = part
+                if on_batch is not None:
+                    on_batch(index, part)
         return FeatureInputs(features=features)
 
-    @torch.no_grad()
-    def predict(self, inputs: Inputs, *, batch_size: int = 128) -> Tensor:
+    def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
         """Logits of every record, float32 [n, labels], in the records' order."""
+
+        def scores(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return index, self.logits(inputs.batch(index, self.device)).float().cpu()
+
         out: Tensor | None = None
-        for index in length_sorted_batches(inputs, batch_size=batch_size):
-            logits = self.logits(inputs.batch(index, self.device)).float().cpu()
-            if out is None:
-                out = torch.empty(len(inputs), logits.shape[1])
-            out[index] = logits
+        with forward_passes(inputs, self.device) as over:
+            size = batch_size or forward_batch_size(inputs, self.device)
+            for index, logits in over(scores, length_sorted_batches(inputs, batch_size=size)):
+                if out is None:
+                    out = torch.empty(len(inputs), logits.shape[1])
+                out[index] = logits
         return torch.empty(0, 0) if out is None else out
 
     def releasable(self) -> nn.Module:

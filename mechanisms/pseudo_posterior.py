@@ -26,7 +26,7 @@ from mechanisms.classifier import Classifier
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, Inputs, length_sorted_batches
 from mechanisms.seeding import generator
-from mechanisms.threads import fitting
+from mechanisms.threads import Map, forward_batch_size, forward_passes
 from mechanisms.training import Progress
 
 
@@ -88,7 +88,7 @@ def risk_pass(
     seed: int,
     purpose: str,
     weights: Tensor | None = None,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     precision: Literal["float32", "bfloat16"] = "float32",
     so_far: RiskPass | None = None,
     on_draw: Callable[[int, RiskPass], None] | None = None,
@@ -115,20 +115,24 @@ def risk_pass(
         maxima[:done] = so_far.draw_maxima
     batches = [
         (index.to(device), inputs.batch(index, device))
-        for index in length_sorted_batches(inputs, batch_size=batch_size)
+        for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))
     ]
     kept = classifier.flat.clone()
     half = precision == "bfloat16"
+
+    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
+        index, batch = index_and_batch
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+            return index, classifier.log_likelihood(batch, labels[index]).neg_()
+
     try:
-        with fitting(inputs):
+        with forward_passes(inputs, device) as over:
             for position in range(done, len(draws)):
                 load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
                 worst = torch.zeros((), device=device)
-                with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-                    for index, batch in batches:
-                        loss = classifier.log_likelihood(batch, labels[index]).neg_()
-                        risk[index] = torch.maximum(risk[index], loss)
-                        worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                for index, loss in over(losses, batches):
+                    risk[index] = torch.maximum(risk[index], loss)
+                    worst = torch.maximum(worst, (loss * alpha[index]).amax())
                 maxima[position] = worst.cpu()
                 if not math.isfinite(maxima[position]):
                     raise MechanismError(
@@ -141,7 +145,9 @@ def risk_pass(
                 if progress is not None:
                     progress(position + 1, len(draws))
             if half:
-                _again_in_float32(classifier, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima)
+                _again_in_float32(
+                    classifier, over, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima
+                )
     finally:
         classifier.flat.copy_(kept)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
@@ -160,6 +166,7 @@ _NEAR = 0.05
 
 def _again_in_float32(
     classifier: Classifier,
+    over: Map,
     batches: list[tuple[Tensor, Batch]],
     labels: Tensor,
     alpha: Tensor,
@@ -177,6 +184,14 @@ def _again_in_float32(
     2e it is widened and the look repeated. Afterwards Delta and the risk it comes from are float32; other records keep
     a risk that is off by at most e / alpha.
     """
+
+    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor, Tensor]:
+        index, batch = index_and_batch
+        with torch.inference_mode():
+            loss = classifier.log_likelihood(batch, labels[index]).neg_()
+            with torch.autocast(risk.device.type, torch.bfloat16):
+                return index, loss, classifier.log_likelihood(batch, labels[index]).neg_()
+
     rough_risk, rough_maxima = risk.clone(), maxima.clone()
     top = float(rough_maxima.max())
     band = _NEAR * top
@@ -188,14 +203,10 @@ def _again_in_float32(
         for position in torch.nonzero(rough_maxima >= threshold)[:, 0].tolist():
             load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
             worst = torch.zeros((), device=risk.device)
-            with torch.inference_mode():
-                for index, batch in chosen:
-                    loss = classifier.log_likelihood(batch, labels[index]).neg_()
-                    with torch.autocast(risk.device.type, torch.bfloat16):
-                        half = classifier.log_likelihood(batch, labels[index]).neg_()
-                    exact[index] = torch.maximum(exact[index], loss)
-                    worst = torch.maximum(worst, (loss * alpha[index]).amax())
-                    error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())
+            for index, loss, half in over(losses, chosen):
+                exact[index] = torch.maximum(exact[index], loss)
+                worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())
             maxima[position] = worst.cpu()
         if band >= 2 * float(error) or threshold <= 0:
             break
@@ -204,19 +215,26 @@ def _again_in_float32(
     risk.copy_(torch.where(hit, torch.maximum(exact, elsewhere), rough_risk))
 
 
-def at_draw(classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int = 128) -> float:
+def at_draw(
+    classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int | None = None
+) -> float:
     """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32.
 
     Raises:
         MechanismError: a log-likelihood is not finite.
     """
     device = classifier.device
-    worst = torch.zeros((), device=device)
-    with torch.inference_mode():
-        for index in length_sorted_batches(inputs, batch_size=batch_size):
+
+    def largest(index: Tensor) -> Tensor:
+        with torch.inference_mode():
             ell = classifier.log_likelihood(inputs.batch(index, device), labels[index].to(device))
-            # torch's maximum hands a NaN on; Python's max would drop it.
-            worst = torch.maximum(worst, (ell.abs() * weights[index].to(device)).amax())
+            return (ell.abs() * weights[index].to(device)).amax()
+
+    worst = torch.zeros((), device=device)
+    with forward_passes(inputs, device) as over:
+        size = batch_size or forward_batch_size(inputs, device)
+        for one in over(largest, length_sorted_batches(inputs, batch_size=size)):
+            worst = torch.maximum(worst, one)  # hands a NaN on, where Python's max would drop it
     if not math.isfinite(worst):
         raise MechanismError("a log-likelihood at the released draw is not finite")
     return float(worst)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechanisms import classifier
+from mechanisms import classifier, pseudo_posterior, swag
 from mechanisms.classifier import Classifier, ModelConfig
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import FeatureInputs, TokenInputs
@@ -161,3 +161,29 @@ def test_lora_with_mean_pooling_is_refused() -> None:
     """There is no standard head to put adapters beside."""
     with pytest.raises(ValueError, match="pooling `mean` goes with"):
         ModelConfig(trainable="lora", pooling="mean")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_side_by_side_passes_equal_one_after_the_other(fresh: Fresh, precision: Any) -> None:
+    """With three threads batches run side by side, each on one: scores, features, risks and Delta keep every bit."""
+    made, tokens, given = fresh("full", n=40)
+    head, _, _ = fresh("head", n=2)
+    assert isinstance(tokens, TokenInputs)
+    still = torch.zeros(made.num_parameters)
+    wide = tuple(0.02 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    post = swag.posterior(made.flat.clone(), still, wide, count=2, std_scale=1.0)
+    results = []
+    for threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            risks = pseudo_posterior.risk_pass(
+                made, tokens, given, post, draws=range(3), seed=0, purpose="a", precision=precision, batch_size=4
+            )
+            delta = pseudo_posterior.at_draw(made, tokens, given, weights=torch.ones(40), batch_size=4)
+            features = head.encode(tokens, batch_size=4).features
+            results.append([made.predict(tokens, batch_size=4), features, *vars(risks).values(), torch.tensor(delta)])
+            assert torch.get_num_threads() == threads, "the number of threads comes back"
+        finally:
+            torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
