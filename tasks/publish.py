@@ -28,7 +28,7 @@ from storage.artifacts import ArtifactRef, file_digest
 from storage.datasets import load_codes
 from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
-from storage.ledger.recovery import announce_bundle, draw_path
+from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path
 from tasks import progress
 from tasks.card import model_card
 from tasks.data import load_inputs
@@ -179,6 +179,10 @@ def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: 
         (folder / bundle.CARD).write_text(model_card(claimed, parameters.model, labels=len(codes)), encoding="utf-8")
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
+    standing = context.workspace.bundles / release_id
+    left = row.state == "drawn" and standing.is_dir()
+    if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
+        raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
     allowed = export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES
     return bundle.publish(context.workspace.bundles, release_id, allowed=allowed, build=fill)
 

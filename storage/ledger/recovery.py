@@ -96,6 +96,12 @@ def announce_bundle(workspace: Workspace, release_id: str, digest: str) -> None:
         os.close(descriptor)
 
 
+def announced_bundle(workspace: Workspace, release_id: str) -> str | None:
+    """Return the digest that `announce_bundle` kept, None where no bundle was announced."""
+    file = release_folder(workspace, release_id) / _ANNOUNCED_NAME
+    return file.read_text(encoding="ascii") if file.is_file() else None
+
+
 def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     """Say what each open release needs, and which bundles the ledger doesn't bear out. Changes nothing."""
     findings = [_judge(row, workspace) for row in ledger.open_releases()]
@@ -129,11 +135,11 @@ def _judge(row: Row, workspace: Workspace) -> Finding:
         return Finding(release_id, state, Step.MEASURE, "a draw was kept, its cost not yet measured", found)
     bundle = bundle_path(workspace, release_id)
     if bundle.is_dir():
-        announced = release_folder(workspace, release_id) / _ANNOUNCED_NAME
+        announced = announced_bundle(workspace, release_id)
         digest = bundle_digest(bundle)
-        if not announced.is_file():
+        if announced is None:
             return Finding(release_id, state, Step.BUILD, "a bundle stands that nobody announced", found, digest)
-        if announced.read_text(encoding="ascii") == digest:
+        if announced == digest:
             return Finding(release_id, state, Step.COMMIT, "the bundle stands as announced", found, digest)
         return Finding(release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", found)
     if found is None:

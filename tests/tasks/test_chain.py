@@ -126,6 +126,42 @@ def test_another_method_or_label_is_another_plan(data: dict[str, Any], tiny_robe
     assert key() != key(label="second")
 
 
+def test_what_lies_in_the_way_is_not_committed(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between draw and commit a bundle is edited, or the draw removed: refused. A bundle edited later is told too."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta)
+    made = chain(chosen, lambda step: run_step(context, step))
+
+    class Died(BaseException):
+        """As a kill: nothing of ours catches it."""
+
+    def die(*arguments: Any, **options: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publish.Ledger, "commit", die)
+        with pytest.raises(Died):
+            release(context, chosen, made)
+    (folder,) = context.workspace.bundles.iterdir()
+    card, draw = folder / "README.md", next((tmp_path / "private" / "releases").rglob("draw.safetensors"))
+    built, drawn = card.read_text(), draw.read_bytes()
+    card.write_text(built + "edited")
+    with pytest.raises(StorageError, match="is not what was built"):
+        release(context, chosen, made)
+    card.write_text(built)
+    draw.unlink()
+    with pytest.raises(StorageError, match="its draw is gone"):
+        release(context, chosen, made)
+    draw.write_bytes(drawn)
+    assert release(context, chosen, made).bundle == str(folder)
+    card.write_text(built + "edited")
+    with pytest.raises(StorageError, match="is not what was committed"):
+        release(context, chosen, made)
+
+
 def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
