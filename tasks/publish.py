@@ -70,7 +70,15 @@ def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
 
 
 # Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
-@task(name="release", task_run_name="release", retries=0, persist_result=False, cache_policy=NO_CACHE, log_prints=False)
+@task(
+    name="release",
+    task_run_name="release",
+    retries=0,
+    persist_result=False,
+    result_serializer="json",
+    cache_policy=NO_CACHE,
+    log_prints=False,
+)
 def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, sources: Sources) -> Released:
     """Release one draw under `plan`, or go on with, or return, the release that this plan already has.
 

@@ -130,6 +130,7 @@ def submit(context: Context, step: Step) -> ArtifactRef:
         task_run_name=step.label,
         retries=0,
         persist_result=False,
+        result_serializer="json",
         cache_policy=NO_CACHE,
         log_prints=False,
     )
