@@ -29,14 +29,14 @@ from torch import Tensor
 
 from mechanisms import checkpoint
 from mechanisms.errors import MechanismError
+from mechanisms.threads import using
 from mechanisms.training import EpochState
 
 _AHEAD = 1 << 20
 """Parameters whose noise is made in one go, in the background."""
 
-_CACHED = 1 << 15
-"""Parameters summed in one go: the piece stays in a core's cache while the deviations stream by, and it is the largest
-size that torch does not split over threads, whose meeting at every step costs more than they spare."""
+_CACHED = 1 << 17
+"""Parameters summed in one go: the piece stays in a core's cache while the deviations stream by."""
 
 
 class SwagConfig(BaseModel):
@@ -183,14 +183,13 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
         normal(target)
         _add_up(post, target, blocks[0], coefficients)
     else:
-        background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swag-noise")
-        try:
+        # One thread makes noise, one adds up. Split over threads, each of the thousands of short sums would wait for
+        # the slower half: on a busy machine ten times as long as it works.
+        with using(1), ThreadPoolExecutor(1, thread_name_prefix="swag-noise") as background:
             drawn = [background.submit(normal, target[block]) for block in blocks]
             for block, noise in zip(blocks, drawn, strict=True):
                 noise.result()
                 _add_up(post, target, block, coefficients)
-        finally:
-            background.shutdown(cancel_futures=True)
     if out is not None and out is not target:
         out.copy_(target)
         return out

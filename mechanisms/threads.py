@@ -13,6 +13,17 @@ from mechanisms.inputs import FeatureInputs, Inputs
 
 
 @contextmanager
+def using(threads: int) -> Iterator[None]:
+    """Let torch use so many threads an operation inside the block, also in threads that are started there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def fitting(inputs: Inputs) -> Iterator[None]:
     """One thread for a head on cached features, all of them for an encoder.
 
@@ -20,13 +31,8 @@ def fitting(inputs: Inputs) -> Iterator[None]:
     doing something else it makes each step wait for the slower of two (measured: 3 to 40 times slower). A fixed number
     also keeps the order of summation, hence every bit, independent of the machine.
     """
-    before = torch.get_num_threads()
-    if isinstance(inputs, FeatureInputs):
-        torch.set_num_threads(1)
-    try:
+    with using(1 if isinstance(inputs, FeatureInputs) else torch.get_num_threads()):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 A = TypeVar("A")
@@ -59,12 +65,8 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Map]:
             yield map
         return
     workers = min(threads, _SIDE_BY_SIDE)
-    torch.set_num_threads(max(1, threads // workers))
-    try:
-        with ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool:
-            yield pool.map
-    finally:
-        torch.set_num_threads(threads)
+    with using(threads // workers), ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool:
+        yield pool.map
 
 
 def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
