@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from flows.commands import code, demo_data, doctor, keys, ledger, retrain
+from flows.commands import code, compare, demo_data, doctor, keys, ledger, retrain
 
 app = typer.Typer(
     name="autocoder",
@@ -17,6 +17,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("retrain")(retrain.retrain)
+app.command("compare")(compare.compare)
 app.command("code")(code.code)
 app.command("demo-data")(demo_data.demo_data)
 app.command("doctor")(doctor.doctor)

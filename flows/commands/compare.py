@@ -1,0 +1,105 @@
+"""`autocoder compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of
+
+
+def compare(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
+    ] = None,
+    codelist: Annotated[
+        Path | None,
+        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
+    ] = "osha-head",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any parameter of retrain: key=value. May be repeated."),
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    branches: Annotated[str, typer.Option("--branches", help="Names by comma, or `all`.")] = "all",
+    target: Annotated[
+        str, typer.Option("--target-epsilon", help="A number, or `match`: what SWAG-PPM came out with, rounded up.")
+    ] = "match",
+    delta: Annotated[float, typer.Option("--delta", help="Of the formal claims.")] = 1e-4,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each branch, from fit.seed on.")] = 5,
+    epochs: Annotated[int, typer.Option("--epochs", help="Of the non-private and DP-SGD fits.")] = 30,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Of DP-SGD in the paper's setting.")] = 512,
+    slots: Annotated[int, typer.Option("--slots", help="Branches at once.")] = 1,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="Also write aggregates and figures as Markdown to this file. For public data only.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
+
+    [bold]Example[/bold]
+
+      autocoder compare --data injuries.csv --codelist oiics201_nature.csv --branches non-private,swag-ppm,formal-head
+    """
+    from flows.profiles import explain, parameters
+
+    workspace = home_of(home)
+    chosen = parameters(profile, settings or [], data=data, codelist=codelist)
+
+    from pydantic import ValidationError
+
+    from storage.errors import InputError
+    from tasks.branches import CompareParameters, choose
+
+    try:
+        shared = CompareParameters.model_validate(
+            {
+                "target_epsilon": target if target == "match" else _number(target),
+                "delta": delta,
+                "seeds": seeds,
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "slots": slots,
+            }
+        )
+    except ValidationError as error:
+        raise InputError("compare: " + "; ".join(explain(entry) for entry in error.errors())) from None
+    choose(branches, model=chosen.model)
+    before_prefect(workspace, make_home=True)
+
+    import flows.compare as job
+    from flows.console import ConsoleListener
+
+    with ConsoleListener(quiet=quiet) as listener, job.heard_by(listener, slots=shared.slots):
+        result = job.compare(parameters=chosen, settings=shared, branches=branches, home=str(workspace), device=device)
+    if results is not None:
+        from tasks.comparison_results import write
+
+        write(results, result.report, result.branches, parameters=chosen, settings=shared, target=result.target_epsilon)
+    typer.echo(result.model_dump_json(indent=2) if as_json else result.report)
+
+
+def _number(text: str) -> float:
+    from storage.errors import InputError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1000:
+        raise InputError(f"--target-epsilon: {text} is neither `match` nor a number above 0 and up to 1000")
+    return value

@@ -1,0 +1,151 @@
+"""What a comparison found: one result a branch and seed, its claim, its ledger row, and aggregates over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from mechanisms.accounting import claim_of
+from mechanisms.events import Claim, Event
+from storage.artifacts import ArtifactRef, digest
+from storage.ledger import Evaluation
+from tasks.account import TRUST_MODEL, unprotected_inputs
+from tasks.branches import Branch, CompareParameters
+from tasks.parameters import RetrainParameters
+from tasks.provenance import provenance
+from tasks.publish import open_ledger
+from tasks.stage import Context
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One branch at one seed."""
+
+    branch: Branch
+    seed: int
+    event: Event
+    fitted: ArtifactRef
+    measured: ArtifactRef
+    figures: dict[str, Any]
+    losses: list[float]
+    cost: dict[str, Any]
+    """Figures of the accountants; empty where there is no formal cost."""
+
+
+class BranchSummary(BaseModel):
+    """One branch over its seeds: means, and sample standard deviations (0 for one seed)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    branch: str
+    title: str
+    guarantee_kind: str
+    epsilon: float | None
+    epsilon_spread: float
+    delta: float | None
+    delta_text: str
+    seeds: int
+    mean: dict[str, float]
+    spread: dict[str, float]
+    cost: dict[str, float]
+    unprotected: tuple[str, ...]
+
+
+def claim(outcome: Outcome, parameters: RetrainParameters, compare: CompareParameters, facts: dict[str, Any]) -> Claim:
+    """The claim that the event of an outcome supports."""
+    by_unit, m = unit_of(parameters)
+    common = unprotected_inputs(facts)
+    inputs = common if outcome.branch.family == "swag" else tuple(line for line in common if "alpha" not in line)
+    formal = outcome.branch.kind == "formal"
+    return claim_of(
+        outcome.event,
+        delta=(outcome.branch.delta or compare.delta) if formal else None,
+        privacy_unit=f"unit ({parameters.data.ingest.unit_column})" if by_unit else "record",
+        max_records_per_unit=m,
+        unprotected_inputs=(*inputs, *outcome.branch.unprotected),
+    )
+
+
+def unit_of(parameters: RetrainParameters) -> tuple[bool, int]:
+    """(whether the unit is a column's, records it may own)."""
+    ingest = parameters.data.ingest
+    by_unit = ingest.unit_column is not None and ingest.max_per_unit is not None
+    return by_unit, (ingest.max_per_unit or 1) if by_unit else 1
+
+
+def record(
+    context: Context,
+    parameters: RetrainParameters,
+    compare: CompareParameters,
+    outcomes: Sequence[tuple[Outcome, Claim]],
+    *,
+    facts: dict[str, Any],
+    prefect_run_id: str | None,
+) -> None:
+    """Write each branch's claim to the ledger, as internal: no draw leaves, nothing is charged."""
+    ledger, source = open_ledger(context, parameters), provenance()
+    for outcome, made in outcomes:
+        ledger.record(
+            Evaluation(
+                label=f"compare: {outcome.branch.name}, seed {outcome.seed}",
+                population=parameters.data.population,
+                cohorts=tuple(facts["cohorts"]),
+                data_fingerprint=facts["fingerprint"],
+                records_rounded=facts["records"],
+                event=outcome.event,
+                claim=made,
+                trust_model=TRUST_MODEL,
+                code_commit=source.code_commit,
+                code_dirty=source.code_dirty,
+                lock_digest=source.lock_digest,
+                parameters_digest=digest(compare.model_dump(mode="json")),
+                artifact_digests={"fit": outcome.fitted.sha256, "measures": outcome.measured.sha256},
+                requester=parameters.release.requester,
+                prefect_run_id=prefect_run_id,
+                idempotency_key=f"compare-{outcome.measured.sha256}",
+                details={k: round(v, 6) for k, v in outcome.figures.items() if isinstance(v, float)},
+            )
+        )
+
+
+def summarise(outcomes: Sequence[tuple[Outcome, Claim]]) -> list[BranchSummary]:
+    """Means and spreads of each branch, in the order in which the branches came."""
+    grouped: dict[str, list[tuple[Outcome, Claim]]] = {}
+    for pair in outcomes:
+        grouped.setdefault(pair[0].branch.name, []).append(pair)
+    return [_summary(group) for group in grouped.values()]
+
+
+def _summary(group: list[tuple[Outcome, Claim]]) -> BranchSummary:
+    first, made = group[0]
+    names = [n for n in first.figures if all(isinstance(o.figures.get(n), float) for o, _ in group)]
+    values = {n: [float(o.figures[n]) for o, _ in group] for n in names}
+    epsilons = [c.epsilon for _, c in group if c.epsilon is not None]
+    return BranchSummary(
+        branch=first.branch.name,
+        title=first.branch.title,
+        guarantee_kind=made.guarantee_kind,
+        epsilon=statistics.fmean(epsilons) if epsilons else None,
+        epsilon_spread=_spread(epsilons),
+        delta=made.delta,
+        delta_text=made.delta_text,
+        seeds=len(group),
+        mean={n: statistics.fmean(v) for n, v in values.items()},
+        spread={n: _spread(v) for n, v in values.items()},
+        cost={n: float(v) for n, v in first.cost.items() if isinstance(v, int | float)},
+        unprotected=made.unprotected_inputs,
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def matched(epsilons: Sequence[float]) -> float:
+    """The largest epsilon that SWAG-PPM came out with over the seeds, rounded up to a whole number."""
+    return float(math.ceil(max(epsilons)))
