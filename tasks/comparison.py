@@ -108,7 +108,7 @@ def record(
                 requester=parameters.release.requester,
                 prefect_run_id=prefect_run_id,
                 idempotency_key=f"compare-{outcome.measured.sha256}",
-                details={k: round(v, 6) for k, v in outcome.figures.items() if isinstance(v, float)},
+                details={k: round(v, 6) for k, v in outcome.figures.items() if isinstance(v, int | float)},
             )
         )
 
@@ -123,7 +123,8 @@ def summarise(outcomes: Sequence[tuple[Outcome, Claim]]) -> list[BranchSummary]:
 
 def _summary(group: list[tuple[Outcome, Claim]]) -> BranchSummary:
     first, made = group[0]
-    names = [n for n in first.figures if all(isinstance(o.figures.get(n), float) for o, _ in group)]
+    # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
+    names = [n for n in first.figures if all(isinstance(o.figures.get(n), int | float) for o, _ in group)]
     values = {n: [float(o.figures[n]) for o, _ in group] for n in names}
     epsilons = [c.epsilon for _, c in group if c.epsilon is not None]
     return BranchSummary(

@@ -1,0 +1,139 @@
+"""`autocoder compare` as its user runs it: every branch measured and recorded, an internal report, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import SMALL, environment
+
+CHOSEN = ("non-private", "swag-ppm", "swag-ppm-reweighted", "dp-sgd", "dp-sgd-tuned", "formal-head")
+
+
+def arguments(data: tuple[Path, Path], home: Path, *extra: str) -> list[str]:
+    """The command on small settings."""
+    settings = [part for setting in SMALL for part in ("--set", setting)]
+    return [
+        *(sys.executable, "-m", "flows.cli", "compare", "--profile", "demo", "--home", str(home), "--quiet"),
+        *("--data", str(data[0]), "--codelist", str(data[1]), "--epochs", "2", "--batch-size", "64", *settings, *extra),
+    ]
+
+
+def run(data: tuple[Path, Path], home: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    """Compare, to the end."""
+    return subprocess.run(
+        arguments(data, home, *extra), capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(small_data: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A finished comparison: its workspace and result."""
+    home = tmp_path_factory.mktemp("compare")
+    results = home / "results.md"
+    extra = ("--branches", ",".join(CHOSEN), "--seeds", "2", "--json", "--results", str(results))
+    done = run(small_data, home, *extra)
+    assert done.returncode == 0, done.stderr
+    return home, json.loads(done.stdout)
+
+
+def test_every_branch_has_its_claim_and_kind(compared: tuple[Path, dict]) -> None:
+    """Kinds are told apart; the formal ones meet the target that SWAG-PPM set, and do not exceed it."""
+    _, result = compared
+    branches = {branch["branch"]: branch for branch in result["branches"]}
+    assert tuple(branches) == CHOSEN
+    assert branches["non-private"]["guarantee_kind"] == "none"
+    assert branches["non-private"]["epsilon"] is None
+    assert branches["swag-ppm"]["guarantee_kind"] == "asymptotic-local"
+    target = result["target_epsilon"]
+    assert target == int(target)
+    assert target - 1 < branches["swag-ppm"]["epsilon"] + 1
+    for name in ("dp-sgd-tuned", "formal-head"):
+        assert branches[name]["guarantee_kind"] == "formal"
+        assert branches[name]["epsilon"] == pytest.approx(target, rel=0.005)
+        assert any("without account" in line for line in branches[name]["unprotected"])
+    assert branches["dp-sgd"]["cost"]["epsilon_rdp_mironov"] == pytest.approx(target, rel=0.005)
+    assert branches["dp-sgd"]["epsilon"] < target
+    assert not any("without account" in line for line in branches["dp-sgd"]["unprotected"])
+
+
+def test_the_report_is_internal_and_self_contained(compared: tuple[Path, dict]) -> None:
+    """It says so on its face, names every branch, holds its figures, and loads nothing from elsewhere."""
+    home, result = compared
+    file = Path(result["report"])
+    assert file.is_relative_to(home / "private")
+    text = file.read_text()
+    assert "Internal. These figures are computed from private records" in text
+    for branch in result["branches"]:
+        assert branch["title"] in text
+    assert text.count("<svg") == text.count("<figure") >= 5
+    assert "prefers-color-scheme:dark" in text
+    assert "@media print" in text
+    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", text)
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_results_for_publication_hold_no_code(compared: tuple[Path, dict]) -> None:
+    """Aggregates only: no table by code, no path of the workspace."""
+    home, _ = compared
+    text = (home / "results.md").read_text()
+    assert "Table 1" in text
+    assert "Table 3" not in text
+    assert str(home) not in text
+    assert (home / "results" / "frontier.svg").is_file()
+
+
+def test_each_claim_is_in_the_ledger_and_nothing_is_charged(compared: tuple[Path, dict]) -> None:
+    """One internal row a branch and seed."""
+    home, _ = compared
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "ledger", "list", "--json", "--home", str(home)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=100,
+    )
+    rows = [row for row in json.loads(done.stdout) if row["label"].startswith("compare: ")]
+    assert len(rows) == 2 * len(CHOSEN)
+    assert {row["state"] for row in rows} == {"internal"}
+    assert not any(row["charges"] for row in rows)
+    kinds = {row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows}
+    assert kinds["non-private"] == "none"
+    assert kinds["formal-head"] == "formal"
+
+
+def test_running_again_computes_nothing(compared: tuple[Path, dict], small_data: tuple[Path, Path]) -> None:
+    """The same figures, from the same stages; two slots change nothing."""
+    home, result = compared
+    before = {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")}
+    extra = ("--branches", ",".join(CHOSEN), "--seeds", "2", "--json", "--slots", "2")
+    again = run(small_data, home, *extra)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["branches"] == result["branches"]
+    assert {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")} == before
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (("--delta", "1"), "delta"),
+        (("--branches", "dp-sdg"), "no branch dp-sdg"),
+        (("--target-epsilon", "-1"), "--target-epsilon"),
+        (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
+        (("--branches", "formal-head", "--set", "model.trainable=lora"), "formal-head"),
+        (("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000"), "--batch-size"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(
+    extra: tuple[str, ...], named: str, small_data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """One line that names the option, without a traceback."""
+    done = run(small_data, tmp_path / "home", *extra)
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
