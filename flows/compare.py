@@ -247,6 +247,8 @@ def _side_by_side(
     """Run steps as task runs, at most `slots` at once."""
     if slots == 1:
         return {key: _need(submit(context, step)) for key, step in steps.items()}
+    # read by all of them, and Python's parser, which finds it, is not safe in several threads: find it here, once
+    _ = [step.code for step in steps.values()]
     done: dict[tuple[str, int], ArtifactRef] = {}
     with ThreadPoolTaskRunner(max_workers=slots) as runner:
         running: dict[tuple[str, int], PrefectFuture[Any]] = {}
