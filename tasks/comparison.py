@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -20,6 +21,9 @@ from tasks.parameters import RetrainParameters
 from tasks.provenance import provenance
 from tasks.publish import open_ledger
 from tasks.stage import Context
+
+# Seeds of a branch share one event, and accounting for it takes seconds.
+_claim_of = lru_cache(maxsize=64)(claim_of)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def claim(outcome: Outcome, parameters: RetrainParameters, compare: CompareParam
     common = unprotected_inputs(facts)
     inputs = common if outcome.branch.family == "swag" else tuple(line for line in common if "alpha" not in line)
     formal = outcome.branch.kind == "formal"
-    return claim_of(
+    return _claim_of(
         outcome.event,
         delta=(outcome.branch.delta or compare.delta) if formal else None,
         privacy_unit=f"unit ({parameters.data.ingest.unit_column})" if by_unit else "record",
