@@ -9,6 +9,8 @@ import typer
 
 from flows.commands import code, compare, demo_data, doctor, keys, ledger, retrain
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="autocoder",
     help="Train an injury autocoder on confidential narratives and release one private draw of it.",
@@ -37,8 +39,10 @@ def main() -> None:
         _end(str(error), code=1)
     except SAFE as error:
         _end(str(error), code=2)
-    except KeyboardInterrupt:
-        _end("interrupted; the same command goes on from the last finished stage", code=130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
+            _end("interrupted; the same command goes on where it stopped", code=_INTERRUPTED)
+        raise
 
 
 def _end(text: str, *, code: int) -> None:

@@ -53,6 +53,8 @@ def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]
         section = content
         *path, last = key.split(".")
         for part in path:
+            if not isinstance(section, dict):
+                raise InputError(f"--set: {key}: {part} lies in a value that is no section")
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise InputError(f"--set: {key}: {part} is no section")
@@ -78,6 +80,8 @@ def parameters(
     if codelist is not None:
         section["codelist"] = str(codelist)
     content = override(content, settings)
+    if not isinstance(content["data"], dict):
+        raise InputError("--set: data is a section, such as data.source=FILE")
     if not content["data"].get("source"):
         raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, or Parquet)")
     try:
@@ -93,5 +97,6 @@ def explain(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "extra_forbidden":
         message = "no such parameter"
     given = entry.get("input")
-    shown = f" (got {given!r})" if isinstance(given, int | float | str | bool | None) else ""
+    secret = where.endswith("ledger_url")
+    shown = f" (got {given!r})" if isinstance(given, int | float | str | bool | None) and not secret else ""
     return f"{where}: {message}{shown}" if where else message

@@ -61,7 +61,7 @@ def chain(parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None
 
     posteriors = {"base": posterior_of("base", None)}
     weights = do(posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=posteriors["base"]))
-    measured: dict[str, ArtifactRef | None] = {}
+    measured: dict[str, ArtifactRef | None] = {"base": weights}
     for name in parameters.rounds[1:]:
         if name == "reweighted":
             weights = do(posterior.reweight(config, measured=measured["weighted"]))
@@ -124,6 +124,7 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
     released = None
     if parameters.release.enabled:
         sources = Sources(made.dataset, made.prepared, drawn_from, measured)
+        report.publish_budget(context, parameters)  # before too: a refusal is when it is wanted
         released = publish.release(context, parameters, plan, sources)
     report.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
     return RetrainResult(plan=str(plan_file), release=released)

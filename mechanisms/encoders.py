@@ -184,14 +184,22 @@ def standard_head(model: nn.Module) -> nn.Module:
 
 
 def shape(name: str) -> tuple[int, int]:
-    """Parameters and width of an encoder, from its configuration alone; a base-sized guess for a hub name."""
+    """Parameters and width of an encoder, from its configuration alone.
+
+    Raises:
+        MechanismError: the encoder cannot be had.
+    """
     import torch
     from transformers import AutoConfig, AutoModel
 
-    source = resolve(name)
-    if not Path(source).is_dir():
-        return 82_000_000, 768
     config = _load(AutoConfig, name)
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     return sum(p.numel() for p in model.parameters()), int(config.hidden_size)
+
+
+def revision(name: str) -> str:
+    """The commit of an encoder from the hub: a model that moved there is another encoder."""
+    from transformers import AutoConfig
+
+    return str(getattr(_load(AutoConfig, name), "_commit_hash", None) or "unknown")

@@ -139,10 +139,7 @@ class Store:
         recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
         key = self.key(name, config=config, inputs=inputs, code=code)
         work = self.private / "work" / name / key
-        lock = self.private / "locks" / f"{name}-{key}.lock"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with self.locked(f"{name}-{key}"):
             found = self.find(name, key)
             stage = Stage(
                 name=name, key=key, work=work, final=self.private / "stages" / name / key, ref=found, _recipe=recipe
@@ -153,6 +150,15 @@ class Store:
                 self.open(found)
                 shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
             yield stage
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold a lock by name: a second process waits for the first."""
+        lock = self.private / "locks" / f"{name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
 
     def open(self, ref: ArtifactRef) -> Path:
         """The folder of an artifact, after checking every file against the manifest (once a process).
@@ -183,8 +189,8 @@ class Store:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file, all or nothing, synced."""
-    partial = path.with_name(path.name + ".partial")
+    """Replace a small file, all or nothing, synced; two processes may do it at once."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)

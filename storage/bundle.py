@@ -31,6 +31,7 @@ def publish(
     *,
     allowed: frozenset[str],
     build: Callable[[Path], None],
+    expected: str | None = None,
 ) -> tuple[Path, str]:
     """Build a bundle in a staging folder and move it to `bundles/release_id`; return folder and digest.
 
@@ -38,6 +39,7 @@ def publish(
 
     Args:
         allowed: the only file names, relative to the bundle, that may be in it.
+        expected: the digest that was recorded, where one was: another bundle is not put into place.
 
     Raises:
         StorageError: `build` left a file that is not allowed, a link, or a pickle.
@@ -52,6 +54,10 @@ def publish(
         build(staging)
         check_allowed(staging, allowed)
         found = bundle_digest(staging)
+        if expected is not None and found != expected:
+            raise StorageError(
+                f"bundle {release_id} cannot be built again as it was committed; restore it from a backup"
+            )
         for path in [*_files(staging), *(p for p in staging.rglob("*") if p.is_dir()), staging]:
             _sync(path)
         staging.rename(final)

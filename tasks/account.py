@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from mechanisms.accounting import claim_of
@@ -10,6 +11,7 @@ from storage.artifacts import ArtifactRef, Store, digest
 from storage.ledger import ReleasePlan
 from tasks.parameters import RetrainParameters
 from tasks.provenance import provenance
+from tasks.stage import Context
 
 TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
@@ -22,10 +24,16 @@ FLOATING_POINT = (
 ALWAYS_UNPROTECTED = (
     "risk weights alpha, sensitivity Delta and constant k are computed from the records",
     "the number of records n",
+    "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records",
 )
 
 _NOT_METHOD: Any = {"release": True, "data": {"source": True, "codelist": True}}
 """Parameters that say where things lie or who asked: what is trained does not depend on them."""
+
+
+def ledger_url(context: Context, parameters: RetrainParameters) -> str:
+    """Where the ledger of this run is."""
+    return parameters.release.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
 
 
 def unprotected_inputs(dataset: dict[str, Any]) -> tuple[str, ...]:
@@ -102,5 +110,7 @@ def release_plan(
         parameters_digest=method,
         artifact_digests=artifacts,
         requester=parameters.release.requester,
+        approvals=parameters.release.approvals,
+        supersedes=parameters.release.supersedes,
         prefect_run_id=prefect_run_id,
     )

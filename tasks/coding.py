@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,9 +50,12 @@ class Coder:
         """
         if not (folder / STATEMENT).is_file():
             raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
-        with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
-            titles = {row["code"]: row["title"] for row in csv.DictReader(file)}
-        release_id = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
+        try:
+            with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
+                titles = {row["code"]: row["title"] for row in csv.DictReader(file)}
+            release_id = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
+        except (OSError, ValueError, KeyError):
+            raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
         try:
             return cls(bundle=release_id, model=export.load(folder), titles=titles)
         except MechanismError as error:
@@ -70,6 +75,8 @@ class Coder:
 def code_file(coder: Coder, source: Path, out: Path, *, column: str, top_k: int) -> int:
     """Code a CSV, chunk by chunk, into a CSV with the input's columns and the codes; return the rows written.
 
+    A blank narrative gets no code.
+
     Raises:
         InputError: no such file or column, or it is no UTF-8 CSV.
     """
@@ -80,13 +87,14 @@ def code_file(coder: Coder, source: Path, out: Path, *, column: str, top_k: int)
     try:
         with partial.open("w", encoding="utf-8", newline="") as target:
             for chunk in pd.read_csv(source, dtype=str, keep_default_na=False, chunksize=_CHUNK):
-                if column not in chunk.columns:
-                    raise InputError(f"--column: {source} has no column {column!r}; it has {', '.join(chunk.columns)}")
+                _check_columns(list(chunk.columns), source, column=column)
+                blank = chunk[column].str.strip() == ""
                 answers = coder.code(chunk[column].tolist(), top_k=top_k)
-                for place in range(len(answers[0])):
+                for place in range(min(top_k, len(coder.model.codes))):
                     suffix = "" if place == 0 else f"_{place + 1}"
                     chunk[f"code{suffix}"] = [answer[place].code for answer in answers]
                     chunk[f"score{suffix}"] = [f"{answer[place].score:.6f}" for answer in answers]
+                    chunk.loc[blank, [f"code{suffix}", f"score{suffix}"]] = ""  # nothing was said: nothing is coded
                 chunk["bundle"] = coder.bundle
                 chunk.to_csv(target, index=False, header=rows == 0)
                 rows += len(chunk)
@@ -98,6 +106,17 @@ def code_file(coder: Coder, source: Path, out: Path, *, column: str, top_k: int)
     finally:
         partial.unlink(missing_ok=True)
     return rows
+
+
+def _check_columns(columns: Sequence[str], source: Path, *, column: str) -> None:
+    if column not in columns:
+        near = difflib.get_close_matches(column, list(columns), n=1)
+        # The other names stay unsaid: without a header line they are a record.
+        hint = f"did you mean {near[0]!r}?" if near else f"its first line names {len(columns)} others"
+        raise InputError(f"--column: {source} has no column {column!r}; {hint}")
+    taken = [name for name in columns if re.fullmatch(r"(code|score)(_\d+)?|bundle", name)]
+    if taken:
+        raise InputError(f"--data: {source} has a column {taken[0]!r}, which the answers would overwrite; rename it")
 
 
 def newest_bundle(home: Path) -> Path:

@@ -71,7 +71,7 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
     if head:
         config["pooling"] = model.pooling
     files = encoders.digest_parts(model.encoder)
-    config["encoder_digest"] = files_digest(files) if files else "hub"
+    config["encoder_digest"] = files_digest(files) if files else encoders.revision(model.encoder)
     return Step(
         name="features" if head else "tokens",
         label="features" if head else "tokens",

@@ -5,9 +5,10 @@ Every default is the paper's. A value out of range, an unknown name or a contrad
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mechanisms.classifier import ModelConfig
 from mechanisms.pseudo_posterior import PseudoPosteriorConfig
@@ -70,22 +71,37 @@ class FitParameters(BaseModel):
 class ReleaseParameters(BaseModel):
     """Whether and how a draw leaves."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Release")
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Release", hide_input_in_errors=True)
 
     enabled: bool = Field(default=True, title="Release a draw", description="Off: stop after the release plan.")
     label: str = Field(
         default="first",
         title="Label",
-        description="A second draw from the same posterior needs another label, and spends again.",
+        description="The same records, method and label release once, however often it is run. Another label, like any "
+        "change of records or method, is another release and spends again.",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
     requester: str = Field(default="operator", title="Requester", min_length=1, max_length=200)
+    approvals: tuple[str, ...] = Field(
+        default=(), title="Approvals", description="Names of those who approved, where the policy asks for some."
+    )
+    supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
     policy: str | None = Field(
         default=None, title="Policy file", description="Budget policy (YAML); empty: the default."
     )
     ledger_url: str | None = Field(
-        default=None, title="Ledger", description="SQLAlchemy URL; empty: ledger.db in the workspace."
+        default=None,
+        title="Ledger",
+        description="SQLAlchemy URL without a password; empty: $AUTOCODER_LEDGER_URL, or ledger.db in the workspace.",
     )
+
+    @field_validator("ledger_url")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        # Prefect stores parameters in clear.
+        if value is not None and re.search(r"://[^/@]*:[^/@]+@", value):
+            raise ValueError("leave the password out: give it in AUTOCODER_LEDGER_URL, PGPASSWORD or PGPASSFILE")
+        return value
 
 
 class RetrainParameters(BaseModel):

@@ -81,6 +81,7 @@ def _sensitivity(
     return {
         "sensitivity": done.sensitivity,
         "epsilon": 2 * done.sensitivity,
+        "guarantee": "asymptotic-local",
         "draws": draws,
         "mc_failure_prob": pseudo_posterior.failure_probability(draws),
     }

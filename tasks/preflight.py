@@ -10,7 +10,10 @@ from mechanisms import classifier, encoders
 from mechanisms.errors import MechanismError
 from storage.errors import InputError, StorageError
 from storage.ingest import check_source
+from storage.ledger import Ledger, Policy
+from tasks.account import ledger_url
 from tasks.parameters import RetrainParameters
+from tasks.provenance import provenance
 from tasks.stage import Context
 
 _MARGIN = 200 << 20
@@ -37,12 +40,14 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
         raise InputError(f"release.policy: no file {parameters.release.policy}")
     try:
         device = classifier.device_of(context.device)
+        if device.type not in _ENCODE_PER_SECOND:
+            raise RuntimeError
         if device.type == "cuda" and not _has_cuda():
             raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
     except RuntimeError:
         raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda") from None
     found = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
-    encoders.resolve(parameters.model.encoder)
+    _check_ledger(context, parameters)
     estimate = _estimate(parameters, rows=found.estimated_rows, device=device.type)
     existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
@@ -52,6 +57,38 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
             "free space, lower swag.rank, or choose another --home"
         )
     return estimate
+
+
+def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
+    """The policy can be read, has a cap for this population and the approvals it asks for; the ledger opens.
+
+    Whether the budget suffices is known only when the cost is.
+    """
+    wanted = parameters.release
+    policy = Policy.load(Path(wanted.policy).expanduser()) if wanted.policy else None
+    url = ledger_url(context, parameters)
+    if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists():
+        in_force = Ledger.open(url, policy=policy).policy()
+        if policy is not None and policy.digest != in_force.digest:
+            raise InputError(
+                f"release.policy: {wanted.policy} is not the policy in force ({in_force.name}); "
+                "record it with `autocoder ledger change-policy`, or leave release.policy empty"
+            )
+        policy = in_force
+    policy = policy or Policy.load(None)
+    if not wanted.enabled:
+        return
+    if policy.populations.get(parameters.data.population, policy.default) is None:
+        raise InputError(
+            f"data.population: policy {policy.name} has no budget for {parameters.data.population}; "
+            f"it knows {', '.join(sorted(policy.populations)) or 'none'}"
+        )
+    if len(set(wanted.approvals) - {wanted.requester}) < policy.approvals.minimum:
+        raise InputError(
+            f"release.approvals: policy {policy.name} asks for {policy.approvals.minimum} by others than the requester"
+        )
+    if policy.require_clean_code and provenance().code_dirty:
+        raise InputError(f"policy {policy.name} releases only from committed code; commit the changes first")
 
 
 def _has_cuda() -> bool:

@@ -30,6 +30,7 @@ from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path
 from tasks import progress
+from tasks.account import ledger_url
 from tasks.card import model_card
 from tasks.data import load_inputs
 from tasks.failures import private_errors
@@ -65,8 +66,8 @@ class Sources:
 def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
     """The ledger of this run, under the policy of this run."""
     policy = parameters.release.policy
-    url = parameters.release.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
-    return Ledger.open(url, policy=Policy.load(Path(policy).expanduser() if policy else None))
+    loaded = Policy.load(Path(policy).expanduser() if policy else None)
+    return Ledger.open(ledger_url(context, parameters), policy=loaded)
 
 
 # Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
@@ -86,7 +87,7 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
         BudgetRefused: the budget does not allow it.
         StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
     """
-    with private_errors("release"):
+    with private_errors("release"), context.store.locked(f"release-{plan.idempotency_key[:32]}"):
         progress.started("release")
         started = time.monotonic()
         ledger = open_ledger(context, parameters)
@@ -166,7 +167,9 @@ def _mark_drawn(
     records, labels = load_inputs(store.open(sources.prepared), "train")
     weights = load_weights(store.open(sources.measured))
     sensitivity = pseudo_posterior.at_draw(trained, records, labels, weights=weights)
-    return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=2 * sensitivity)
+    # as the accountant has it: two Delta for each record that a unit may contribute
+    epsilon = 2 * (row.max_records_per_unit or 1) * sensitivity
+    return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=epsilon)
 
 
 def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: Sources) -> tuple[Path, str]:
@@ -192,7 +195,9 @@ def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: 
     if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
         raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
     allowed = export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES
-    return bundle.publish(context.workspace.bundles, release_id, allowed=allowed, build=fill)
+    return bundle.publish(
+        context.workspace.bundles, release_id, allowed=allowed, build=fill, expected=row.bundle_digest
+    )
 
 
 def statement(row: Row) -> dict[str, Any]:
@@ -261,14 +266,19 @@ def record_internal(
     for name, ref in measured.items():
         if ref is None:
             continue
+        figures = store.figures(ref)
         event = plan.event.model_copy(
-            update={"sensitivity": store.figures(ref)["sensitivity"], "reweighted": name == "reweighted"}
+            update={
+                "sensitivity": figures["largest_risk" if name == "base" else "sensitivity"],
+                "sensitivity_draws": figures["draws"],
+                "reweighted": name == "reweighted",
+            }
         )
         ledger.record(
             Evaluation(
                 **copied,
                 label=f"sensitivity of the {name} posterior, no release",
-                idempotency_key=f"sensitivity-{ref.sha256}",
+                idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
                 artifact_digests={"sensitivity": ref.sha256},
                 event=event,
                 claim=claim_of(
@@ -285,7 +295,7 @@ def record_internal(
         Evaluation(
             **copied,
             label="internal evaluation on the test half",
-            idempotency_key=f"evaluation-{evaluated.sha256}",
+            idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
             artifact_digests={"evaluation": evaluated.sha256},
             details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
         )

@@ -23,7 +23,6 @@ from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
 from tasks.parameters import RetrainParameters
 from tasks.posterior import running_maximum
-from tasks.progress import line_of
 from tasks.publish import Released, open_ledger
 from tasks.stage import Context
 
@@ -54,9 +53,9 @@ class PrefectListener:
             update_progress_artifact(self._artifact, progress=percent)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Fill the bar and say the figures in words."""
+        """Fill the bar. Figures stay out: the exact number of records is not for Prefect's database."""
         if self._artifact is not None:
-            update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: {line_of(figures)}")
+            update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: done")
             self._artifact = None
 
 
@@ -82,7 +81,10 @@ def sensitivity_plot(running: Sequence[float]) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
-    axes.set_title(f"Largest weighted |log-likelihood| over draws: Δ = {running[-1]:.3f}, ε = {2 * running[-1]:.3f}")
+    axes.set_title(
+        f"Running maximum over draws: Δ = {running[-1]:.3f}, ε = 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
+        fontsize=10,
+    )
     axes.grid(alpha=0.3)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
@@ -140,6 +142,11 @@ def publish_artifacts(
         ),
         description="What was released, on what claim.",
     )
+    publish_budget(context, parameters)
+
+
+def publish_budget(context: Context, parameters: RetrainParameters) -> None:
+    """What each cohort has spent and has left, as an artifact."""
     create_markdown_artifact(
         key="budget",
         markdown=budget_markdown(open_ledger(context, parameters).budget()),

@@ -39,6 +39,22 @@ def code(
         raise InputError("give narratives as arguments, or a file with --data")
     if data is not None and out is None:
         raise InputError("--out: name the CSV to write")
+    from tasks.failures import private_errors
+
+    with private_errors("code"):
+        _code(narratives or [], data, column, out, bundle, top_k, home, as_json)
+
+
+def _code(
+    narratives: list[str],
+    data: Path | None,
+    column: str,
+    out: Path | None,
+    bundle: Path | None,
+    top_k: int,
+    home: Path | None,
+    as_json: bool,
+) -> None:
     from tasks.coding import Coder, code_file, newest_bundle
 
     folder = bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))
@@ -47,7 +63,7 @@ def code(
         rows = code_file(coder, data.expanduser(), out.expanduser(), column=column, top_k=top_k)
         typer.echo(json.dumps({"rows": rows, "out": str(out)}) if as_json else f"{rows:,} rows coded into {out}")
         return
-    for text, answers in zip(narratives or [], coder.code(narratives or [], top_k=top_k), strict=True):
+    for text, answers in zip(narratives, coder.code(narratives, top_k=top_k), strict=True):
         if as_json:
             typer.echo(json.dumps({"bundle": coder.bundle, "codes": [answer.as_dict() for answer in answers]}))
             continue

@@ -317,6 +317,8 @@ def recover(
         return
     cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
     _table("Recovery", ("release", "was", "step", "state", "why"), cells)
+    if not all(finding.done for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -97,7 +97,7 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
             raise InputError(f"data: {source.name} has {count} columns {name!r}; rename all but one")
         if count == 1:
             continue
-        if not _like_header(source.columns):
+        if not _like_header(source.columns) or not set(wanted) & set(source.columns):
             raise InputError(
                 f"data: {source.name} has no column {name!r}, and its first row does not look like column names; "
                 "the first row must hold them (it is not shown here, since it may be a record)"

@@ -181,7 +181,7 @@ class Ledger:
             if row.event is not None and "sensitivity" in row.event:
                 content["event"] = {**row.event, "sensitivity": float(at_draw)}
             if row.epsilon_add_remove is not None:
-                content["epsilon_add_remove"] = max(row.epsilon_add_remove, at_draw)
+                content["epsilon_add_remove"] = max(row.epsilon_add_remove, at_draw * (row.max_records_per_unit or 1))
         if measured["epsilon"] is not None and measured["epsilon"] > planned_epsilon:
             if row.guarantee_kind == "formal":
                 raise InputError("epsilon: a formal guarantee doesn't depend on the draw; this one grew with it")

@@ -49,7 +49,9 @@ def test_a_file_is_coded_with_its_columns_kept(finished: Job, tmp_path: Path) ->
     with out.open(newline="", encoding="utf-8") as file:
         coded = list(csv.DictReader(file))
     assert [row["Text"] for row in coded] == [row[1] for row in rows[1:]]
-    assert all(row["code"] and row["code_2"] and 0 <= float(row["score"]) <= 1 for row in coded)
+    for row in coded:
+        assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), "a blank narrative gets no code"
+        assert not row["code"] or 0 <= float(row["score"]) <= 1
     assert {row["bundle"] for row in coded} == {finished.releases()[0]["release_id"]}
     assert "ladder" not in done.stdout + done.stderr
 
@@ -61,8 +63,10 @@ def test_a_file_is_coded_with_its_columns_kept(finished: Job, tmp_path: Path) ->
         (b"", "Text", "no CSV"),
         (b"Text\n\xff\xfe\x00x\n", "Text", "no CSV in UTF-8"),
         (None, "Text", "no file"),
+        (b"Text,code\nx,111\n", "Text", "would overwrite"),
+        (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "names 2 others"),
     ],
-    ids=["column", "empty", "encoding", "missing"],
+    ids=["column", "empty", "encoding", "missing", "code taken", "no header"],
 )
 def test_what_cannot_be_coded_leaves_no_output(
     finished: Job, tmp_path: Path, content: bytes | None, column: str, said: str
@@ -75,6 +79,7 @@ def test_what_cannot_be_coded_leaves_no_output(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "Jane" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == (["new.csv"] if content is not None else [])
 
 

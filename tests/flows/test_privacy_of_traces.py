@@ -46,16 +46,21 @@ def test_a_planted_narrative_stays_in_the_private_folder(small_data: tuple[Path,
 
 
 @pytest.mark.parametrize(
-    ("setting", "column"),
-    [("data.ingest.label_column=Final Narrative", "Final Narrative"), ("data.ingest.date_column=City", "City")],
+    ("settings", "column"),
+    [
+        (("data.ingest.label_column=Final Narrative", "data.ingest.text_columns=[City]"), "Final Narrative"),
+        (("data.ingest.date_column=City",), "City"),
+    ],
     ids=["narratives as codes", "marker as a date"],
 )
-def test_a_failing_run_quotes_no_cell(small_data: tuple[Path, Path], tmp_path: Path, setting: str, column: str) -> None:
+def test_a_failing_run_quotes_no_cell(
+    small_data: tuple[Path, Path], tmp_path: Path, settings: tuple[str, ...], column: str
+) -> None:
     """Columns mapped wrongly make the ingest stumble over cells; what it says holds none of them."""
     data = tmp_path / "injuries.csv"
     plant(small_data[0], data, column=column, every=1)
     job = Job(tmp_path / "home", data, small_data[1])
-    done = job.run("--set", setting)
+    done = job.run(*(part for setting in settings for part in ("--set", setting)))
     assert done.returncode in (1, 2), done.stderr
     assert "zebrafinch" not in done.stdout + done.stderr
     assert [name for name in files_with(job.home, b"zebrafinch") if not name.startswith("private/")] == []

@@ -89,8 +89,10 @@ def test_the_ledger_verifies(finished: Job) -> None:
         (("--profile", "dmeo"), "demo, osha-head, paper"),
         (("--device", "tpu9"), "tpu9"),
         (("--set", "release.policy=/nowhere.yaml"), "no file /nowhere.yaml"),
+        (("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d"), "leave the password out"),
+        (("--set", "data=[1]"), "no section"),
     ],
-    ids=["rank", "folder", "hub", "column", "profile", "device", "policy"],
+    ids=["rank", "folder", "hub", "column", "profile", "device", "policy", "password", "section"],
 )
 def test_a_mistake_ends_in_one_line_and_leaves_nothing(
     finished: Job, tmp_path: Path, extra: tuple[str, ...], said: str
@@ -101,6 +103,8 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+    assert not (job.home / "private" / "stages").exists(), "refused before any stage"
     assert not (job.home / "bundles").exists() or not list((job.home / "bundles").iterdir())
     assert not (job.home / "ledger.db").exists()
 
@@ -115,6 +119,7 @@ def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(
     done = job.run("--set", f"release.policy={policy}")
     assert done.returncode == 2, done.stderr
     assert "0.01" in done.stderr
+    assert list((job.home / "private" / "stages").iterdir()), "the cost had to be known first"
     assert "Traceback" not in done.stderr
     assert not list((job.home / "bundles").iterdir())
     assert not (job.home / "private" / "releases").exists()

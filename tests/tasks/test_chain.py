@@ -162,6 +162,25 @@ def test_what_lies_in_the_way_is_not_committed(
         release(context, chosen, made)
 
 
+def test_a_unit_of_several_records_costs_as_many_times(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the Delta at the draw exceeds the planned one: epsilon is 2 m Delta, add/remove m Delta."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    ingest = {"unit_column": "Establishment", "max_per_unit": 3}
+    chosen = parameters(data | {"ingest": ingest}, tiny_roberta)
+    made = chain(chosen, lambda step: run_step(context, step))
+    monkeypatch.setattr(publish.pseudo_posterior, "at_draw", lambda *a, **k: 5.0)
+    wide = tmp_path / "policy.yaml"
+    wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
+    policy = chosen.release.model_copy(update={"policy": str(wide)})
+    done = release(context, chosen.model_copy(update={"release": policy}), made)
+    row = publish.open_ledger(context, chosen.model_copy(update={"release": policy})).release(done.release_id)
+    assert row.max_records_per_unit == 3
+    assert (row.sensitivity, row.epsilon, row.epsilon_add_remove) == (5, 30, 15)
+
+
 def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
