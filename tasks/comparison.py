@@ -22,6 +22,10 @@ from tasks.provenance import provenance
 from tasks.publish import open_ledger
 from tasks.stage import Context
 
+SMALLEST_EPSILON = 1e-4
+"""Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above zero. A claim with a
+larger epsilon holds as well."""
+
 # Seeds of a branch share one event, and accounting for it takes seconds.
 _claim_of = lru_cache(maxsize=64)(claim_of)
 
@@ -66,13 +70,17 @@ def claim(outcome: Outcome, parameters: RetrainParameters, compare: CompareParam
     common = unprotected_inputs(facts)
     inputs = common if outcome.branch.family == "swag" else tuple(line for line in common if "alpha" not in line)
     formal = outcome.branch.kind == "formal"
-    return _claim_of(
+    made = _claim_of(
         outcome.event,
         delta=(outcome.branch.delta or compare.delta) if formal else None,
         privacy_unit=f"unit ({parameters.data.ingest.unit_column})" if by_unit else "record",
         max_records_per_unit=m,
         unprotected_inputs=(*inputs, *outcome.branch.unprotected),
     )
+    if made.epsilon is not None and made.epsilon < SMALLEST_EPSILON:
+        raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
+        made = made.model_copy(update=raised)
+    return made
 
 
 def unit_of(parameters: RetrainParameters) -> tuple[bool, int]:
