@@ -125,7 +125,7 @@ def test_running_again_computes_nothing(compared: tuple[Path, dict], small_data:
         (("--branches", "dp-sdg"), "no branch dp-sdg"),
         (("--target-epsilon", "-1"), "--target-epsilon"),
         (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
-        (("--branches", "formal-head", "--set", "model.trainable=lora"), "formal-head"),
+        (("--branches", "formal-head", "--set", "model.trainable=full"), "formal-head"),
         (("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000"), "--batch-size"),
     ],
 )
