@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mechanisms import encoders
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
+from mechanisms.linear import fast_linear
 from mechanisms.seeding import seeded
 from mechanisms.threads import forward_batch_size, forward_passes
 
@@ -161,7 +162,7 @@ class Classifier:
         pool = self._pool
 
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
+            with torch.no_grad(), fast_linear(self.device):
                 return index, pool(tokens.batch(index, self.device)).float().cpu()
 
         with forward_passes(tokens, self.device) as over:
@@ -175,7 +176,7 @@ class Classifier:
         """Logits of every record, float32 [n, labels], in the records' order."""
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
+            with torch.no_grad(), fast_linear(self.device):
                 return index, self.logits(inputs.batch(index, self.device)).float().cpu()
 
         out: Tensor | None = None

@@ -25,6 +25,7 @@ from mechanisms import swag
 from mechanisms.classifier import Classifier
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Batch, Inputs, length_sorted_batches
+from mechanisms.linear import fast_linear
 from mechanisms.seeding import generator
 from mechanisms.threads import Map, forward_batch_size, forward_passes
 from mechanisms.training import Progress
@@ -122,7 +123,7 @@ def risk_pass(
 
     def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
         index, batch = index_and_batch
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with torch.inference_mode(), fast_linear(device), torch.autocast(device.type, torch.bfloat16, enabled=half):
             return index, classifier.log_likelihood(batch, labels[index]).neg_()
 
     try:
@@ -187,7 +188,7 @@ def _again_in_float32(
 
     def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor, Tensor]:
         index, batch = index_and_batch
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_linear(risk.device):
             loss = classifier.log_likelihood(batch, labels[index]).neg_()
             with torch.autocast(risk.device.type, torch.bfloat16):
                 return index, loss, classifier.log_likelihood(batch, labels[index]).neg_()
@@ -226,7 +227,7 @@ def at_draw(
     device = classifier.device
 
     def largest(index: Tensor) -> Tensor:
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_linear(device):
             ell = classifier.log_likelihood(inputs.batch(index, device), labels[index].to(device))
             return (ell.abs() * weights[index].to(device)).amax()
 
