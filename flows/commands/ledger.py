@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from storage.ledger import Ledger, Row
+    from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
 
@@ -295,7 +296,8 @@ def recover(
 ) -> None:
     """Say in what state a crash left each release, and with --apply bring it on or burn it.
 
-    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes.
+    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while
+    anything is open.
     """
     from dataclasses import asdict
 
@@ -311,14 +313,17 @@ def recover(
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
     if as_json:
         _print_json([asdict(finding) for finding in findings])
-        return
-    if not findings:
+    elif not findings:
         typer.echo("nothing to recover: every release is committed or burned, every bundle has its row")
-        return
-    cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
-    _table("Recovery", ("release", "was", "step", "state", "why"), cells)
+    else:
+        _show_findings(findings)
     if not all(finding.done for finding in findings):
         raise typer.Exit(1)
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
+    _table("Recovery", ("release", "was", "step", "state", "why"), cells)
 
 
 @app.command()

@@ -209,10 +209,10 @@ def test_recover_says_and_only_with_apply_does(home):
     opened = Ledger.open(Workspace(home).ledger_url)
     release = listed(home)[2]["release_id"]
     opened.mark_drawn(release, draw_digest="lost")
-    found = json.loads(run("recover", "--home", home, "--json"))
+    found = json.loads(run("recover", "--home", home, "--json", code=1))
     assert [(f["release_id"], f["step"], f["done"]) for f in found] == [(release, "burn", False)]
     assert not draw_path(Workspace(home), release).exists()
-    assert "burn" in run("recover", "--home", home)
+    assert "burn" in run("recover", "--home", home, code=1)
     assert opened.release(release).state == "drawn"
     run("recover", "--home", home, "--apply")
     assert opened.release(release).state == "burned"
