@@ -90,7 +90,7 @@ def test_the_ledger_verifies(finished: Job) -> None:
         (("--device", "tpu9"), "tpu9"),
         (("--set", "release.policy=/nowhere.yaml"), "no file /nowhere.yaml"),
         (("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d"), "leave the password out"),
-        (("--set", "data=[1]"), "no section"),
+        (("--set", "data=[1]"), "data is a section"),
     ],
     ids=["rank", "folder", "hub", "column", "profile", "device", "policy", "password", "section"],
 )
