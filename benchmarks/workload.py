@@ -1,0 +1,102 @@
+"""What the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to measure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechanisms import swag
+from mechanisms.encoders import PACKAGED
+from mechanisms.inputs import TokenInputs
+
+LABELS = 100
+
+
+def arguments(description: str | None, *, records: int, repeats: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--encoder", default=PACKAGED, help="hub name, folder, or packaged-minilm (default)")
+    parser.add_argument("--records", type=int, default=records, help=f"narratives (default: {records})")
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"interleaved repeats (default: {repeats})")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    return parser
+
+
+def narratives(n: int, *, vocabulary: int, seed: int = 0) -> TokenInputs:
+    """Random token ids with the lengths of OSHA's narratives: log-normal, mean 41, 95th percentile 81, at most 128."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.exp(3.595 + 0.486 * torch.randn(n, generator=g)).round().clamp(8, 128).to(torch.int64)
+    ids = [torch.randint(5, vocabulary, (int(k),), generator=g).tolist() for k in lengths]
+    return TokenInputs.from_lists(ids, pad_id=0)
+
+
+def labels(n: int, *, seed: int = 0) -> Tensor:
+    """Random labels, int64 [n]."""
+    return torch.randint(LABELS, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -> swag.Posterior:
+    """A posterior of `rank` made-up snapshots around theta, on disk and opened by memory map as in a real run."""
+    g = torch.Generator().manual_seed(0)
+    theta = theta.cpu()
+    state = swag.init(theta.numel(), rank=rank, folder=folder)
+    for _ in range(rank):
+        swag.update(state, theta + spread * torch.randn(theta.numel(), generator=g))
+    swag.save(state)
+    return swag.load(folder)
+
+
+def seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Wall time of one call, the device's queue drained."""
+    _drain(device)
+    start = time.perf_counter()
+    work()
+    _drain(device)
+    return time.perf_counter() - start
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], Any]], *, repeats: int, device: torch.device, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each contestant, one after the other, `repeats` times: other load on the machine meets all alike."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_ in range(repeats + warm_up):
+        for name, work in contestants.items():
+            took = seconds(work, device)
+            if round_ >= warm_up:
+                times[name].append(took)
+    return times
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """Median over the rounds of one time over the other: each round's two were measured side by side."""
+    return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 3)
+
+
+def median(times: list[float]) -> float:
+    """Median, to a tenth of a millisecond."""
+    return round(statistics.median(times), 4)
+
+
+def report(result: Mapping[str, Any], to: Path | None) -> None:
+    """Print the result as one JSON object, with what it was measured on."""
+    on_cuda = str(result["device"]).startswith("cuda")
+    machine = torch.cuda.get_device_name() if on_cuda else f"{torch.get_num_threads()} threads"
+    text = json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
+    print(text)
+    if to is not None:
+        to.write_text(text + "\n", encoding="utf-8")
+
+
+def _drain(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
