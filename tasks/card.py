@@ -26,7 +26,7 @@ def model_card(statement: Mapping[str, Any], model: ModelConfig, *, labels: int)
 _TRANSFORMERS = """from transformers import pipeline
 
 code = pipeline("text-classification", "path/to/this/folder", top_k=3)
-code("Employee fell from a ladder and fractured his wrist.")"""
+code("Employee fell from a ladder and fractured his wrist.", truncation=True)  # long texts are cut, as in training"""
 
 _SENTENCE_TRANSFORMERS = """import json
 from sentence_transformers import SentenceTransformer
