@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from mechanisms import formal_cost
 from mechanisms.errors import MechanismError
 from mechanisms.events import (
+    BoundedSwagEvent,
     Claim,
     ComposedEvent,
     DpSgdEvent,
@@ -142,6 +143,48 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
     )
 
 
+@claims(BoundedSwagEvent)
+def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """2B for one draw, B = sup over records and parameters of |u|; the proof is in `mechanisms.bounded`.
+
+    A unit of m records adds u in [-m B, 0], so both bounds are multiplied by m. The kind stays `asymptotic-local`:
+    delta is 0 for an exact draw, and how far SWAG is from one is not known.
+
+    Raises:
+        MechanismError: a delta was given. The one that an exact draw has (0) is not SWAG's.
+    """
+    if delta is not None:
+        raise MechanismError("a draw from SWAG does not quantify delta, bounded likelihood or not; leave delta out")
+    m, bound = int(unit["max_records_per_unit"]), event.bound
+    by_unit = "" if m == 1 else f", times the {m} records that a unit may own"
+    fixed = (
+        ("the risk weights alpha are computed from the data and taken as fixed: the bound holds given alpha",)
+        if event.weighted
+        else ()
+    )
+    return Claim(
+        guarantee_kind="asymptotic-local",
+        epsilon=2 * m * bound,
+        delta=None,
+        delta_text="0 for an exact posterior draw; SWAG's distance from one is not quantified",
+        sensitivity=bound,
+        epsilon_add_remove=m * bound,
+        neighbouring_relation="add-remove",
+        accountant="2 B, bounded likelihood (exponential mechanism; after Hu et al. 2022, arXiv 2205.05003)",
+        assumptions=(
+            f"every record's log-likelihood is bounded by {bound:.4g} nats at all parameters, by construction and not "
+            f"by measurement{by_unit}: for an exact posterior draw epsilon holds at every n, for every data set, with "
+            "delta 0; it bounds replacing one record, and half of it leaving one out",
+            f"SWAG is not the exact posterior ({event.snapshots} snapshots, rank {event.rank}): its mean is where an "
+            "optimiser stopped and its width follows the step size, so the bound above is not proven of this draw",
+            *fixed,
+            "one draw is released; each further draw costs as much again",
+            "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
+        ),
+        **unit,
+    )
+
+
 def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
     """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
 
@@ -168,8 +211,8 @@ def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Cla
         accountant=formal_cost.ACCOUNTANT,
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            "every record is sampled independently anew at every step (Poisson), and neither the samples nor the "
-            "steps between the first and the last are published",
+            "every record is sampled independently anew at every step (Poisson), and the samples are not published; "
+            "the parameters after every step may be",
             "the number of records n, which sets the sampling probability and the gradient's scale, is public",
             "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
             "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "

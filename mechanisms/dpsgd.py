@@ -56,8 +56,8 @@ class DpSgdConfig(BaseModel):
         description="`rdp-mironov` sets the noise as the paper does (Mironov 2017, proposition 3); the claim is PLD's.",
     )
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser")
-    learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False, title="Learning rate")
-    weight_decay: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay")
+    learning_rate: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False, title="Learning rate")
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay")
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs")
     batch_size: int = Field(

@@ -46,6 +46,18 @@ class SwagPpmEvent(Event, frozen=True):
     too once it exists."""
 
 
+class BoundedSwagEvent(Event, frozen=True):
+    """One draw from a SWAG posterior of a bounded likelihood (`mechanisms.bounded`), with or without risk weights."""
+
+    mechanism: Literal["swag-bounded"] = "swag-bounded"
+    weighted: bool
+    """Whether risk weights, computed from the records, come before the bound."""
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    """B: largest absolute log-likelihood that any record has at any parameters, in nats, weight included."""
+    snapshots: int = Field(ge=2)
+    rank: int = Field(ge=2)
+
+
 class NoiseSegment(BaseModel):
     """Consecutive steps that share one noise multiplier and one clip."""
 
@@ -65,8 +77,8 @@ class DpSgdEvent(Event, frozen=True):
     """
 
     mechanism: Literal["dp-sgd"] = "dp-sgd"
-    sampling: Literal["poisson"] = "poisson"
-    """Every record independently, anew at every step. There is no other: the accountants assume this one."""
+    sampling: Literal["poisson", "shuffled", "fixed-size"] = "poisson"
+    """`poisson`: every record independently, anew at every step. The only one that the accountants support."""
     sampling_prob: float = Field(gt=0, le=1)
     segments: tuple[NoiseSegment, ...] = Field(min_length=1)
     """The noise and clip schedule in the order of the steps, run-length coded."""
@@ -96,6 +108,13 @@ class ComposedEvent(Event, frozen=True):
     events: tuple[Annotated[DpSgdEvent | GaussianReleaseEvent, Field(discriminator="mechanism")], ...] = Field(
         min_length=1
     )
+
+
+AnyEvent = Annotated[
+    NonPrivateEvent | SwagPpmEvent | BoundedSwagEvent | DpSgdEvent | GaussianReleaseEvent | ComposedEvent,
+    Field(discriminator="mechanism"),
+]
+"""Every event that has an accountant; for reading one back from JSON."""
 
 
 class Claim(BaseModel):

@@ -10,16 +10,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mechanisms import encoders
 from mechanisms.classifier import Classifier, MeanPooled
 from mechanisms.errors import MechanismError
-from mechanisms.inputs import length_sorted_batches
+from mechanisms.inputs import token_budget_batches
+from mechanisms.linear import fast_linear
+from mechanisms.threads import forward_passes
+
+Precision = Literal["float32", "bfloat16"]
 
 MODEL_FILES = frozenset(
     {
@@ -27,10 +31,6 @@ MODEL_FILES = frozenset(
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
-        "special_tokens_map.json",
-        "vocab.txt",
-        "vocab.json",
-        "merges.txt",
     }
 )
 """Files of a transformers folder that may leave."""
@@ -48,8 +48,20 @@ MODULE_FILES = frozenset(
 """Files that the sentence-transformers layout adds."""
 
 
-def save(classifier: Classifier, folder: Path, *, codes: Sequence[str]) -> None:
-    """Write the whole model with its present parameters. `codes` are the labels, in the order of the outputs."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+def save(
+    classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
+) -> dict[str, Shapes]:
+    """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
+
+    Args:
+        classifier: the model.
+        folder: where to.
+        codes: the labels, in the order of the outputs.
+        precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
+    """
     config = classifier.config
     model = classifier.releasable()
     tokenizer = encoders.load_tokenizer(config.encoder)
@@ -63,6 +75,43 @@ def save(classifier: Classifier, folder: Path, *, codes: Sequence[str]) -> None:
             tokenizer.save_pretrained(folder)
     _forget_origin(folder / "config.json")
     _forget_origin(folder / "tokenizer_config.json")
+    weights = _inference_weights(model)
+    if precision == "bfloat16":
+        for name in weights:
+            _halve(folder / name)
+        _set(folder / "config.json", dtype=precision)
+    return weights
+
+
+def tokenizer_of(encoder: str) -> dict[str, Any]:
+    """The encoder's public tokenizer in the format of `tokenizers`.
+
+    Raises:
+        MechanismError: the encoder cannot be had, or its tokenizer has no such format.
+    """
+    found = getattr(encoders.load_tokenizer(encoder), "backend_tokenizer", None)
+    if found is None:
+        raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
+    return json.loads(found.to_str())
+
+
+def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
+    def shapes(module: nn.Module) -> Shapes:
+        return {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+
+    if isinstance(model, MeanPooled):
+        dense = {f"linear.{name}": shape for name, shape in shapes(model.head).items()}
+        return {"model.safetensors": shapes(model.encoder), "2_Dense/model.safetensors": dense}
+    return {"model.safetensors": shapes(model)}
+
+
+def _halve(path: Path) -> None:
+    weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True) + "\n")
 
 
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str], max_length: int) -> None:
@@ -91,12 +140,20 @@ def _label(model: Any, codes: Sequence[str]) -> None:
     model.config.num_labels = len(codes)
 
 
+_ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
+
+
 def _forget_origin(path: Path) -> None:
     """Leave no folder or host name of the training machine in a saved configuration."""
     if path.is_file():
         content = json.loads(path.read_text())
-        kept = {k: v for k, v in content.items() if k not in {"_name_or_path", "name_or_path", "local_files_only"}}
+        kept = {k: v for k, v in content.items() if k not in _ORIGIN}
         path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+_MOST_CHARACTERS = 1 << 15
+_BATCH_TOKENS = 1024
+"""Padding included: its activations stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +165,26 @@ class Released:
     codes: tuple[str, ...]
     max_length: int
 
-    @torch.inference_mode()
-    def logits(self, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
-        """Scores float32 [n, codes], in the texts' order."""
-        tokens = encoders.token_inputs(self.tokenizer, texts, max_length=self.max_length)
+    def logits(self, texts: Sequence[str]) -> Tensor:
+        """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
+
+        Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of prose: a
+        text of any size costs no more than that.
+        """
+        tokens = encoders.token_inputs(
+            self.tokenizer, [text[:_MOST_CHARACTERS] for text in texts], max_length=self.max_length
+        )
+        cpu = torch.device("cpu")
         out = torch.empty(len(texts), len(self.codes))
-        for index in length_sorted_batches(tokens, batch_size=batch_size):
-            batch = tokens.batch(index, torch.device("cpu"))
-            answer = self.model(**batch)
-            out[index] = (answer if isinstance(answer, Tensor) else answer.logits).float()
+
+        def scores(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.inference_mode(), fast_linear(cpu):
+                answer = self.model(**tokens.batch(index, cpu))
+                return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
+
+        with forward_passes(tokens, cpu) as over:
+            for index, answer in over(scores, token_budget_batches(tokens, budget=_BATCH_TOKENS)):
+                out[index] = answer
         return out
 
 
@@ -135,7 +203,7 @@ def load(folder: Path) -> Released:
     if (folder / "modules.json").is_file():
         encoder = encoders.load_encoder(str(folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes))
-        dense = load_file(folder / "2_Dense" / "model.safetensors")
+        dense = {k: w.float() for k, w in load_file(folder / "2_Dense" / "model.safetensors").items()}
         cast(MeanPooled, model).head.load_state_dict({"weight": dense["linear.weight"], "bias": dense["linear.bias"]})
     else:
         model = encoders.load_with_standard_head(str(folder), num_labels=len(codes))

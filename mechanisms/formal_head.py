@@ -14,8 +14,8 @@ Why it beats DP-SGD on small data: at n of a few thousand a step over all record
 sample, and a head has few parameters for the noise to be spread over.
 
 The discriminant starts at a low temperature: unlike gradient descent it cannot unlearn its own noise. Defaults were
-found on public OSHA reports with MiniLM features; on other data they are as good as any other guess, on those they are
-tuned without account.
+found on the training half of public OSHA reports with MiniLM features (`scripts/choose_rival_settings.py`); on other
+data they are as good as any other guess, on those they are tuned without account.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class FormalHeadConfig(BaseModel):
     within_variance: float = Field(
         default=0.4, gt=0, title="Within classes", description="Variance of features in a class, in units of R^2."
     )
-    temperature: float = Field(default=0.1, ge=0, le=1, title="Weight of the discriminant at the start")
-    steps: int = Field(default=30, ge=1, le=10_000, title="Descent steps")
+    temperature: float = Field(default=0.03, ge=0, le=1, title="Weight of the discriminant at the start")
+    steps: int = Field(default=20, ge=1, le=10_000, title="Descent steps")
     learning_rate: float = Field(default=10.0, gt=0, le=1e4, allow_inf_nan=False, title="Learning rate")
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")

@@ -123,3 +123,18 @@ def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor
     order = torch.arange(n) if lengths is None else torch.argsort(lengths, descending=True, stable=True)
     if n:  # an empty tensor splits into one empty batch
         yield from order.split(batch_size)
+
+
+def token_budget_batches(tokens: TokenInputs, *, budget: int) -> Iterator[Tensor]:
+    """Index batches of at most `budget` tokens, padding included (one record at least), longest records first.
+
+    Many short narratives go together and few long ones, so that every batch is about the same work and memory.
+    """
+    lengths = tokens.lengths
+    order = torch.argsort(lengths, descending=True, stable=True)
+    longest = lengths[order].tolist()
+    start = 0
+    while start < len(order):
+        end = start + max(1, budget // max(1, longest[start]))
+        yield order[start:end]
+        start = end

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import os
 from collections.abc import Callable
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+
+from mechanisms.entropy import box_muller, uniforms
 
 KEY_BYTES = 32
 _BLOCK = 1 << 18
@@ -58,16 +59,14 @@ class SecretStream:
         for start in range(0, flat.numel(), _BLOCK):
             piece = flat[start : start + _BLOCK]
             pairs = (piece.numel() + 1) // 2
-            uniform = _uniform(source(16 * pairs), out.device)
-            radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_().mul_(std)
-            angle = uniform[pairs:].mul_(2 * math.pi)
-            piece[:pairs] += radius * angle.cos()
-            piece[pairs:] += (radius * angle.sin_())[: piece.numel() - pairs]
+            first, second = box_muller(source(16 * pairs), device=out.device)
+            piece[:pairs] += first.mul_(std)
+            piece[pairs:] += second.mul_(std)[: piece.numel() - pairs]
         return out
 
     def poisson_sample(self, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
         """Indices int64 [b], ascending, each record in it independently with probability `prob`."""
-        uniform = _uniform(self._source(purpose, step)(8 * records), torch.device("cpu"))
+        uniform = uniforms(self._source(purpose, step)(8 * records), device=torch.device("cpu"))
         return torch.nonzero(uniform < prob)[:, 0]
 
     def _source(self, purpose: str, step: int) -> Callable[[int], bytearray]:
@@ -79,9 +78,3 @@ class SecretStream:
             return bytearray(encryptor.update(bytes(count)))
 
         return read
-
-
-def _uniform(bits: bytearray, device: torch.device) -> Tensor:
-    """Float64 uniforms on [0, 1) with 53 bits, one from 8 bytes."""
-    words = torch.frombuffer(bits, dtype=torch.int64).to(device)
-    return words.bitwise_and_((1 << 53) - 1).to(torch.float64).mul_(2.0**-53)

@@ -108,8 +108,11 @@ def deviation_file(folder: Path, snapshot: int) -> Path:
     return folder / f"deviation_{snapshot:05d}.safetensors"
 
 
-def save(state: State) -> None:
+def save(state: State, *, temperature: float = 1.0) -> None:
     """Write the moments beside the deviations; `load` opens the folder as a posterior.
+
+    Args:
+        temperature: factor on the covariance of every draw, for a likelihood of which training left out 1/temperature.
 
     Raises:
         MechanismError: fewer than two snapshots were taken, so there is no covariance.
@@ -119,7 +122,7 @@ def save(state: State) -> None:
     checkpoint.save(
         state.folder / "moments.safetensors",
         {"mean": state.mean, "m2": state.m2},
-        {"count": state.count, "rank": state.rank},
+        {"count": state.count, "rank": state.rank, "temperature": temperature},
     )
 
 
@@ -160,7 +163,8 @@ def load(folder: Path, *, std_scale: float = 1.0) -> Posterior:
     count, rank = int(meta["count"]), int(meta["rank"])
     held = range(max(1, count - rank + 1), count + 1)
     deviations = tuple(checkpoint.load(deviation_file(folder, t))[0]["deviation"] for t in held)
-    return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=std_scale)
+    widened = std_scale * math.sqrt(float(meta.get("temperature", 1.0)))
+    return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=widened)
 
 
 Normal = Callable[[Tensor], Tensor]

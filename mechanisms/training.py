@@ -5,7 +5,8 @@ A phase minimises, batch by batch,
     - (1/b) * sum_i alpha_i * l_i(theta)
 
 with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b, not by the sum
-of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder.
+of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder. With a
+bounded likelihood, its objective of alpha_i * l_i stands in the place of alpha_i * l_i.
 
 A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are functions of (seed,
 phase, epoch), and the checkpoint holds the parameters and the optimiser's state.
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from mechanisms import checkpoint
+from mechanisms.bounded import BoundedLikelihood
 from mechanisms.classifier import Classifier
 from mechanisms.errors import MechanismError
 from mechanisms.inputs import Inputs
@@ -97,6 +99,7 @@ def train(
     seed: int,
     purpose: str,
     weights: Tensor | None = None,
+    bounded: BoundedLikelihood | None = None,
     folder: Path | None = None,
     state: EpochState | None = None,
     progress: Progress | None = None,
@@ -106,6 +109,7 @@ def train(
     Args:
         labels: int64 [n], index into the label space.
         weights: risk weights alpha, float32 [n] in [0, 1]; None means 1 for every record.
+        bounded: how each record's log-likelihood is bounded; None leaves it as it is.
         purpose: names the phase in seeds, so that two phases do not share their shuffles.
         folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed.
 
@@ -134,7 +138,8 @@ def train(
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
                     where = index.to(device)
                     ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
-                    loss = -(ell if weights is None else ell * weights[where]).sum() / len(index)
+                    ell = ell if weights is None else ell * weights[where]
+                    loss = -(ell if bounded is None else bounded.objective(ell)).sum() / len(index)
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                     if phase.max_grad_norm is not None:

@@ -93,7 +93,7 @@ def test_loaded_here(released: Any, trainable: str, pooling: str) -> None:
     back = export.load(folder)
     assert back.codes == CODES
     assert back.max_length == made.config.max_length
-    torch.testing.assert_close(back.logits(texts, batch_size=4), scores, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(back.logits(texts), scores, rtol=1e-4, atol=1e-5)
     assert back.logits([]).shape == (0, len(CODES))
 
 
