@@ -6,7 +6,9 @@ version. A run that died finds the finished stages by their keys and a stage tha
     private/work/<stage>/<key>/      in progress: checkpoints and partial output; removed when finished
     private/stages/<stage>/<key>/    finished: moved here in one rename, with `manifest.json` inside
 
-Two processes with the same key do not compute it twice: the second waits for the lock and finds the result.
+Two processes with the same key do not compute it twice: the second waits for the lock and finds the result. With a
+place that machines share (storage/shared.py) a finished stage is written there too, and one that is there is fetched;
+the folder here is then a copy. Two machines may compute the same stage at once; the first to finish counts.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +29,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.errors import StorageError
+from storage.shared import Shared
 
 MANIFEST = "manifest.json"
 
@@ -71,6 +75,7 @@ class Stage:
     final: Path
     ref: ArtifactRef | None
     _recipe: dict[str, Any]
+    _store: Store
 
     @property
     def out(self) -> Path:
@@ -106,15 +111,18 @@ class Stage:
         os.rename(self.out, self.final)  # noqa: PTH104  (Path.rename would do the same; os names the system call)
         _sync(self.final.parent)
         shutil.rmtree(self.work, ignore_errors=True)
-        self.ref = _ref(self.name, self.final)
+        self.ref = self._store.settled(self.name, self.key)
+        if self.ref is None:
+            raise StorageError(f"stage {self.name}: {self.final} was removed while it was written; run again")
         return self.ref
 
 
 class Store:
-    """Stage outputs under one private folder."""
+    """Stage outputs under one private folder, and under the place that machines share, where there is one."""
 
-    def __init__(self, private: Path) -> None:
+    def __init__(self, private: Path, shared: Shared | None = None) -> None:
         self.private = private.resolve()
+        self.shared = shared
         self._verified: set[str] = set()
 
     def key(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> str:
@@ -122,9 +130,71 @@ class Store:
         return digest({"stage": name, "config": dict(config), "inputs": dict(inputs), "code": code})[:32]
 
     def find(self, name: str, key: str) -> ArtifactRef | None:
-        """The finished stage of this key, or None."""
-        final = self.private / "stages" / name / key
-        return _ref(name, final) if (final / MANIFEST).is_file() else None
+        """The finished stage of this key, here or in the shared place, or None. Fetches nothing: `open` does."""
+        final = self._final(name, key)
+        if (final / MANIFEST).is_file():
+            return _ref(name, final)
+        there = self.shared.manifest(name, key) if self.shared else None
+        return None if there is None else _ref(name, final, there)
+
+    def settled(self, name: str, key: str) -> ArtifactRef | None:
+        """The finished stage of this key, here and in the shared place alike; None where it is in neither.
+
+        Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit for bit, the shared
+        one counts and ours is set aside (`private/superseded`).
+        """
+        final = self._final(name, key)
+        here = _ref(name, final) if (final / MANIFEST).is_file() else None
+        if self.shared is None:
+            return here
+        there = self.shared.manifest(name, key)
+        if there is None:
+            if here is None:
+                return None
+            there = self.shared.publish(name, key, self.open(here))
+        ref = _ref(name, final, there)
+        if here is None:
+            self._fetch(self.shared, name, key, there)
+        elif here.sha256 != ref.sha256:
+            aside = self.private / "superseded" / name / f"{key}-{here.sha256[:8]}"
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
+            self._fetch(self.shared, name, key, there)
+        return ref
+
+    def _fetch(self, shared: Shared, name: str, key: str, manifest: bytes) -> None:
+        final, fetched = self._final(name, key), self.private / "work" / name / key / "fetched"
+        shutil.rmtree(fetched, ignore_errors=True)
+        fetched.mkdir(parents=True)
+        shared.fetch(name, key, manifest, fetched)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        fetched.rename(final)
+        shutil.rmtree(fetched.parent, ignore_errors=True)
+
+    def adopt(self, ref: ArtifactRef) -> ArtifactRef:
+        """The same artifact in this store: what another machine made is fetched from the shared place.
+
+        Raises:
+            StorageError: it is in neither, or differs; says what to set.
+        """
+        key = ref.path.name
+        with self.locked(f"{ref.kind}-{key}"):
+            found = self.settled(ref.kind, key)
+        if found is None or found.sha256 != ref.sha256:
+            place = self.shared.url if self.shared else f"{self.private}, and no AUTOCODER_STORAGE is set"
+            what = "is not" if found is None else "differs from the one asked for"
+            raise StorageError(
+                f"artifact {ref.kind}/{key} {what} in {place}; give all workers the same AUTOCODER_STORAGE, "
+                "or a workspace that they all see"
+            )
+        return found
+
+    def _final(self, name: str, key: str) -> Path:
+        """Folder of a finished stage. Both names may come from a flow's parameters."""
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not re.fullmatch(r"[0-9a-f]{32}", key):
+            raise StorageError("artifact: its kind or key is malformed; pass references as they were given")
+        return self.private / "stages" / name / key
 
     @contextmanager
     def stage(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> Iterator[Stage]:
@@ -140,9 +210,9 @@ class Store:
         key = self.key(name, config=config, inputs=inputs, code=code)
         work = self.private / "work" / name / key
         with self.locked(f"{name}-{key}"):
-            found = self.find(name, key)
+            found = self.settled(name, key)
             stage = Stage(
-                name=name, key=key, work=work, final=self.private / "stages" / name / key, ref=found, _recipe=recipe
+                name=name, key=key, work=work, final=self._final(name, key), ref=found, _recipe=recipe, _store=self
             )
             if found is None:
                 stage.out.mkdir(parents=True, exist_ok=True)
@@ -150,6 +220,15 @@ class Store:
                 self.open(found)
                 shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
             yield stage
+
+    def check(self) -> None:
+        """Refuse a shared place that does not answer, or that the credentials do not open, before there is work.
+
+        Raises:
+            StorageError: says what it answered.
+        """
+        if self.shared is not None:
+            self.shared.manifest("check", "0" * 32)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -167,6 +246,8 @@ class Store:
             StorageError: a file is missing or differs; names it.
         """
         path = ref.path
+        if self.shared is not None and not (path / MANIFEST).is_file():
+            path = self.adopt(ref).path
         if ref.sha256 in self._verified:
             return path
         manifest_path = path / MANIFEST
@@ -185,7 +266,9 @@ class Store:
 
     def figures(self, ref: ArtifactRef) -> dict[str, Any]:
         """The aggregate figures a stage finished with."""
-        return json.loads((ref.path / MANIFEST).read_bytes())["figures"]
+        manifest = ref.path / MANIFEST
+        there = self.shared.manifest(ref.kind, ref.path.name) if self.shared and not manifest.is_file() else None
+        return json.loads(manifest.read_bytes() if there is None else there)["figures"]
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -203,8 +286,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     _sync(path.parent)
 
 
-def _ref(name: str, folder: Path) -> ArtifactRef:
-    return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=file_digest(folder / MANIFEST))
+def _ref(name: str, folder: Path, manifest: bytes | None = None) -> ArtifactRef:
+    content = (folder / MANIFEST).read_bytes() if manifest is None else manifest
+    return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=hashlib.sha256(content).hexdigest())
 
 
 def _sync(path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
@@ -44,8 +44,14 @@ class DemoData:
     codelist: Path
 
 
-def write_demo_data(folder: Path, *, records: int = 1800, seed: int) -> DemoData:
-    """Write `injuries.csv` and `codelist.csv` into a folder; files of these names are replaced."""
+def write_demo_data(
+    folder: Path, *, records: int = 1800, seed: int, progress: Callable[[int, int], None] | None = None
+) -> DemoData:
+    """Write `injuries.csv` and `codelist.csv` into a folder; files of these names are replaced.
+
+    Args:
+        progress: told the records written and their number, now and then.
+    """
     words = _words()
     folder.mkdir(parents=True, exist_ok=True)
     written = DemoData(folder / "injuries.csv", folder / "codelist.csv")
@@ -56,8 +62,17 @@ def write_demo_data(folder: Path, *, records: int = 1800, seed: int) -> DemoData
     with written.csv.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(HEADER)
-        lines.writerows(_records(words, records, random.Random(seed)))
+        for done, record in enumerate(_records(words, records, random.Random(seed)), start=1):
+            lines.writerow(record)
+            if progress is not None and (done % 1000 == 0 or done == records):
+                progress(done, records)
     return written
+
+
+def narratives(records: int, *, seed: int) -> list[str]:
+    """The texts alone; a seed gives the same everywhere."""
+    at = HEADER.index("Final Narrative")
+    return [str(record[at]) for record in _records(_words(), records, random.Random(seed))]
 
 
 @cache

@@ -14,6 +14,7 @@ Invariants, whatever the order of calls, crashes and processes:
 """
 
 from storage.ledger.budget import Account, BudgetLine, BudgetRefused
+from storage.ledger.decisions import Decision
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
 from storage.ledger.policy import Policy
@@ -23,6 +24,7 @@ __all__ = [
     "BudgetLine",
     "BudgetRefused",
     "Charge",
+    "Decision",
     "Evaluation",
     "Ledger",
     "Policy",

@@ -82,6 +82,14 @@ def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
     return number
 
 
+def delta(value: float | int | str | Decimal, *, name: str = "delta") -> Decimal:
+    """Return a delta, rounded up to 18 decimals; of a float its shortest text counts.
+
+    A delta is not measured but chosen, as a cap is: 1e-4 means 0.0001, and must fit under a cap of 0.0001.
+    """
+    return probability(repr(value) if isinstance(value, float) and math.isfinite(value) else value, name=name)
+
+
 def zero(scale: int) -> Decimal:
     """Return nothing spent, at the scale of its column."""
     return Decimal(0).scaleb(-scale)

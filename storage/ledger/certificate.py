@@ -74,6 +74,7 @@ def certificate(ledger: Ledger, release_id: str, *, plot: str | None = PLOT_NAME
         f"## Guarantee: {row.guarantee_kind}",
         _MEANING[row.guarantee_kind],
         _fields(_guarantee(row)),
+        f"Measured beside the claim: {escape(row.details['audit']['line'])}." if "audit" in row.details else "",
         _list("It rests on", row.assumptions),
         _list("Computed from the records and not protected", row.unprotected_inputs),
         "## Records",

@@ -9,6 +9,7 @@ from mechanisms.events import Claim
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
+from storage.ledger.decisions import Decision
 from storage.ledger.models import Evaluation, ReleasePlan, Row
 from storage.ledger.policy import Policy
 
@@ -19,7 +20,7 @@ def claim_content(claim: Claim) -> dict[str, Any]:
     if claim.delta is not None:
         # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
         pure = claim.delta == 0 and claim.delta_text != ""
-        delta = amounts.ZERO_DELTA if pure else amounts.probability(claim.delta, name="delta")
+        delta = amounts.ZERO_DELTA if pure else amounts.delta(claim.delta)
     failure = claim.mc_failure_prob
     return {
         "guarantee_kind": claim.guarantee_kind,
@@ -55,7 +56,6 @@ _SAME_NAMES = (
     "parameters_digest",
     "artifact_digests",
     "requester",
-    "approvals",
     "prefect_run_id",
 )
 
@@ -91,6 +91,33 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
     }
 
 
+TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", "data_fingerprint")
+"""Fields of a planned release that its approvers see and sign."""
+
+
+def release_terms(plan: ReleasePlan) -> dict[str, str]:
+    """What a signature on this plan says of it, as text.
+
+    Raises:
+        BudgetRefused, InputError: the plan is none that could be released.
+    """
+    content = plan_content(plan)
+    epsilon = str(amounts.text(content["epsilon"]))
+    return {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
+
+
+def refusal_content(plan: ReleasePlan, decision: Decision, *, name: str) -> dict[str, Any]:
+    """Return the fields of the row that records a refusal."""
+    content = plan_content(plan)
+    return {field: content[field] for field in ("label", "population", "cohorts", "data_fingerprint", "requester")} | {
+        "kind": "refusal",
+        "state": "recorded",
+        "idempotency_key": decision.digest,
+        "reason": f"{name} refused: {decision.reason or 'no reason given'}",
+        "details": {"decisions": [decision.model_dump(mode="json")]},
+    }
+
+
 def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
     """Return the fields of an evaluation's or an audit's row."""
     event = evaluation.event
@@ -108,7 +135,13 @@ def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def policy_content(
-    policy: Policy, before: Policy | None, *, requester: str, approvals: Sequence[str], reason: str
+    policy: Policy,
+    before: Policy | None,
+    *,
+    requester: str,
+    reason: str,
+    approvals: Sequence[str] = (),
+    decisions: Sequence[Decision] = (),
 ) -> dict[str, Any]:
     """Return the fields of the row that puts a policy in force, the policy itself among them."""
     return {
@@ -122,6 +155,7 @@ def policy_content(
         "details": {
             "policy": policy.as_json(),
             "previous_policy_digest": None if before is None else before.digest,
+            **({"decisions": [decision.model_dump(mode="json") for decision in decisions]} if decisions else {}),
         },
     }
 

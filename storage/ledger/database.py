@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,6 +184,12 @@ class Database:
             path = Path(str(self.url.database))
             if not path.parent.is_dir():
                 raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
+            try:  # closed to others: it names populations, requesters and costs
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise StorageError(f"ledger {self.name}: cannot be made: {error.strerror}") from error
         found = self.revision()
         if found == REVISION:
             return

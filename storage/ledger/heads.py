@@ -60,7 +60,7 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public = public_pem(key.public_key())
     paths = (folder / PRIVATE_NAME, folder / PUBLIC_NAME)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,18 +106,35 @@ def load_public_key(path: Path) -> EllipticCurvePublicKey:
     Raises:
         InputError: when the file is missing or no such key.
     """
+    try:
+        return parse_public_key(path.read_bytes(), name=str(path))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+
+
+def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
+    """Read a public P-256 key from PEM; `name` is what an error calls it.
+
+    Raises:
+        InputError: when it is no such key.
+    """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        key = serialization.load_pem_public_key(pem)
     except ValueError as error:
-        raise InputError(f"{path}: not a public key in PEM") from error
+        raise InputError(f"{name}: not a public key in PEM") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InputError(f"{path}: not a P-256 key")
+        raise InputError(f"{name}: not a P-256 key")
     return key
+
+
+def public_pem(key: EllipticCurvePublicKey) -> bytes:
+    """Return a public key as partners get it: PEM, SubjectPublicKeyInfo."""
+    from cryptography.hazmat.primitives import serialization
+
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_id(key: EllipticCurvePublicKey) -> str:
@@ -128,12 +145,14 @@ def key_id(key: EllipticCurvePublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def state_head(sequence: int, row_hash: str, *, key: EllipticCurvePrivateKey | None = None) -> Head:
-    """Return the statement that the ledger stands at this row, signed when there is a key."""
+def state_head(
+    sequence: int, row_hash: str, *, key: EllipticCurvePrivateKey | None = None, stated_at: str | None = None
+) -> Head:
+    """Return the statement that the ledger stands at this row, signed when there is a key; stated now, or as said."""
     head = Head(
         sequence=sequence,
         hash=row_hash,
-        stated_at=chain.now(),
+        stated_at=stated_at or chain.now(),
         key_id=None if key is None else key_id(key.public_key()),
     )
     if key is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -23,8 +24,16 @@ from storage.ledger.budget import (
     read_account,
     spend_history,
 )
-from storage.ledger.content import carry, evaluation_content, plan_content, policy_content
-from storage.ledger.database import Database
+from storage.ledger.content import (
+    carry,
+    evaluation_content,
+    plan_content,
+    policy_content,
+    refusal_content,
+    release_terms,
+)
+from storage.ledger.database import Database, parse_url
+from storage.ledger.decisions import Decision, approvers, signer
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.schema import POLICY_ROW, ledger_row
@@ -75,27 +84,70 @@ class Ledger:
         database.prepare()
         return Ledger(database, policy=policy)
 
+    @staticmethod
+    def existing(url: str) -> Ledger:
+        """Open a ledger that is there: reading must not leave an empty one where a folder was only mistyped.
+
+        Raises:
+            InputError: a SQLite file is not there, or the URL names no ledger.
+        """
+        parsed = parse_url(url)
+        if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+            raise InputError(f"no ledger at {parsed.database}; the first release makes it (--home, --ledger-url)")
+        return Ledger.open(url)
+
     # -- releases ------------------------------------------------------------------------------------------
 
-    def reserve(self, plan: ReleasePlan) -> Row:
+    def reserve(
+        self,
+        plan: ReleasePlan,
+        *,
+        plan_digest: str | None = None,
+        decisions: Sequence[Decision] = (),
+        audit: dict[str, Any] | None = None,
+    ) -> Row:
         """Charge a planned release to the accounts of its cohorts and return its row, `reserved`.
 
         A second call with the same idempotency key returns the release's current row and charges nothing.
 
-        Raises:
-            BudgetRefused: when the sum exceeds a cap or an approval is missing.
-            InputError: when a number can't be kept, or the key belongs to another plan.
-        """
-        return self.database.transact(lambda connection: self._reserve(connection, plan))
+        Args:
+            plan_digest: SHA-256 of everything that is released, which the decisions are about.
+            decisions: signed approvals, as many as the policy in force demands; they are kept with the row.
+            audit: what was measured beside the claim, as plain JSON; kept with the row.
 
-    def _reserve(self, connection: Connection, plan: ReleasePlan) -> Row:
+        Raises:
+            BudgetRefused: when the sum exceeds a cap, an approval is missing, or somebody refused this plan.
+            InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
+        """
+        return self.database.transact(lambda connection: self._reserve(connection, plan, plan_digest, decisions, audit))
+
+    def _reserve(
+        self,
+        connection: Connection,
+        plan: ReleasePlan,
+        plan_digest: str | None = None,
+        decisions: Sequence[Decision] = (),
+        audit: dict[str, Any] | None = None,
+    ) -> Row:
         content = plan_content(plan)
         known = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
         if known is not None:
             _require_same(known, content)
             return known
         policy = self._policy_in_force(connection, requester=plan.requester)
-        _require_approval(policy, plan)
+        if policy.require_clean_code and plan.code_dirty:
+            raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
+        if plan_digest is not None:
+            self._require_not_refused(connection, plan_digest)
+        approved = approvers(
+            decisions,
+            policy.approvals,
+            subject="release",
+            digest=plan_digest or "",
+            terms=release_terms(plan),
+            requester=plan.requester,
+        )
+        _require_persons(policy, approved)
         if plan.supersedes is not None:
             self._current(connection, plan.supersedes)
         charges = self._charges(connection, policy, content, content["epsilon"], content["delta"])
@@ -106,8 +158,49 @@ class Ledger:
             "composition": _composition(policy, content),
             "charges": charges,
             "policy_digest": policy.digest,
+            "approvals": approved,
         }
+        if plan_digest is not None:
+            kept = [decision.model_dump(mode="json") for decision in decisions]
+            content["details"] = {"plan_digest": plan_digest, "decisions": kept}
+        if audit is not None:
+            content["details"] = {**content.get("details", {}), "audit": audit}
         return chain.append(connection, content)
+
+    def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
+        """Record that somebody refused a plan; it can't be reserved any more. Again returns the first refusal.
+
+        Raises:
+            InputError: the decision doesn't count, approves, or the plan is released already.
+        """
+        return self.database.transact(lambda connection: self._refuse(connection, plan, decision))
+
+    def _refuse(self, connection: Connection, plan: ReleasePlan, decision: Decision) -> Row:
+        known = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == decision.digest)
+        if known is not None:
+            return known
+        policy = self._policy_in_force(connection, requester=plan.requester)
+        name = signer(
+            decision,
+            policy.approvals,
+            subject="release",
+            digest=decision.digest,
+            terms=release_terms(plan),
+            requester=plan.requester,
+        )
+        if decision.decision != "refuse":
+            raise InputError(f"decision by {name}: it approves; a refusal is signed with `autocoder refuse`")
+        released = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
+        if released is not None:
+            raise InputError(f"refusal: too late, the plan is release {released.release_id} ({released.state})")
+        return chain.append(connection, refusal_content(plan, decision, name=name))
+
+    def _require_not_refused(self, connection: Connection, plan_digest: str) -> None:
+        refused = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == plan_digest)
+        if refused is not None:
+            raise BudgetRefused(
+                f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
+            )
 
     def _charges(
         self,
@@ -248,11 +341,12 @@ class Ledger:
             content["records_rounded"] = policy.round_records(evaluation.records_rounded)
         return chain.append(connection, content)
 
-    def change_policy(self, policy: Policy, *, requester: str, approvals: Sequence[str] = (), reason: str) -> Row:
+    def change_policy(self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()) -> Row:
         """Put another policy in force, and record who wanted it, who approved and why.
 
         Raises:
             BudgetRefused: when approvals are missing under the policy in force.
+            InputError: when one of them doesn't count.
         """
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
@@ -262,12 +356,21 @@ class Ledger:
             before = None if row is None else Policy.parse(row.details["policy"])
             if row is not None and row.policy_digest == policy.digest:
                 return row
+            approved: tuple[str, ...] = ()
             if before is not None:
-                _require_persons(before, requester, approvals)
-            return chain.append(
-                connection,
-                policy_content(policy, before, requester=requester, approvals=approvals, reason=reason),
+                approved = approvers(
+                    decisions,
+                    before.approvals,
+                    subject="policy",
+                    digest=policy.digest,
+                    terms={"name": policy.name},
+                    requester=requester,
+                )
+                _require_persons(before, approved)
+            content = policy_content(
+                policy, before, requester=requester, reason=reason, approvals=approved, decisions=decisions
             )
+            return chain.append(connection, content)
 
         return self.database.transact(work)
 
@@ -284,7 +387,7 @@ class Ledger:
             policy = self._policy or DEFAULT_POLICY
             chain.append(
                 connection,
-                policy_content(policy, None, requester=requester, approvals=(), reason="first policy of this ledger"),
+                policy_content(policy, None, requester=requester, reason="first policy of this ledger"),
             )
             return policy
         if self._policy not in (None, DEFAULT_POLICY) and self._policy.digest != row.policy_digest:
@@ -310,6 +413,11 @@ class Ledger:
         """
         with self.database.read() as connection:
             return self._current(connection, release_id)
+
+    def find(self, idempotency_key: str) -> Row | None:
+        """Return the current row of the release of a key, None where it has none."""
+        with self.database.read() as connection:
+            return chain.newest(connection, _T.kind == "release", _T.idempotency_key == idempotency_key)
 
     def history(self, release_id: str) -> Sequence[Row]:
         """Return all rows about a release, its audits included, oldest first."""
@@ -358,16 +466,43 @@ class Ledger:
             accounts = all_accounts(connection)
         return budget_lines(policy, accounts)
 
+    def quote(self, plan: ReleasePlan) -> tuple[Charge, ...]:
+        """Return what a plan would be charged now, with the sums before and after; charges nothing.
+
+        Raises:
+            BudgetRefused: when it would be refused for its cost.
+        """
+        content = plan_content(plan)
+        with self.database.read() as connection:
+            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
+            return self._charges(connection, policy, content, content["epsilon"], content["delta"])
+
+    def refusal(self, plan_digest: str) -> Row | None:
+        """Return the row that refuses this plan, None where nobody did."""
+        with self.database.read() as connection:
+            return chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == plan_digest)
+
+    def release_of(self, plan: ReleasePlan) -> Row | None:
+        """Return the current row of the release that a plan has already, None where it has none."""
+        with self.database.read() as connection:
+            return chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
+
     def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[SpendPoint]:
         """Return every charge to a population's accounts of one guarantee kind, oldest first."""
         with self.database.read() as connection:
             return spend_history(connection, population, kind)
 
-    def verify(self, *, heads: Iterable[Head] = (), earlier: Iterable[Row] = ()) -> Report:
+    def verify(
+        self,
+        *,
+        heads: Iterable[Head] = (),
+        earlier: Iterable[Row] = (),
+        progress: Callable[[int], None] | None = None,
+    ) -> Report:
         """Check the whole ledger; see `storage.ledger.verify.verify`."""
         from storage.ledger.verify import verify
 
-        return verify(self.database, heads=heads, earlier=earlier)
+        return verify(self.database, heads=heads, earlier=earlier, progress=progress)
 
 
 def _require_same(known: Row, content: dict[str, Any]) -> None:
@@ -379,18 +514,11 @@ def _require_same(known: Row, content: dict[str, Any]) -> None:
         )
 
 
-def _require_approval(policy: Policy, plan: ReleasePlan) -> None:
-    if policy.require_clean_code and plan.code_dirty:
-        raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
-    _require_persons(policy, plan.requester, plan.approvals)
-
-
-def _require_persons(policy: Policy, requester: str, approvals: Sequence[str]) -> None:
-    persons = set(approvals) - {requester}
-    if len(persons) < policy.approvals.minimum:
+def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
+    if len(approved) < policy.approvals.minimum:
         raise BudgetRefused(
-            f"policy {policy.name} needs {policy.approvals.minimum} approvals by others than the requester;"
-            f" {len(persons)} given"
+            f"policy {policy.name} needs {policy.approvals.minimum} signed approvals by others than the requester;"
+            f" {len(approved)} given (`autocoder approve`)"
         )
 
 

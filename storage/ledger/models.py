@@ -18,7 +18,7 @@ GENESIS = "0" * 64
 """Previous hash of the first row."""
 
 State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
-Kind = Literal["release", "evaluation", "audit", "budget-change"]
+Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -48,7 +48,6 @@ class _Provenance(BaseModel):
     parameters_digest: Name | None = None
     artifact_digests: dict[Name, Name] = Field(default_factory=dict)
     requester: Name
-    approvals: tuple[Name, ...] = ()
     prefect_run_id: Name | None = None
 
 
@@ -71,9 +70,9 @@ class ReleasePlan(_Provenance):
 
 
 class Evaluation(_Provenance):
-    """A number that stays in the house: an internal or non-private evaluation, or an audit. Never releasable."""
+    """What stays in the house: an internal or non-private evaluation, an audit, a handover, a revocation."""
 
-    kind: Literal["evaluation", "audit"] = "evaluation"
+    kind: Literal["evaluation", "audit", "handover", "revocation"] = "evaluation"
     label: Name
     population: Name
     cohorts: tuple[Name, ...] = ()

@@ -3,8 +3,15 @@
 ```yaml
 name: injuries-2026
 record_count_rounding: 10          # record counts in the ledger are rounded to this
-approvals: {minimum: 1}            # persons other than the requester
+approvals:
+  minimum: 1                       # persons other than the requester who must have signed
+  valid_days: 14                   # older signatures are stale; without it they stay good
+  approvers:                       # who may sign, with which public key (`autocoder keys new`)
+    B. Officer: |
+      -----BEGIN PUBLIC KEY-----
+      …
 require_clean_code: true           # refuse a release from a dirty working tree
+require_audit: true                # refuse a candidate that nobody has audited (`autocoder audit`)
 populations:
   osha-sir:
     formal: {epsilon: 8, delta: 0.00001, composition: basic, neighbouring_relation: add-remove}
@@ -25,7 +32,7 @@ from __future__ import annotations
 import hashlib
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,13 +40,19 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
 from mechanisms.events import GuaranteeKind, NeighbouringRelation
 from storage.errors import InputError
 from storage.ledger import amounts
+from storage.ledger.heads import key_id, parse_public_key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
 def _cap_epsilon(value: Any) -> Decimal:
@@ -94,11 +107,35 @@ class PopulationBudget(CohortBudget):
 
 
 class ApprovalRule(BaseModel):
-    """How many persons must have approved a release; the requester never counts."""
+    """How many persons must have approved a release, and by whose keys; the requester never counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     minimum: int = Field(default=0, ge=0, le=20)
+    valid_days: int | None = Field(default=None, ge=1, le=3650)
+    approvers: dict[str, str] = Field(default_factory=dict)
+    """Name and public P-256 key (PEM) of everybody who may decide."""
+
+    @model_validator(mode="after")
+    def _enough_keys(self) -> ApprovalRule:
+        keys = self.keys()
+        if len({key_id(key) for key in keys.values()}) < len(keys):
+            raise ValueError("two approvers have the same key")
+        if self.minimum > len(keys):
+            raise ValueError(
+                f"minimum {self.minimum} needs as many `approvers`, each a name and its public key in PEM;"
+                " a name that somebody types approves nothing"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What was not set stays out, so that a policy keeps the digest it had before there were keys.
+        return {name: value for name, value in inner(self).items() if name == "minimum" or value not in (None, {})}
+
+    def keys(self) -> dict[str, EllipticCurvePublicKey]:
+        """The approvers' keys by name."""
+        return {name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()}
 
 
 class Policy(BaseModel):
@@ -110,6 +147,8 @@ class Policy(BaseModel):
     record_count_rounding: int = Field(default=10, ge=1)
     approvals: ApprovalRule = ApprovalRule()
     require_clean_code: bool = False
+    require_audit: bool = False
+    """Whether a candidate must have been audited. An audit that contradicts the claim blocks in any case."""
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
 
@@ -150,7 +189,10 @@ class Policy(BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         """Return the policy as plain data, decimals as text."""
-        return self.model_dump(mode="json", by_alias=True)
+        told = self.model_dump(mode="json", by_alias=True)
+        if not told["require_audit"]:  # a policy keeps the digest it had before there were audits
+            del told["require_audit"]
+        return told
 
     @property
     def digest(self) -> str:

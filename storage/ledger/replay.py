@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
 from storage.ledger import amounts
+from storage.ledger.content import TERMS
+from storage.ledger.decisions import Subject, approvers, from_row, signer
 from storage.ledger.models import SCHEMA_VERSION
 from storage.ledger.policy import Policy
 
@@ -20,6 +23,11 @@ _FIXED = itemgetter(
 )  # fmt: skip
 _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("reserved", "drawn")}
 _NO_DELTA = amounts.text(amounts.ZERO_DELTA)
+
+
+def _signed(row: dict[str, Any]) -> tuple[Any, Any]:
+    return row["details"].get("plan_digest"), row["details"].get("decisions")
+
 
 Total = tuple[str, str, str, int, str, str, str | None, str | None]
 """A row of the spend table: account, sequence, relation, unit, epsilon and delta as text."""
@@ -62,8 +70,42 @@ class Replay:
                 raise Inconsistent("the policy doesn't have its digest")
             if row["details"]["previous_policy_digest"] != self._policy_digest:
                 raise Inconsistent("the policy before it was another one")
+            if self._policy is not None:
+                self._approved(row, "policy", policy.digest, {"name": policy.name})
             self._policy, self._policy_digest, self._caps = policy, row["policy_digest"], {}
+        if kind == "refusal":
+            self._refusal(row)
         return []
+
+    def _approved(self, row: dict[str, Any], subject: Subject, digest: str, terms: dict[str, str]) -> None:
+        """The signatures that a row keeps are as many as the policy in force demanded, and good."""
+        assert self._policy is not None
+        rule = self._policy.approvals
+        names = approvers(
+            from_row(row["details"]),
+            rule,
+            subject=subject,
+            digest=digest,
+            terms=terms,
+            requester=row["requester"],
+            at=datetime.fromisoformat(row["recorded_at"]),
+        )
+        if list(names) != list(row["approvals"]) or len(names) < rule.minimum:
+            raise Inconsistent("its approvals aren't those that were signed, or too few")
+
+    def _refusal(self, row: dict[str, Any]) -> None:
+        (decision,) = from_row(row["details"])
+        if self._policy is None or decision.decision != "refuse":
+            raise Inconsistent("a refusal that nobody signed")
+        signer(
+            decision,
+            self._policy.approvals,
+            subject="release",
+            digest=row["idempotency_key"],
+            terms=decision.terms,
+            requester=row["requester"],
+            at=datetime.fromisoformat(row["recorded_at"]),
+        )
 
     def _new_key(self, row: dict[str, Any]) -> None:
         key = (row["kind"], row["idempotency_key"])
@@ -78,14 +120,18 @@ class Replay:
             if before is not None or release_id in self._closed:
                 raise Inconsistent(f"release {release_id} is reserved twice")
             self._new_key(row)
+            plan_digest = row["details"].get("plan_digest", "")
+            if ("refusal", plan_digest) in self._keys:
+                raise Inconsistent(f"release {release_id} was refused before")
             totals = self._charge(row, Decimal(row["epsilon"]), row["delta"])
+            self._approved(row, "release", plan_digest, {name: row[name] for name in TERMS})
             self._open[release_id] = row
             return totals
         if before is None:
             raise Inconsistent(f"release {release_id} is {state} without being open")
         if before["state"] not in _MAY_FOLLOW.get(state, ()):
             raise Inconsistent(f"release {release_id} went from {before['state']} to {state}")
-        if _FIXED(row) != _FIXED(before):
+        if _FIXED(row) != _FIXED(before) or _signed(row) != _signed(before):
             raise Inconsistent(f"release {release_id}: a field changed that may not")
         surplus = _growth(row, before, "epsilon")
         _growth(row, before, "sensitivity")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -58,13 +58,20 @@ class _Bad(Exception):
         self.sequence = sequence
 
 
-def verify(database: Database, *, heads: Iterable[Head] = (), earlier: Iterable[Row] = ()) -> Report:
+def verify(
+    database: Database,
+    *,
+    heads: Iterable[Head] = (),
+    earlier: Iterable[Row] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Report:
     """Check every row of the ledger.
 
     Args:
         database: where the ledger is.
         heads: statements exported before; the chain must still go through each.
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
+        progress: told the number of rows checked, now and then.
     """
     wanted = _Outside(heads, earlier)
     last, last_hash, count = 0, GENESIS, 0
@@ -82,6 +89,8 @@ def verify(database: Database, *, heads: Iterable[Head] = (), earlier: Iterable[
                     wanted.check(sequence, row_hash)
                     totals.check(sequence, _replayed(replay, sequence, content))
                     last, last_hash, count = sequence, row_hash, count + 1
+                    if progress is not None and count % _BATCH == 0:
+                        progress(count)
                 totals.finish(last)
                 wanted.finish(last)
             except _Bad as bad:

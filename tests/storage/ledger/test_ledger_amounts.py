@@ -49,6 +49,15 @@ def test_a_probability_is_below_one():
         amounts.probability(1.0, name="delta")
 
 
+def test_a_chosen_delta_is_what_was_written():
+    """1e-4 fits under a cap of 0.0001, though its float lies above; one of more decimals is refused, not cut."""
+    assert amounts.delta(1e-4) == amounts.probability("0.0001", name="cap delta")
+    assert amounts.probability(1e-4, name="delta") > Decimal("0.0001")
+    for refused in (math.nan, 1.0, 1e-19):
+        with pytest.raises(InputError, match="delta"):
+            amounts.delta(refused)
+
+
 @given(st.floats(min_value=1e-6, max_value=20), st.floats(min_value=1e-15, max_value=1e-10))
 def test_the_group_of_two_is_not_understated(epsilon, delta):
     """(1 + e^epsilon) delta at 60 digits is at most what is kept, and by less than one unit of 1e-18."""

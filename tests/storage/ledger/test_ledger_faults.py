@@ -15,6 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.pool import NullPool
 
 from storage.errors import StorageError
+from storage.ledger import Ledger
 from storage.ledger.database import _LOCK
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -219,3 +220,13 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
     with pytest.raises(StorageError, match="does not exist"):
         Ledger.open(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}")
     assert sqlite3.sqlite_version_info >= (3, 35)
+
+
+def test_the_file_of_a_ledger_is_closed_to_others(tmp_path):
+    """It names populations, requesters and costs; SQLite's own files beside it take its mode."""
+    before = os.umask(0o022)
+    try:
+        Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}

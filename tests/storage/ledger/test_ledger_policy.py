@@ -10,7 +10,6 @@ from storage.ledger import Policy
 GOOD = """
 name: agency
 record_count_rounding: 50
-approvals: {minimum: 1}
 populations:
   injuries:
     formal: {epsilon: 8, delta: 0.00001, composition: basic, neighbouring_relation: add-remove}
@@ -81,6 +80,8 @@ def test_the_digest_is_of_the_meaning_and_survives_storage():
         ("name: p\ndefault: {asymptotic-local: {epsilon: 1, composition: advanced}}\n", "composition"),
         ("name: [\n", "line"),
         ("- a\n", "policy"),
+        ("name: p\napprovals: {minimum: 1}\n", "needs as many `approvers`"),
+        ("name: p\napprovals: {minimum: 1, approvers: {Officer: Officer}}\n", "not a public key"),
         ("!!python/object/apply:os.system ['true']\n", "policy file"),
     ],
 )

@@ -1,0 +1,193 @@
+"""Decisions: a person's signed yes or no to one release, or to one change of the policy.
+
+ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature. Whose key it is, the
+policy says; a name that somebody typed is no decision. What is decided upon is named by its digest, and the terms that
+the signer saw stand beside it, so that the ledger's row can be held against them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.errors import InputError
+from storage.ledger import chain
+from storage.ledger.heads import key_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+    from storage.ledger.policy import ApprovalRule
+
+Subject = Literal["release", "policy", "override"]
+Answer = Literal["approve", "refuse"]
+_CLOCKS_DIFFER = timedelta(minutes=5)
+"""How far ahead of ours a signer's clock may be."""
+
+
+class Decision(BaseModel):
+    """One signed decision."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    statement: Literal["autocoder decision"] = "autocoder decision"
+    version: Literal[1] = 1
+    subject: Subject
+    decision: Answer
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the plan or the policy that is decided upon."""
+    terms: dict[str, str] = Field(default_factory=dict)
+    """What the signer saw of it, as text; see `release_terms`."""
+    reason: str = Field(default="", max_length=2000)
+    signed_at: str
+    """UTC, ISO 8601, by the signer's clock."""
+    key_id: str = Field(pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the signer's public key (DER, SubjectPublicKeyInfo), in hex."""
+    signature: str = ""
+    """Base64, DER-encoded ECDSA."""
+
+    def signed_bytes(self) -> bytes:
+        """What the signature is over."""
+        return chain.canonical(self.model_dump(mode="json", exclude={"signature"})).encode()
+
+    @property
+    def token(self) -> str:
+        """The decision as one line of text, to be pasted into a form."""
+        return base64.urlsafe_b64encode(chain.canonical(self.model_dump(mode="json")).encode()).decode()
+
+    @staticmethod
+    def read(text: str) -> Decision:
+        """Read a token, or the JSON of a decision.
+
+        Raises:
+            InputError: it is neither.
+        """
+        text = "".join(text.split()) if not text.lstrip().startswith("{") else text
+        try:
+            content = text if text.lstrip().startswith("{") else base64.b64decode(text, altchars=b"-_", validate=True)
+            return Decision.model_validate(json.loads(content))
+        except (ValidationError, ValueError, binascii.Error):
+            raise InputError("approval: this is no signed decision; paste what `autocoder approve` printed") from None
+
+
+def sign(
+    key: EllipticCurvePrivateKey,
+    *,
+    subject: Subject,
+    decision: Answer,
+    digest: str,
+    terms: Mapping[str, str],
+    reason: str = "",
+) -> Decision:
+    """Decide with this key, now."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    plain = Decision(
+        subject=subject,
+        decision=decision,
+        digest=digest,
+        terms=dict(terms),
+        reason=reason,
+        signed_at=chain.now(),
+        key_id=key_id(key.public_key()),
+    )
+    signature = key.sign(plain.signed_bytes(), ec.ECDSA(hashes.SHA256()))
+    return plain.model_copy(update={"signature": base64.b64encode(signature).decode()})
+
+
+def signer(
+    decision: Decision,
+    rule: ApprovalRule,
+    *,
+    subject: Subject,
+    digest: str,
+    terms: Mapping[str, str],
+    requester: str,
+    at: datetime | None = None,
+) -> str:
+    """Return the name of whoever signed, when the decision counts under this rule.
+
+    Args:
+        digest: of what lies before us; a decision on another one is stale.
+        terms: what the plan says now.
+        requester: who asked; nobody decides on their own request.
+        at: the moment that the rule's age limit is held against; now when not given.
+
+    Raises:
+        InputError: it does not count; says why.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    name, key = _whose(decision, rule)
+    try:
+        key.verify(
+            base64.b64decode(decision.signature, validate=True), decision.signed_bytes(), ec.ECDSA(hashes.SHA256())
+        )
+    except (InvalidSignature, ValueError):
+        raise InputError(f"approval by {name}: the signature is false") from None
+    if decision.subject != subject or decision.digest != digest or decision.terms != dict(terms):
+        raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
+    if name == requester:
+        raise InputError(f"approval by {name}: nobody decides on their own request")
+    _check_age(decision, rule, name, at or datetime.now(UTC))
+    return name
+
+
+def approvers(
+    decisions: Sequence[Decision],
+    rule: ApprovalRule,
+    *,
+    subject: Subject,
+    digest: str,
+    terms: Mapping[str, str],
+    requester: str,
+    at: datetime | None = None,
+) -> tuple[str, ...]:
+    """Names of those who approved, each checked by `signer`.
+
+    Raises:
+        InputError: a decision does not count, is a refusal, or repeats another person's or key's.
+    """
+    names: list[str] = []
+    for decision in decisions:
+        name = signer(decision, rule, subject=subject, digest=digest, terms=terms, requester=requester, at=at)
+        if decision.decision != "approve":
+            raise InputError(f"{name} refused: {decision.reason or 'no reason given'}")
+        if name in names:
+            raise InputError(f"approval by {name}: given already; each person counts once")
+        names.append(name)
+    return tuple(names)
+
+
+def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePublicKey]:
+    for name, key in rule.keys().items():
+        if key_id(key) == decision.key_id:
+            return name, key
+    known = ", ".join(sorted(rule.approvers)) or "nobody"
+    raise InputError(f"approval: key {decision.key_id[:12]}… is not one of the policy's; it knows {known}")
+
+
+def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) -> None:
+    try:
+        signed = datetime.fromisoformat(decision.signed_at)
+        age = at - signed
+    except (ValueError, TypeError):
+        raise InputError(f"approval by {name}: signed_at is no time with an offset from UTC") from None
+    if age < -_CLOCKS_DIFFER:
+        raise InputError(f"approval by {name}: signed in the future; set the clocks")
+    if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
+        raise InputError(f"approval by {name}: stale, signed {age.days} days ago; the policy lets {rule.valid_days}")
+
+
+def from_row(details: Mapping[str, Any]) -> tuple[Decision, ...]:
+    """The decisions that a row of the ledger keeps."""
+    return tuple(Decision.model_validate(entry) for entry in details.get("decisions", ()))

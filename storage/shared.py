@@ -1,0 +1,183 @@
+"""Finished stages under one URL, so that workers on any number of machines share them: a folder, or S3.
+
+    <url>/stages/<stage>/<key>/<digest of the manifest, 16 digits>/<file>
+    <url>/stages/<stage>/<key>/manifest.json                              last: without it the stage is not there
+
+The first to write the manifest of a key decides what the stage is: it is created, never replaced. Who comes second
+takes the first one's, which differs only where a stage can't be repeated bit for bit. An upload that dies leaves files
+that no manifest names. What is fetched is checked against the manifest, file by file.
+
+The place holds records and posteriors: it is part of the private workspace and as closed as that. Credentials come from
+the environment alone (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that is not Amazon's).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from storage.errors import InputError, StorageError
+
+VARIABLE = "AUTOCODER_STORAGE"
+_MANIFEST = "manifest.json"
+
+
+class Shared:
+    """The stages under one URL.
+
+    Raises:
+        InputError: the URL is neither a folder nor `s3://bucket/prefix`, holds credentials, or S3's library is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, place = _parsed(url)
+        self._folder = scheme == "file"
+        try:
+            import fsspec
+
+            # Listings are not cached: other machines write too.
+            self._fs: Any = fsspec.filesystem(scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS))
+        except ImportError:
+            raise InputError(f"{VARIABLE}: S3 needs the extra `s3`: pip install 'swag-ppm-autocoder[s3]'") from None
+        self._root = place
+        self.url = place if self._folder else f"s3://{place}"
+        if self._folder:
+            Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def manifest(self, name: str, key: str) -> bytes | None:
+        """The manifest of a finished stage; None where there is none.
+
+        Raises:
+            StorageError: the place does not answer, or the manifest is not of this stage.
+        """
+        with self._told():
+            try:
+                content: bytes = self._fs.cat_file(self._place(name, key, _MANIFEST))
+            except FileNotFoundError:
+                return None
+        try:
+            said = json.loads(content)
+            known = (said["kind"], said["key"], isinstance(said["files"], dict)) == (name, key, True)
+        except (ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged")
+        return content
+
+    def publish(self, name: str, key: str, folder: Path) -> bytes:
+        """Write a finished stage, its manifest last; return the manifest that counts: ours, or one that was first.
+
+        Raises:
+            StorageError: the place does not answer or refuses.
+        """
+        ours = (folder / _MANIFEST).read_bytes()
+        with self._told():
+            for file in json.loads(ours)["files"]:
+                self._put(folder / file, self._place(name, key, _version(ours), file))
+            self._create(self._place(name, key, _MANIFEST), ours)
+        counts = self.manifest(name, key)
+        if counts is None:
+            raise StorageError(f"{VARIABLE}: {self.url} takes files and does not give them back; check its settings")
+        return counts
+
+    def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
+        """Copy a finished stage into an empty folder, every file checked.
+
+        Raises:
+            StorageError: a file is missing or is not what the manifest says.
+        """
+        files = json.loads(manifest)["files"]
+        if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files):
+            raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder")
+        for file, entry in files.items():
+            to = into / file
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with self._told():
+                try:
+                    self._fs.get_file(self._place(name, key, _version(manifest), file), str(to))
+                except FileNotFoundError:
+                    to.unlink(missing_ok=True)
+            if not to.is_file() or _sha256(to) != entry["sha256"]:
+                raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: file {file} is missing or damaged")
+        (into / _MANIFEST).write_bytes(manifest)
+
+    def _place(self, *parts: str) -> str:
+        return "/".join((self._root, "stages", *parts))
+
+    def _remedy(self, name: str, key: str) -> str:
+        return f"remove {self.url}/stages/{name}/{key} and run again"
+
+    def _put(self, file: Path, to: str) -> None:
+        """A file, all or nothing: S3 shows none before it is whole, a folder is given it by rename."""
+        if not self._folder:
+            self._fs.put_file(str(file), to)
+            return
+        partial = f"{to}.{uuid4().hex}.partial"
+        self._fs.put_file(str(file), partial)
+        Path(partial).replace(to)
+
+    def _create(self, to: str, content: bytes) -> None:
+        """A small file, all or nothing, unless there is one. A server that knows no conditions replaces it."""
+        try:
+            if not self._folder:
+                self._fs.pipe_file(to, content, mode="create")
+                return
+            partial = Path(f"{to}.{uuid4().hex}.partial")
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                Path(to).hardlink_to(partial)
+            finally:
+                partial.unlink()
+        except FileExistsError:
+            pass
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of a folder or a server, in one line; a library's own text may hold anything."""
+        try:
+            yield
+        except (StorageError, FileExistsError):
+            raise
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise StorageError(
+                f"{VARIABLE}: {self.url}: {reason}; check that it answers and that the credentials in the environment "
+                "may read and write there, then run again"
+            ) from None
+
+
+_S3_OPTIONS = {"use_listings_cache": False}
+
+
+def _parsed(url: str) -> tuple[str, str]:
+    """Scheme (`file` or `s3`) and place; the URL itself is not repeated in errors, since it may hold a password."""
+    if "://" not in url:
+        return "file", str(Path(url).expanduser().resolve())
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InputError(f"{VARIABLE}: leave credentials out of the URL: give them in AWS_ACCESS_KEY_ID and so on")
+    if parts.scheme == "file" and not parts.netloc:
+        return "file", str(Path(parts.path).resolve())
+    if parts.scheme == "s3" and parts.netloc:
+        return "s3", f"{parts.netloc}{parts.path}".rstrip("/")
+    raise InputError(f"{VARIABLE}: give a folder or s3://bucket/prefix, not {parts.scheme}://")
+
+
+def _version(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:16]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Tables of a partner's: CSV, Parquet and JSON Lines, read and written row by row in bounded memory."""

@@ -1,0 +1,105 @@
+"""Rows out: CSV that a table program cannot be made to run, JSON Lines and Parquet."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import InputError
+from storage.tables.reading import ABSENT, JSON_LINES, Kind, Row
+
+_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
+
+
+class Writer(Protocol):
+    """Takes rows until it is closed."""
+
+    def __call__(self, rows: Sequence[Row], /) -> None:
+        """Write rows, in order."""
+        ...
+
+
+def kind_of(path: Path) -> Kind:
+    """The format that a file's name asks for.
+
+    Raises:
+        InputError: none that can be written.
+    """
+    kind = _SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise InputError(f"--out: {path.name} ends in none of {', '.join(_SUFFIXES)}")
+    return kind
+
+
+@contextmanager
+def writing(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
+    """Write a new file of rows in the schema's columns."""
+    if kind == "parquet":
+        with pq.ParquetWriter(path, schema, compression="zstd") as parquet:
+            yield lambda rows: parquet.write_table(_arrow(rows, schema)) if rows else None
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if kind == "csv":
+            lines = csv.writer(file)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
+            lines.writerow([harmless(name) for name in schema.names])
+            yield lambda rows: lines.writerows([_cell(value) for value in row] for row in rows)
+        else:
+            yield lambda rows: file.writelines(_json_line(schema.names, row) for row in rows)
+
+
+def harmless(text: str) -> str:
+    """A cell that no table program takes for a formula: one that begins like a formula gets an apostrophe before it.
+
+    Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage return, also behind
+    blanks and in the full-width forms of Asian keyboards.
+    """
+    start = text.lstrip(" \n")[:1]
+    if start and start in "=+-@\t\r＝＋－＠" and not _NUMBER.fullmatch(text.strip(" \n")):
+        return "'" + text
+    return text
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == ABSENT:
+        return ""
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | int):
+        return repr(value)
+    return harmless(_text(value))
+
+
+def _json_line(names: Sequence[str], row: Row) -> str:
+    record = {name: value for name, value in zip(names, row, strict=True) if value != ABSENT}
+    return json.dumps(record, ensure_ascii=False, default=_text) + "\n"
+
+
+def _text(value: Any) -> str:
+    """Whatever is neither text nor number, as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=_text)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _arrow(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    arrays = []
+    for field, column in zip(schema, zip(*rows, strict=True), strict=True):
+        values: list[Any] = [None if isinstance(value, str) and value == ABSENT else value for value in column]
+        if pa.types.is_string(field.type):
+            values = [v if v is None or isinstance(v, str) else json.dumps(v, default=_text) for v in values]
+        arrays.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,209 @@
+"""Signed approvals and refusals: only a good, fresh, first signature of a key that the policy names counts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import exc
+
+from storage.errors import InputError
+from storage.ledger import BudgetRefused, Decision, Policy
+from storage.ledger.content import release_terms
+from storage.ledger.decisions import Answer, sign
+
+KEYS = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("officer", "director", "operator", "stranger")}
+DIGEST = "d" * 64
+
+
+def pem(name: str) -> str:
+    return (
+        KEYS[name]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        .decode()
+    )
+
+
+def make_policy(minimum: int = 1, **rule) -> Policy:
+    approvers = {name: pem(name) for name in ("officer", "director", "operator")}
+    return Policy.parse(
+        {
+            "name": "strict",
+            "approvals": {"minimum": minimum, "approvers": approvers, **rule},
+            "default": {"asymptotic-local": {"epsilon": 100}},
+        }
+    )
+
+
+def decide(who: str, planned, *, digest: str = DIGEST, decision: Answer = "approve", reason: str = "") -> Decision:
+    return sign(
+        KEYS[who], subject="release", decision=decision, digest=digest, terms=release_terms(planned), reason=reason
+    )
+
+
+def reserve(ledger, planned, *decisions: Decision):
+    return ledger.reserve(planned, plan_digest=DIGEST, decisions=decisions)
+
+
+def test_enough_signatures_release_and_stay_in_the_row(site, plan):
+    """Two approvals, their signers' names, keys and signatures in every row of the release; the chain verifies."""
+    ledger, planned = site.open(make_policy(2)), plan()
+    given = (decide("officer", planned), decide("director", planned))
+    row = reserve(ledger, planned, *given)
+    assert row.approvals == ("officer", "director")
+    drawn = ledger.mark_drawn(row.release_id, draw_digest="e" * 64)
+    assert [entry["signature"] for entry in drawn.details["decisions"]] == [d.signature for d in given]
+    assert drawn.details["plan_digest"] == DIGEST
+    assert ledger.verify().ok
+
+
+def test_a_name_that_somebody_types_approves_nothing(sqlite_site, plan):
+    """Without a signature the release is refused, and nothing is charged."""
+    ledger = sqlite_site.open(make_policy())
+    with pytest.raises(BudgetRefused, match="1 signed approvals"):
+        ledger.reserve(plan(), plan_digest=DIGEST)
+    assert not ledger.budget()[0].account.epsilon
+    with pytest.raises(ValueError, match="approvals"):
+        plan(approvals=("officer",))
+
+
+def forged(decision: Decision) -> Decision:
+    """Another reason under the old signature."""
+    return decision.model_copy(update={"reason": "approved by all"})
+
+
+def signed_on(moment: datetime, planned) -> Decision:
+    """A decision whose signature covers another time."""
+    import base64
+
+    from cryptography.hazmat.primitives import hashes
+
+    plain = decide("officer", planned).model_copy(update={"signed_at": moment.isoformat()})
+    signature = KEYS["officer"].sign(plain.signed_bytes(), ec.ECDSA(hashes.SHA256()))
+    return plain.model_copy(update={"signature": base64.b64encode(signature).decode()})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: [decide("stranger", p)], "not one of the policy's"),
+        (lambda p: [forged(decide("officer", p))], "signature is false"),
+        (lambda p: [decide("officer", p).model_copy(update={"signature": "AAAA"})], "signature is false"),
+        (lambda p: [decide("officer", p, digest="e" * 64)], "stale"),
+        (lambda p: [decide("officer", p.model_copy(update={"release_label": "other"}))], "stale"),
+        (lambda p: [signed_on(datetime.now(UTC) - timedelta(days=15), p)], "15 days ago"),
+        (lambda p: [signed_on(datetime.now(UTC) + timedelta(days=1), p)], "in the future"),
+        (lambda p: [decide("officer", p), decide("officer", p)], "given already"),
+        (lambda p: [decide("operator", p)], "own request"),
+        (lambda p: [decide("officer", p, decision="refuse", reason="no")], "officer refused: no"),
+    ],
+    ids=["unknown key", "forged", "no signature", "another plan", "other terms", "old", "future", "twice", "requester",
+         "refusal"],
+)  # fmt: skip
+def test_a_signature_that_does_not_count_is_refused(sqlite_site, plan, make, said):
+    """Whatever is wrong with one, nothing is reserved, even where it would not be needed."""
+    planned = plan()
+    ledger = sqlite_site.open(make_policy(1, valid_days=14))
+    with pytest.raises(InputError, match=said):
+        reserve(ledger, planned, *make(planned))
+    with pytest.raises(InputError, match=said):
+        reserve(ledger, planned, decide("director", planned), *make(planned))
+    assert ledger.release_of(planned) is None
+    assert reserve(ledger, planned, signed_on(datetime.now(UTC) - timedelta(days=13), planned)).state == "reserved"
+
+
+def test_a_refusal_is_recorded_and_holds(site, plan):
+    """Who and why; approvals of the same plan come too late, the plan under another digest may be asked for."""
+    ledger, planned = site.open(make_policy()), plan()
+    row = ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no code list"))
+    assert (row.kind, row.state, row.reason) == ("refusal", "recorded", "director refused: no code list")
+    assert ledger.refuse(planned, decide("officer", planned, decision="refuse", reason="x")) == row
+    with pytest.raises(BudgetRefused, match=r"director refused: no code list.*another release\.label"):
+        reserve(ledger, planned, decide("officer", planned))
+    other = decide("officer", planned, digest="e" * 64)
+    ledger.reserve(planned, plan_digest="e" * 64, decisions=(other,))
+    with pytest.raises(InputError, match="too late"):
+        ledger.refuse(planned, decide("director", planned, digest="f" * 64, decision="refuse"))
+    assert ledger.verify().ok
+
+
+def test_only_an_approver_can_refuse_and_an_approval_is_no_refusal(sqlite_site, plan):
+    """Otherwise anybody could stop a release for ever."""
+    ledger, planned = sqlite_site.open(make_policy()), plan()
+    with pytest.raises(InputError, match="not one of the policy's"):
+        ledger.refuse(planned, decide("stranger", planned, decision="refuse"))
+    with pytest.raises(InputError, match="it approves"):
+        ledger.refuse(planned, decide("officer", planned))
+    assert [row.kind for row in ledger.rows()] == []
+
+
+def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site):
+    """Otherwise loosening the rule would be the way around it."""
+    loose = Policy.parse({"name": "loose", "default": {"asymptotic-local": {"epsilon": 100}}})
+    ledger = sqlite_site.open(make_policy())
+    ledger.change_policy(make_policy(), requester="operator", reason="start")
+    with pytest.raises(BudgetRefused, match="1 signed approvals"):
+        ledger.change_policy(loose, requester="operator", reason="wider")
+
+    def signed(who: str, policy: Policy) -> Decision:
+        terms = {"name": policy.name}
+        return sign(KEYS[who], subject="policy", decision="approve", digest=policy.digest, terms=terms)
+
+    with pytest.raises(InputError, match="own request"):
+        ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("operator", loose)])
+    with pytest.raises(InputError, match="something else"):
+        ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("officer", make_policy())])
+    row = ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("officer", loose)])
+    assert row.approvals == ("officer",)
+    assert ledger.policy() == loose
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("change", ["signature", "names", "none", "after a refusal"])
+def test_verify_checks_the_signatures_of_a_chain_forged_whole(sqlite_site, plan, monkeypatch, change):
+    """Somebody who writes good hashes, but has no officer's key: the replay names the row."""
+    import storage.ledger.ledger as module
+
+    planned = plan()
+    ledger = sqlite_site.open(make_policy())
+    if change == "after a refusal":
+        ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
+        monkeypatch.setattr(module.Ledger, "_require_not_refused", lambda *_: None)
+        reserve(ledger, planned, decide("officer", planned))
+    else:
+        monkeypatch.setattr(module, "_require_persons", lambda *_: None)
+        names = {"names": ("officer", "director")}.get(change, ("officer",))
+        monkeypatch.setattr(module, "approvers", lambda *_, **__: names)
+        good = decide("officer", planned)
+        reserve(ledger, planned, *{"signature": [forged(good)], "names": [good], "none": []}[change])
+    report = ledger.verify()
+    assert report.first_bad_row == (3 if change == "after a refusal" else 2)
+
+
+def test_a_policy_without_keys_keeps_its_digest():
+    """Ledgers that were begun before there were keys still verify."""
+    plain = Policy.parse({"name": "p", "default": {"asymptotic-local": {"epsilon": 4}}})
+    assert plain.as_json()["approvals"] == {"minimum": 0}
+    assert set(make_policy().as_json()["approvals"]) == {"minimum", "approvers"}
+
+
+def test_the_token_is_one_line_and_reads_back(plan):
+    """What is pasted, with blanks or line breaks that a mail program adds; anything else is refused."""
+    decision = decide("officer", plan())
+    assert "\n" not in decision.token
+    assert Decision.read(f" {decision.token[:80]}\n{decision.token[80:]} ") == decision
+    assert Decision.read(decision.model_dump_json()) == decision
+    for text in ("", "officer", "B. Officer approves", decision.token[:-8], "{}"):
+        with pytest.raises(InputError, match="no signed decision"):
+            Decision.read(text)
+
+
+def test_sql_cannot_take_a_refusal_back(site, plan):
+    """It is a row like any other: append-only for the application's role."""
+    ledger, planned = site.open(make_policy()), plan()
+    ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
+    with pytest.raises(exc.DBAPIError):
+        site.sql("DELETE FROM ledger_row WHERE kind = 'refusal'")

@@ -1,0 +1,157 @@
+"""Tables in and out: every row once, in bounded pieces, no formula to run, no cell in a message."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import InputError
+from storage.tables.reading import ABSENT, Table, as_text, pieces, survey
+from storage.tables.writing import harmless, kind_of, writing
+
+ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
+
+
+def csv_of(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")) -> Path:
+    """Write a CSV."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def copied(table: Table, path: Path) -> Path:
+    """The table written anew, in the format of the name."""
+    with writing(path, kind_of(path), table.schema) as write:
+        for piece in pieces(table.read(), columns=len(table.columns)):
+            write(piece)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_rows_go_through_every_format(tmp_path: Path, suffix: str) -> None:
+    """CSV to the format and back gives the same rows: line breaks, quotes, accents and blanks."""
+    table = survey(csv_of(tmp_path / "in.csv", ROWS), text_columns=["Text"])
+    there = survey(copied(table, tmp_path / f"there{suffix}"), text_columns=["Text"])
+    back = survey(copied(there, tmp_path / "back.csv"), text_columns=["Text"])
+    assert there.rows == back.rows == len(ROWS)
+    assert list(back.read()) == ROWS
+    assert list(back.read(["Text"])) == [(text,) for _, text in ROWS]
+
+
+def test_parquet_keeps_its_types(tmp_path: Path) -> None:
+    """Dates, decimals, lists, nulls and dictionaries come out as they went in."""
+    from datetime import date
+    from decimal import Decimal
+
+    table = pa.table(
+        {
+            "Text": pa.array(["a", None]).dictionary_encode(),
+            "day": [date(2026, 1, 2), None],
+            "cost": [Decimal("1.50"), Decimal("-2.00")],
+            "parts": [["arm", "leg"], []],
+            "n": pa.array([1, 2**60], pa.int64()),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    read = survey(tmp_path / "in.parquet", text_columns=["Text"])
+    assert pq.read_table(copied(read, tmp_path / "out.parquet")).equals(table)
+
+
+def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
+    """Numbers, nested values and missing keys are the same afterwards; a missing key is not a null one."""
+    records: list[dict[str, Any]] = [{"Text": "a", "n": 1, "deep": {"x": [1, None]}}, {"n": 2.5}, {"Text": None}]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n\n".join(json.dumps(record) for record in records))
+    table = survey(path, text_columns=["Text"])
+    assert [as_text(value) for (value,) in table.read(["Text"])] == ["a", "", ""]
+    out = copied(table, tmp_path / "out.jsonl")
+    assert [json.loads(line) for line in out.read_text().splitlines()] == records
+    assert pq.read_table(copied(table, tmp_path / "out.parquet"))["n"].to_pylist() == ["1", "2.5", None]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["=1+1", "+SUM(A1)", "-2+3", "@x", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1", "＝1+1", "-", "-x"],
+)
+def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
+    """It gets an apostrophe, in cells and in the header."""
+    assert harmless(cell) == "'" + cell
+    table = survey(csv_of(tmp_path / "in.csv", [("1", cell)], ("id", "=cmd()")), text_columns=[])
+    written = copied(table, tmp_path / "out.csv")
+    with written.open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [["id", "'=cmd()"], ["1", "'" + cell]]
+
+
+@pytest.mark.parametrize("cell", ["", "-5", "+3.5", "-1e5", "-12 ", "a=b", "fell - hard", "'=1", "3%", "-1,000"])
+def test_what_is_no_formula_stays(cell: str) -> None:
+    """Negative numbers among them."""
+    assert harmless(cell) == cell
+
+
+@given(st.text())
+def test_no_cell_begins_like_a_formula_after_it_was_made_harmless(cell: str) -> None:
+    """Whatever the text, its first character that counts is none of the dangerous ones, unless it is a number."""
+    start = harmless(cell).lstrip(" \n")[:1]
+    if start and start in "=+-@\t\r":
+        assert harmless(cell).strip(" \n").lstrip("+-")[0].isdigit()
+
+
+def test_pieces_are_bounded_by_cells_and_characters() -> None:
+    """10,000 columns make pieces of some hundred rows, narratives of 10 MB pieces of two; nothing is lost."""
+    assert {len(piece) for piece in pieces(iter([("",)] * 3000), columns=10_000)} == {104, 88}
+    long = [("x" * 10_000_000,)] * 3
+    assert [len(piece) for piece in pieces(iter(long), columns=1)] == [2, 1]
+    assert sum(len(piece) for piece in pieces(iter([("a",)] * 5001), columns=2)) == 5001
+
+
+def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
+    """A wide table and a field far over Python's default limit read whole."""
+    names = tuple(f"c{n}" for n in range(10_000))
+    wide = survey(csv_of(tmp_path / "wide.csv", [tuple("x" * 10_000)] * 3, names), text_columns=["c9999"])
+    assert (len(wide.columns), wide.rows) == (10_000, 3)
+    long = survey(csv_of(tmp_path / "long.csv", [("1", "fell " * 1_000_000)]), text_columns=["Text"])
+    assert [len(text) for (text,) in long.read(["Text"])] == [5_000_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"id,Text\n1,x\n2,secret,z\n", "row 2: 3 fields where the header has 2"),
+        ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it does not read"),
+        ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
+        ("a.csv", b"id,text\n1,secret\n", "did you mean 'text'"),
+        ("a.csv", b"secret one,secret two\nx,y\n", "names 2 others"),
+        ("a.csv", b"Text,Text\nsecret,y\n", "twice"),
+        ("a.csv", b"", "empty"),
+        ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is no JSON object"),
+        ("a.jsonl", b'{"Text": "secret"\n', "line 1: it does not read as JSON"),
+        ("a.jsonl", b'{"Text": "\xff secret"}\n', "line 1: it is no UTF-8"),
+        ("a.jsonl", b'{"Text": ' + b"[" * 100_000 + b"\n", "line 1: it does not read"),
+        ("a.jsonl", b'{"Text": ["secret"]}\n', "line 1, key 'Text': no text"),
+        ("a.jsonl", b'{"Text": "secret \\uD800"}\n', "line 1: it holds half"),
+        ("a.jsonl", b"\n", "no records"),
+        ("a.parquet", b"PAR1 secret", "cannot be read"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_row_and_without_its_cells(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    """Before any work, naming file and row."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said) as caught:
+        survey(tmp_path / name, text_columns=["Text"])
+    assert "secret" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_what_stands_for_an_absent_key_is_no_text() -> None:
+    """It is read as blank, and a NUL in a cell of JSON or Parquet becomes a blank."""
+    assert [as_text(value) for value in (None, ABSENT, "a\0b", 5)] == ["", "", "a b", "5"]
