@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from mechanisms.accounting import claim_of
-from mechanisms.events import Claim, SwagPpmEvent
+from mechanisms.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.ledger import ReleasePlan
-from tasks.parameters import RetrainParameters
+from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.provenance import provenance
 from tasks.stage import Context
 
@@ -27,44 +28,79 @@ ALWAYS_UNPROTECTED = (
     "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records",
 )
 
-_NOT_METHOD: Any = {"release": True, "data": {"source": True, "codelist": True}}
+NOT_METHOD: Any = {
+    "release": True,
+    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True},
+}
 """Parameters that say where things lie or who asked: what is trained does not depend on them."""
 
 
-def ledger_url(context: Context, parameters: RetrainParameters) -> str:
+SEARCHED = "c and k: found for a target epsilon by fits on these records, each a row of the ledger"
+
+
+def method_digest(parameters: RetrainParameters) -> str:
+    """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
+    config = parameters.pseudo_posterior
+    searched = config.mechanism == "weighted" and config.target_epsilon is not None
+    left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
+    return digest(parameters.model_dump(mode="json", exclude=left_out))
+
+
+def ledger_url(context: Context, settings: LedgerParameters) -> str:
     """Where the ledger of this run is."""
-    return parameters.release.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
+    return settings.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
 
 
-def unprotected_inputs(dataset: dict[str, Any]) -> tuple[str, ...]:
-    """What reached the release from the records without protection."""
+def unprotected_inputs(dataset: dict[str, Any], *, weights: bool = True) -> tuple[str, ...]:
+    """What reached the release from the records without protection; `weights`: risk weights were computed."""
+    inputs = ALWAYS_UNPROTECTED if weights else ALWAYS_UNPROTECTED[1:]
     if dataset["label_space_source"] == "codelist":
-        return ALWAYS_UNPROTECTED
-    return (*ALWAYS_UNPROTECTED, "the label set: the codes observed in the records")
+        return inputs
+    return (*inputs, "the label set: the codes observed in the records")
 
 
-def swag_ppm_event(parameters: RetrainParameters, *, snapshots: int, rank: int, sensitivity: float) -> SwagPpmEvent:
-    """What was done, with the sensitivity as far as it is known."""
+def swag_event(
+    parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
+) -> SwagPpmEvent | BoundedSwagEvent:
+    """What was done in one round, from the figures of its sensitivity (of its risks, for the base round)."""
+    bounded = parameters.bounded(round_name)
+    if bounded is not None:
+        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
     return SwagPpmEvent(
-        reweighted=parameters.pseudo_posterior.reweight,
+        reweighted=round_name == "reweighted",
         snapshots=snapshots,
         rank=rank,
-        sensitivity_draws=parameters.pseudo_posterior.sensitivity_draws,
-        sensitivity=sensitivity,
+        sensitivity_draws=figures["draws"],
+        sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
     )
 
 
-def claim(parameters: RetrainParameters, event: SwagPpmEvent, dataset: dict[str, Any]) -> Claim:
+def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
     """The claim of this event on these records."""
     ingest = parameters.data.ingest
+    config = parameters.pseudo_posterior
+    searched = (SEARCHED,) if config.mechanism == "weighted" and config.target_epsilon is not None else ()
     by_unit = ingest.unit_column is not None and ingest.max_per_unit is not None
     return claim_of(
         event,
         delta=None,
         privacy_unit=f"unit ({ingest.unit_column})" if by_unit else "record",
         max_records_per_unit=ingest.max_per_unit or 1 if by_unit else 1,
-        unprotected_inputs=unprotected_inputs(dataset),
+        unprotected_inputs=(*unprotected_inputs(dataset, weights=config.mechanism != "censored"), *searched),
     )
+
+
+def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
+    """Digests of what a release is made from, by the names that the ledger keeps them under."""
+    if measured is None:
+        return {"dataset": dataset.sha256, "fit": fitted.sha256}
+    return {"dataset": dataset.sha256, "posterior": fitted.sha256, "sensitivity": measured.sha256}
+
+
+def release_key(parameters: RetrainParameters, fingerprint: str) -> str:
+    """The key of a retrain's release: the same records, method and label have one release, for ever."""
+    method = method_digest(parameters)
+    return digest({"data": fingerprint, "method": method, "label": parameters.release.label})
 
 
 def release_plan(
@@ -83,17 +119,18 @@ def release_plan(
     """
     facts = store.figures(dataset)
     moments = store.figures(posterior)
-    event = swag_ppm_event(
+    event = swag_event(
         parameters,
+        parameters.rounds[-1],
         snapshots=moments["snapshots"],
         rank=moments["rank"],
-        sensitivity=store.figures(measured)["sensitivity"],
+        figures=store.figures(measured),
     )
-    artifacts = {"dataset": dataset.sha256, "posterior": posterior.sha256, "sensitivity": measured.sha256}
+    artifacts = artifact_digests(dataset=dataset, fitted=posterior, measured=measured)
     source = provenance()
-    method = digest(parameters.model_dump(mode="json", exclude=_NOT_METHOD))
+    method = method_digest(parameters)
     return ReleasePlan(
-        idempotency_key=digest({"data": facts["fingerprint"], "method": method, "label": parameters.release.label}),
+        idempotency_key=release_key(parameters, facts["fingerprint"]),
         release_label=parameters.release.label,
         population=parameters.data.population,
         cohorts=tuple(facts["cohorts"]),
@@ -110,7 +147,6 @@ def release_plan(
         parameters_digest=method,
         artifact_digests=artifacts,
         requester=parameters.release.requester,
-        approvals=parameters.release.approvals,
         supersedes=parameters.release.supersedes,
         prefect_run_id=prefect_run_id,
     )

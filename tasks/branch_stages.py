@@ -14,15 +14,28 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from mechanisms import checkpoint, dpsgd, formal_cost, formal_head, metrics, pseudo_posterior, swag, training
+from mechanisms import (
+    checkpoint,
+    dpsgd,
+    formal_cost,
+    formal_head,
+    metrics,
+    private_posterior,
+    pseudo_posterior,
+    swag,
+    training,
+)
 from mechanisms.classifier import Classifier, ModelConfig
 from mechanisms.dpsgd import DpEvent, DpSgdPlan
+from mechanisms.errors import MechanismError
 from mechanisms.events import NonPrivateEvent
+from mechanisms.formal_head import FormalHeadConfig
 from mechanisms.inputs import FeatureInputs
+from mechanisms.private_posterior import PrivatePosteriorConfig
 from mechanisms.training import OptimiserPhase
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes
-from tasks.branches import Branch, CompareParameters, dp_sgd_config, formal_head_config
+from tasks.branches import LINEAR, Branch, CompareParameters, dp_sgd_config, linear_config
 from tasks.data import load_inputs
 from tasks.parameters import FitParameters
 from tasks.stage import Context, Step, Work
@@ -45,8 +58,8 @@ def calibrate(
     records_per_unit: int,
 ) -> Step:
     """Solve the branch's noise for the target; the same for all seeds."""
-    if branch.family == "formal-head":
-        config: Any = formal_head_config(branch, compare, target=target)
+    if branch.family in LINEAR:
+        config: Any = linear_config(branch, compare, target=target)
     else:
         config = dp_sgd_config(branch, model, compare, target=target, records=records)
     return Step(
@@ -55,17 +68,20 @@ def calibrate(
         config={"mechanism": config.model_dump(mode="json"), "records": records, "unit": records_per_unit},
         inputs={},
         body=partial(_calibrate, config=config, records=records, unit=records_per_unit),
-        modules=("mechanisms.dpsgd", "mechanisms.formal_head"),
+        modules=("mechanisms.dpsgd", "mechanisms.formal_head", "mechanisms.private_posterior"),
     )
 
 
 def _calibrate(
-    work: Work, *, config: dpsgd.DpSgdConfig | formal_head.FormalHeadConfig, records: int, unit: int
+    work: Work, *, config: dpsgd.DpSgdConfig | FormalHeadConfig | PrivatePosteriorConfig, records: int, unit: int
 ) -> Mapping[str, Any]:
-    if isinstance(config, formal_head.FormalHeadConfig):
-        plan = formal_head.calibrate(config, num_records=records, records_per_unit=unit)
-    else:
-        plan = dpsgd.calibrate(config, num_records=records, records_per_unit=unit)
+    match config:
+        case FormalHeadConfig():
+            plan = formal_head.calibrate(config, num_records=records, records_per_unit=unit)
+        case PrivatePosteriorConfig():
+            plan = private_posterior.calibrate(config, num_records=records, records_per_unit=unit)
+        case _:
+            plan = dpsgd.calibrate(config, num_records=records, records_per_unit=unit)
     (work.out / "event.json").write_text(plan.event.model_dump_json())
     (work.out / "config.json").write_text(plan.config.model_dump_json())
     cost = formal_cost.cost(plan.event, delta=config.delta, records_per_unit=unit)
@@ -106,19 +122,22 @@ def fit(
         body = partial(_fit_non_private, model=model, phase=phase, seed=seed)
     else:
         inputs["calibrated"] = calibrated
-        formal = None
-        if branch.family == "formal-head":
+        linear = None
+        if branch.family in LINEAR:
             assert target is not None
-            formal = formal_head_config(branch, compare, target=target)
-            config["formal_head"] = formal.model_dump(mode="json")
-        body = partial(_fit_private, model=model, seed=seed, formal=formal)
+            linear = linear_config(branch, compare, target=target)
+            config[branch.family] = linear.model_dump(mode="json")
+        body = partial(_fit_private, model=model, seed=seed, linear=linear)
     return Step(
         name="branch-fit",
         label=f"{branch.name}, seed {seed}",
         config=config,
         inputs=inputs,
         body=body,
-        modules=("mechanisms.training", "mechanisms.dpsgd", "mechanisms.formal_head", "tasks.train"),
+        modules=(
+            *("mechanisms.training", "mechanisms.dpsgd", "mechanisms.formal_head", "mechanisms.private_posterior"),
+            "tasks.train",
+        ),
     )
 
 
@@ -146,7 +165,7 @@ def _fit_non_private(work: Work, *, model: ModelConfig, phase: OptimiserPhase, s
 
 
 def _fit_private(
-    work: Work, *, model: ModelConfig, seed: int, formal: formal_head.FormalHeadConfig | None
+    work: Work, *, model: ModelConfig, seed: int, linear: FormalHeadConfig | PrivatePosteriorConfig | None
 ) -> Mapping[str, Any]:
     trained = _built(work, model, seed)
     records, labels = load_inputs(work.inputs["prepared"], "train")
@@ -156,31 +175,18 @@ def _fit_private(
     assert not isinstance(event, NonPrivateEvent)
     plan = DpSgdPlan(config=config, event=event, num_records=len(labels))
     num_labels = len(load_codes(work.inputs["dataset"]))
-    if formal is not None:
-        ran = formal_head.run(
-            trained,
-            cast(FeatureInputs, records),
-            labels,
-            config=formal,
-            plan=plan,
-            num_labels=num_labels,
-            seed=seed,
-            folder=work.scratch,
-            progress=work.progress,
-        )
-    else:
-        ran = dpsgd.run(
-            trained,
-            records,
-            labels,
-            plan=plan,
-            num_labels=num_labels,
-            seed=seed,
-            purpose="compare",
-            physical_batch_size=512 if isinstance(records, FeatureInputs) else 32,
-            folder=work.scratch,
-            progress=work.progress,
-        )
+    common: Any = {"plan": plan, "num_labels": num_labels, "seed": seed}
+    common |= {"folder": work.scratch, "progress": work.progress}
+    match linear:
+        case FormalHeadConfig():
+            ran = formal_head.run(trained, cast(FeatureInputs, records), labels, config=linear, **common)
+        case PrivatePosteriorConfig():
+            ran = private_posterior.run(trained, cast(FeatureInputs, records), labels, config=linear, **common)
+        case None:
+            size = 512 if isinstance(records, FeatureInputs) else 32
+            ran = dpsgd.run(trained, records, labels, purpose="compare", physical_batch_size=size, **common)
+    if ran.event != event:
+        raise MechanismError(f"branch: {ran.event.mechanism} did not run as calibrated; nothing is claimed of it")
     checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
     (work.out / "event.json").write_text(ran.event.model_dump_json())
     return {"steps": plan.sgd.steps, "loss": ran.losses[-1], "losses": list(ran.losses)}

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import Tensor
+
 from mechanisms import export
 from mechanisms.errors import MechanismError
-from storage.bundle import CODELIST, STATEMENT
+from storage.artifacts import file_digest
+from storage.bundle import CODELIST, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
-
-_CHUNK = 2048
-"""Rows read, coded and written at a time: memory does not grow with the file."""
+from tasks.calibration import THRESHOLDS, read_thresholds
+from tasks.code_groups import Groups, groups_of
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One code for one narrative; the score is the model's probability."""
+    """A code, or a group of codes, for one narrative; the score is the model's probability."""
 
     code: str
     title: str
@@ -34,16 +35,46 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Coder:
-    """A released model with its titles."""
+class Coding:
+    """What the model makes of one narrative."""
 
-    bundle: str
+    answers: tuple[Answer, ...]
+    """The best codes, best first; none for a blank narrative."""
+    needs_review: bool | None = None
+    """Whether the best score lies below the threshold, or nothing was said; None without a threshold."""
+    group: Answer | None = None
+    """Where the best code is unsure: the most detailed group of codes whose scores add up to the threshold."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        told: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
+        if self.needs_review is not None:
+            told["needs_review"] = self.needs_review
+            told["group"] = self.group and self.group.as_dict()
+        return told
+
+
+@dataclass(frozen=True)
+class Coder:
+    """A released model with its classification and what is known of its scores."""
+
+    release: str
+    digest: str
+    classification: str
+    version: str
     model: export.Released
     titles: dict[str, str]
+    groups: Groups | None
+    thresholds: dict[str, Any] | None
+    """Content of a thresholds file: its temperature divides the logits."""
 
     @classmethod
-    def open(cls, folder: Path) -> Coder:
+    def open(cls, folder: Path, *, thresholds: Path | None = None, by_digits: bool | None = None) -> Coder:
         """Load a bundle.
+
+        Args:
+            thresholds: a file fitted on records of one's own, in place of the bundle's.
+            by_digits: as `groups_of` has it.
 
         Raises:
             InputError: the folder is no bundle.
@@ -52,71 +83,92 @@ class Coder:
             raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
         try:
             with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
-                titles = {row["code"]: row["title"] for row in csv.DictReader(file)}
-            release_id = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
-        except (OSError, ValueError, KeyError):
+                listed = list(csv.DictReader(file))
+            titles = {row["code"]: row["title"] for row in listed}
+            release = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
+            first = listed[0]
+        except (OSError, ValueError, KeyError, IndexError):
             raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
+        # A list without a name or a version is told from others by its content.
+        name = first.get("classification") or "unnamed"
+        version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
+        own = folder / THRESHOLDS
         try:
-            return cls(bundle=release_id, model=export.load(folder), titles=titles)
+            known = read_thresholds(thresholds or own) if thresholds or own.is_file() else None
+            model = export.load(folder)
         except MechanismError as error:
             raise InputError(f"--bundle: {error}") from None
+        except (OSError, RuntimeError, KeyError, ValueError, SafetensorError):
+            raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded") from None
+        return cls(
+            release=str(release),
+            digest=bundle_digest(folder),
+            classification=name,
+            version=version,
+            model=model,
+            titles=titles,
+            groups=groups_of(model.codes, classification=name, wanted=by_digits),
+            thresholds=known,
+        )
 
-    def code(self, texts: Sequence[str], *, top_k: int = 1) -> list[list[Answer]]:
-        """The best `top_k` codes of each text, best first."""
-        scores = self.model.logits(texts).softmax(-1)
+    @property
+    def origin(self) -> dict[str, str]:
+        """What stands in every row: the model and the classification that its codes come from."""
+        return {
+            "model": self.release,
+            "classification": self.classification,
+            "classification_version": self.version,
+            "bundle_digest": self.digest,
+        }
+
+    def scores(self, texts: Sequence[str]) -> Tensor:
+        """Probability of every code, float32 [n, codes], calibrated where a temperature is known."""
+        temperature = self.thresholds["temperature"] if self.thresholds else 1.0
+        return (self.model.logits(texts) / temperature).softmax(-1)
+
+    def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+        """Code narratives. A blank one gets no code."""
+        said = [at for at, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[at] for at in said])
+        codings = [Coding((), None if threshold is None else True)] * len(texts)
+        for at, coding in zip(said, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
+            codings[at] = coding
+        return codings
+
+    def from_scores(self, scores: Tensor, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+        """What scores [n, codes] of narratives amount to."""
+        codings = []
         best = scores.topk(min(top_k, scores.shape[1]), dim=-1)
-        codes = self.model.codes
-        return [
-            [Answer(codes[i], self.titles.get(codes[i], ""), s) for s, i in zip(row_scores, row, strict=True)]
-            for row_scores, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        groups: list[tuple[str, float] | None] = [None] * len(scores)
+        if threshold is not None and self.groups is not None:
+            groups = self.groups.broadest_sure(scores, threshold=threshold)
+        for row, values, group in zip(best.indices.tolist(), best.values.tolist(), groups, strict=True):
+            answers = tuple(self._answer(self.model.codes[i], score) for i, score in zip(row, values, strict=True))
+            unsure = None if threshold is None else answers[0].score < threshold
+            codings.append(Coding(answers, unsure, self._answer(*group) if unsure and group else None))
+        return codings
 
+    def threshold_for(self, accuracy: float) -> float:
+        """The score above which the stated share of answers was right, on the records that the file was fitted on.
 
-def code_file(coder: Coder, source: Path, out: Path, *, column: str, top_k: int) -> int:
-    """Code a CSV, chunk by chunk, into a CSV with the input's columns and the codes; return the rows written.
+        Raises:
+            InputError: no thresholds are known, none for this accuracy, or no score reaches it.
+        """
+        if self.thresholds is None:
+            raise InputError(
+                f"--accuracy: this bundle has no {THRESHOLDS}; give a score with --threshold, or fit one on records "
+                "that you have coded (autocoder calibrate)"
+            )
+        known = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
+        if accuracy not in known:
+            listed = ", ".join(map(str, sorted(known))) or "none"
+            raise InputError(f"--accuracy: no threshold is known for {accuracy}; there are {listed}")
+        if known[accuracy] is None:
+            raise InputError(f"--accuracy: no score reached {accuracy} on {self.thresholds['fitted_on']}")
+        return float(known[accuracy])
 
-    A blank narrative gets no code.
-
-    Raises:
-        InputError: no such file or column, or it is no UTF-8 CSV.
-    """
-    import pandas as pd
-
-    partial = out.with_name(out.name + ".partial")
-    rows = 0
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as target:
-            for chunk in pd.read_csv(source, dtype=str, keep_default_na=False, chunksize=_CHUNK):
-                _check_columns(list(chunk.columns), source, column=column)
-                blank = chunk[column].str.strip() == ""
-                answers = coder.code(chunk[column].tolist(), top_k=top_k)
-                for place in range(min(top_k, len(coder.model.codes))):
-                    suffix = "" if place == 0 else f"_{place + 1}"
-                    chunk[f"code{suffix}"] = [answer[place].code for answer in answers]
-                    chunk[f"score{suffix}"] = [f"{answer[place].score:.6f}" for answer in answers]
-                    chunk.loc[blank, [f"code{suffix}", f"score{suffix}"]] = ""  # nothing was said: nothing is coded
-                chunk["bundle"] = coder.bundle
-                chunk.to_csv(target, index=False, header=rows == 0)
-                rows += len(chunk)
-        partial.replace(out)
-    except FileNotFoundError:
-        raise InputError(f"--data: no file {source}") from None
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError):
-        raise InputError(f"--data: {source} is no CSV in UTF-8 with a header line") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return rows
-
-
-def _check_columns(columns: Sequence[str], source: Path, *, column: str) -> None:
-    if column not in columns:
-        near = difflib.get_close_matches(column, list(columns), n=1)
-        # The other names stay unsaid: without a header line they are a record.
-        hint = f"did you mean {near[0]!r}?" if near else f"its first line names {len(columns)} others"
-        raise InputError(f"--column: {source} has no column {column!r}; {hint}")
-    taken = [name for name in columns if re.fullmatch(r"(code|score)(_\d+)?|bundle", name)]
-    if taken:
-        raise InputError(f"--data: {source} has a column {taken[0]!r}, which the answers would overwrite; rename it")
+    def _answer(self, code: str, score: float) -> Answer:
+        return Answer(code, self.titles.get(code, ""), score)
 
 
 def newest_bundle(home: Path) -> Path:

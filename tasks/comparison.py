@@ -67,8 +67,7 @@ class BranchSummary(BaseModel):
 def claim(outcome: Outcome, parameters: RetrainParameters, compare: CompareParameters, facts: dict[str, Any]) -> Claim:
     """The claim that the event of an outcome supports."""
     by_unit, m = unit_of(parameters)
-    common = unprotected_inputs(facts)
-    inputs = common if outcome.branch.family == "swag" else tuple(line for line in common if "alpha" not in line)
+    inputs = unprotected_inputs(facts, weights=outcome.branch.round not in (None, "censored"))
     formal = outcome.branch.kind == "formal"
     made = _claim_of(
         outcome.event,
@@ -100,7 +99,7 @@ def record(
     prefect_run_id: str | None,
 ) -> None:
     """Write each branch's claim to the ledger, as internal: no draw leaves, nothing is charged."""
-    ledger, source = open_ledger(context, parameters), provenance()
+    ledger, source = open_ledger(context, parameters.release), provenance()
     for outcome, made in outcomes:
         ledger.record(
             Evaluation(

@@ -21,12 +21,11 @@ from tasks.branch_stages import codes_of
 from tasks.branches import CompareParameters
 from tasks.comparison import BranchSummary, Outcome
 from tasks.data import load_inputs
+from tasks.pages import STYLE, Table, html_table, own_ids
 from tasks.parameters import RetrainParameters
 from tasks.posterior import running_maximum
 from tasks.provenance import provenance
 from tasks.stage import Context
-
-Table = tuple[list[str], list[list[str]]]
 
 NOTICE = (
     "Internal. These figures are computed from private records without protection and hold F1 by code. "
@@ -266,20 +265,6 @@ def weights_by_quartile(context: Context, prepared: ArtifactRef, weights: Artifa
     return alpha[np.isin(labels, order[-quarter:])], alpha[np.isin(labels, order[:quarter])]
 
 
-_STYLE = """
-:root{color-scheme:light dark;--fg:#1b1b1b;--bg:#fff;--line:#c4c4c4;--warn:#fff3d6;--link:#00558a}
-@media(prefers-color-scheme:dark){:root{--fg:#e8e8e8;--bg:#171717;--line:#4a4a4a;--warn:#453500;--link:#7cc4ff}}
-@media print{:root{--fg:#000;--bg:#fff;--line:#999;--warn:#fff}details{break-inside:auto}a.csv{display:none}
-figure,tr{break-inside:avoid}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:70rem;margin:2rem auto;
-padding:0 1rem}a{color:var(--link)}.warn{background:var(--warn);border:2px solid #d55e00;padding:.7rem 1rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{border-bottom:1px solid var(--line);padding:.25rem .6rem;text-align:right;white-space:nowrap}
-th{white-space:normal;vertical-align:bottom}td:first-child,th:first-child{text-align:left}
-figure{margin:1rem 0;background:#fff;padding:.4rem;max-width:48rem}svg{max-width:100%;height:auto}
-"""
-
-
 def page(
     parameters: RetrainParameters,
     settings: CompareParameters,
@@ -303,33 +288,21 @@ def page(
     )
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>Comparison of mechanisms (internal)</title><style>{_STYLE}</style>",
+        f"<title>Comparison of mechanisms (internal)</title><style>{STYLE}</style>",
         f"<h1>Comparison of mechanisms</h1><p class=warn role=note><strong>{html.escape(NOTICE)}</strong></p>",
         f"<p>{html.escape(about)}</p><p>{html.escape(KINDS)}</p>",
         "<p>Figures are means ± sample standard deviations over seeds. Neighbours differ by one unit added or removed.",
     ]
     for title, table in tables.items():
-        shown = _html_table(table)
+        shown = html_table(table)
         if len(table[1]) > 40:
             shown = f"<details open><summary>{len(table[1])} rows</summary>{shown}</details>"
         parts.append(f"<h2>{html.escape(title)}</h2>{_download(title, table)}{shown}")
     parts.append("<h2>Figures</h2>")
-    parts += [f"<figure role=img aria-label='{name}'>{_own_ids(svg, name)}</figure>" for name, svg in pictures.items()]
+    parts += [f"<figure role=img aria-label='{name}'>{own_ids(svg, name)}</figure>" for name, svg in pictures.items()]
     parts.append("<h2>Not protected by any ε above</h2><ul>")
     parts += [f"<li>{html.escape(line)}</li>" for line in unprotected]
     return "\n".join([*parts, "</ul></html>"])
-
-
-def _own_ids(svg: str, name: str) -> str:
-    """Make the ids of one picture its own, since all are in one document."""
-    return svg.replace('id="', f'id="{name}-').replace('"#', f'"#{name}-').replace("url(#", f"url(#{name}-")
-
-
-def _html_table(table: Table) -> str:
-    head, rows = table
-    cells = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _download(title: str, table: Table) -> str:

@@ -30,7 +30,8 @@ def ingest(data: DataParameters) -> Step:
     for path in filter(None, (source, codelist)):
         if not path.is_file():
             raise InputError(f"no file {path}")
-    config: dict[str, Any] = {"ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
+    named = {"classification": data.classification, "classification_version": data.classification_version}
+    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
     if codelist is not None:
         config["codelist"] = file_digest(codelist)
     return Step(
@@ -56,6 +57,8 @@ def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | 
         "records": result.train + result.test,
         "train": result.train,
         "test": result.test,
+        "classification": data.classification,
+        "classification_version": data.classification_version,
         "codes_observed": result.codes_observed,
         "label_space": result.label_space,
         "label_space_source": result.label_space_source,
@@ -86,6 +89,7 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
     dataset = work.inputs["dataset"]
     splits = {name: load_split(dataset, name) for name in SPLITS}
     total = sum(len(split) for split in splits.values())
+    work.sized(total)
     tokens_seen, done = 0, 0
     for name, split in splits.items():
         tokens = classifier.tokenize(model, list(split["text"]))

@@ -44,6 +44,7 @@ def evaluate(
 def _evaluate(work: Work, *, model: ModelConfig, fit: FitParameters, rounds: tuple[str, ...]) -> Mapping[str, Any]:
     trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
     records, labels = load_inputs(work.inputs["prepared"], "test")
+    work.sized(len(labels) * len(rounds))
     figures: dict[str, Any] = {}
     for done, name in enumerate(rounds):
         posterior = swag.load(work.inputs[f"posterior_{name}"], std_scale=fit.swag.std_scale)

@@ -7,18 +7,17 @@ of a library's error may quote the value it choked on.
 from __future__ import annotations
 
 import errno
+import os
+import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+
+from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _ROOT = Path(__file__).resolve().parent.parent
 _DISK = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only"}
@@ -44,35 +43,32 @@ def private_errors(stage: str) -> Iterator[None]:
         yield
     except SAFE:
         raise
-    except OSError as error:
-        name = error.filename if isinstance(error.filename, str) else ""
-        reason = _DISK.get(error.errno or 0) or _full_disk_in_words(error) or (error.strerror or type(error).__name__)
-        raise StorageError(
-            f"{stage}: {reason}{f' ({name})' if name else ''}; free space or fix it, then run again"
-        ) from None
     except Exception as error:
-        raise StageError(
-            f"{stage}: {type(error).__name__} at {_place(error)}; run again to resume, or report it"
-        ) from None
+        disk = _disk_trouble(error)
+        if disk is None:
+            raise StageError(
+                f"{stage}: {type(error).__name__} at {_place(error)}; run again to resume, or report it"
+            ) from None
+        raise StorageError(f"{stage}: {disk}; free space or fix it, then run again") from None
 
 
-def shielded(stage: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`private_errors` as a decorator."""
+def _disk_trouble(error: Exception) -> str | None:
+    """What the system said, with the file where it is known; None for an error of another kind.
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with private_errors(stage):
-                return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def _full_disk_in_words(error: OSError) -> str | None:
-    """Safetensors and Arrow give a full disk as text alone."""
-    return _DISK[errno.ENOSPC] if "No space left" in str(error) else None
+    Safetensors and Arrow give the system's error as words alone, the former in a type of its own.
+    """
+    number, file = None, ""
+    if isinstance(error, OSError):
+        number = error.errno
+        file = f" ({error.filename})" if isinstance(error.filename, str) else ""
+    elif not isinstance(error, SafetensorError):
+        return None
+    if number is None:
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else errno.ENOSPC if "No space left" in str(error) else None
+    if number is None:
+        return type(error).__name__ if isinstance(error, OSError) else None
+    return f"{_DISK.get(number) or os.strerror(number)}{file}"
 
 
 def _place(error: BaseException) -> str:

@@ -10,11 +10,16 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mechanisms.bounded import BoundedLikelihood
 from mechanisms.classifier import ModelConfig
+from mechanisms.export import Precision
 from mechanisms.pseudo_posterior import PseudoPosteriorConfig
 from mechanisms.swag import SwagConfig
 from mechanisms.training import OptimiserPhase
 from storage.ingest import IngestConfig
+
+BOUNDED_ROUNDS = ("censored", "both")
+"""Rounds whose likelihood is bounded; a base fit before them is not."""
 
 
 class DataParameters(BaseModel):
@@ -28,6 +33,15 @@ class DataParameters(BaseModel):
         title="Code list",
         description="CSV of the published classification (code, title). It fixes the label space; without it the "
         "observed codes do, which is recorded as an unprotected input.",
+    )
+    classification: str = Field(
+        default="",
+        title="Classification",
+        description="Name of the classification that the code list is of, such as OIICS; every coded row will tell it.",
+        pattern=r"^[A-Za-z0-9 ()._-]{0,80}$",
+    )
+    classification_version: str = Field(
+        default="", title="Its version", description="Such as 2.01.", pattern=r"^[A-Za-z0-9._-]{0,40}$"
     )
     population: str = Field(
         default="default",
@@ -68,24 +82,48 @@ class FitParameters(BaseModel):
         return self
 
 
-class ReleaseParameters(BaseModel):
-    """Whether and how a draw leaves."""
+class FanOut(BaseModel):
+    """How a pass over draws is spread over workers. Where it is computed does not change what comes out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Release", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Shards")
 
-    enabled: bool = Field(default=True, title="Release a draw", description="Off: stop after the release plan.")
-    label: str = Field(
-        default="first",
-        title="Label",
-        description="The same records, method and label release once, however often it is run. Another label, like any "
-        "change of records or method, is another release and spends again.",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+    shards: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        title="Shards",
+        description="In how many parts the draws of each risk and sensitivity pass go to workers; 1: none, this run "
+        "computes them itself. Some two to four a worker.",
     )
-    requester: str = Field(default="operator", title="Requester", min_length=1, max_length=200)
-    approvals: tuple[str, ...] = Field(
-        default=(), title="Approvals", description="Names of those who approved, where the policy asks for some."
+    deployment: str = Field(
+        default="risk-shard/risk-shard",
+        title="Deployment",
+        description="Whose runs compute the shards.",
+        pattern=r"^[^/]+/[^/]+$",
     )
-    supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
+    patience_seconds: float = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        title="Patience",
+        description="Seconds without any worker at the shards before this run computes one itself; 0: it works along "
+        "from the start.",
+    )
+    attempts: int = Field(
+        default=3, ge=1, le=100, title="Attempts", description="How often a shard is asked for before the run fails."
+    )
+
+    def alone(self) -> FanOut:
+        """The same without shards."""
+        return self.model_copy(update={"shards": 1})
+
+
+class LedgerParameters(BaseModel):
+    """Which ledger, under which policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Ledger", hide_input_in_errors=True)
+
     policy: str | None = Field(
         default=None, title="Policy file", description="Budget policy (YAML); empty: the default."
     )
@@ -104,6 +142,69 @@ class ReleaseParameters(BaseModel):
         return value
 
 
+class BundleParameters(LedgerParameters):
+    """Which ledger, under which policy, and how the bundle is written and signed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Ledger and bundle", hide_input_in_errors=True)
+
+    signing_key: str | None = Field(
+        default=None,
+        title="Signing key",
+        description="File of a private P-256 key (`autocoder keys new`); empty: the workspace's own, made when needed.",
+    )
+    signing_certificate: str | None = Field(
+        default=None,
+        title="Signing certificate",
+        description="X.509 certificate of that key (PEM), where there is one.",
+    )
+    certificate_chain: tuple[str, ...] = Field(
+        default=(), title="Certificate chain", description="Files of the authorities above the certificate (PEM)."
+    )
+    unsigned: bool = Field(
+        default=False,
+        title="Unsigned",
+        description="Leave the bundle without a signature; a partner has to allow that.",
+    )
+    precision: Precision = Field(
+        default="float32", title="Precision", description="Of the released weights; bfloat16 halves the bundle."
+    )
+    licence: str | None = Field(
+        default=None, title="Licence", description="Text file that goes into the bundle; empty: Apache 2.0."
+    )
+
+    @model_validator(mode="after")
+    def _signed_in_one_way(self) -> BundleParameters:
+        if self.signing_certificate and not self.signing_key:
+            raise ValueError("signing_certificate: name its private key by signing_key")
+        if self.unsigned and self.signing_key:
+            raise ValueError("unsigned: a signing_key is given too; leave one out")
+        return self
+
+
+class ReleaseParameters(BundleParameters):
+    """Whether and how a draw leaves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Release", hide_input_in_errors=True)
+
+    enabled: bool = Field(default=True, title="Release a draw", description="Off: stop after the release plan.")
+    label: str = Field(
+        default="first",
+        title="Label",
+        description="The same records, method and label release once, however often it is run. Another label, like any "
+        "change of records or method, is another release and spends again.",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+    )
+    requester: str = Field(default="operator", title="Requester", min_length=1, max_length=200)
+    deployment: str | None = Field(
+        default=None,
+        title="Release deployment",
+        description="Hand the plan to this deployment (`release/release`), which waits for the approvals that the "
+        "policy asks for; empty: release in this run, which only a policy without approvals allows.",
+        pattern=r"^[^/]+/[^/]+$",
+    )
+    supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
+
+
 class RetrainParameters(BaseModel):
     """Everything a retrain needs, apart from where it works."""
 
@@ -117,8 +218,18 @@ class RetrainParameters(BaseModel):
 
     @property
     def rounds(self) -> tuple[str, ...]:
-        """The posteriors to fit, in order."""
-        return ("base", "weighted", "reweighted") if self.pseudo_posterior.reweight else ("base", "weighted")
+        """The posteriors to fit, in order; the last is the one released from."""
+        match self.pseudo_posterior.mechanism:
+            case "censored":
+                return ("censored",)
+            case "both":
+                return ("base", "both")
+            case "weighted":
+                return ("base", "weighted", "reweighted") if self.pseudo_posterior.reweight else ("base", "weighted")
+
+    def bounded(self, round_name: str) -> BoundedLikelihood | None:
+        """The bound on each record's log-likelihood in one of the rounds; None where there is none."""
+        return self.pseudo_posterior.bounded if round_name in BOUNDED_ROUNDS else None
 
     @property
     def source_path(self) -> Path:

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from mechanisms import checkpoint, pseudo_posterior, swag
+from mechanisms import checkpoint, pseudo_posterior
+from mechanisms.bounded import BoundedLikelihood
 from mechanisms.classifier import ModelConfig
 from mechanisms.pseudo_posterior import PseudoPosteriorConfig, RiskPass
 from storage.artifacts import ArtifactRef
-from tasks.data import load_inputs
+from tasks.draws import Draws, Purpose
+from tasks.fan_out import passed
 from tasks.parameters import FitParameters
 from tasks.stage import Step, Work
-from tasks.train import build, load_weights
-
-_SAVE_EVERY = 64
-"""Draws between two checkpoints of a risk pass, at most."""
+from tasks.train import load_weights
 
 
 def risks(
@@ -31,11 +30,11 @@ def risks(
     prepared: ArtifactRef | None,
     posterior: ArtifactRef | None,
 ) -> Step:
-    """Per-record risks over draws of the unweighted posterior, and the weights they map to."""
+    """Per-record risks over draws of the unweighted posterior."""
     return Step(
-        name="risk-weights",
-        label="risk weights",
-        config=_common(model, fit, config) | {"draws": config.risk_draws, "c": config.c, "g": config.g},
+        name="risks",
+        label="risks",
+        config=_common(model, fit, config) | {"draws": config.risk_draws},
         inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior},
         body=partial(_risks, model=model, fit=fit, config=config),
         modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
@@ -43,10 +42,28 @@ def risks(
 
 
 def _risks(work: Work, *, model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig) -> Mapping[str, Any]:
-    done = _pass(work, model=model, fit=fit, config=config, draws=config.risk_draws, purpose="risk", weights=None)
-    alpha = pseudo_posterior.risk_weights(done.risk, c=config.c, g=config.g)
-    _save(work, done, alpha)
-    return {"draws": config.risk_draws, "largest_risk": done.sensitivity} | weight_figures(alpha)
+    done = passed(work, _draws(model, fit, config, "risk", config.risk_draws))
+    _save(work, done, torch.ones_like(done.risk))
+    return {"draws": config.risk_draws, "largest_risk": done.sensitivity}
+
+
+def weights(config: PseudoPosteriorConfig, *, risks: ArtifactRef | None) -> Step:
+    """The weights that risks map to; apart from them, so that other c and g cost no draws."""
+    return Step(
+        name="risk-weights",
+        label="risk weights",
+        config={"c": config.c, "g": config.g},
+        inputs={"risks": risks},
+        body=partial(_weights, c=config.c, g=config.g),
+        modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
+    )
+
+
+def _weights(work: Work, *, c: float, g: float) -> Mapping[str, Any]:
+    risk = checkpoint.load(work.inputs["risks"] / "weights.safetensors")[0]["risk"]
+    alpha = pseudo_posterior.risk_weights(risk, c=c, g=g)
+    checkpoint.save(work.out / "weights.safetensors", {"alpha": alpha}, {})
+    return weight_figures(alpha)
 
 
 def sensitivity(
@@ -59,25 +76,45 @@ def sensitivity(
     prepared: ArtifactRef | None,
     posterior: ArtifactRef | None,
     weights: ArtifactRef | None,
+    weighted: bool = True,
+    bounded: BoundedLikelihood | None = None,
 ) -> Step:
-    """Delta over S draws of the posterior that was fitted with these weights."""
+    """Delta over S draws of the posterior that was fitted with these weights, or with none, and with this bound."""
     return Step(
         name="sensitivity",
         label=f"sensitivity ({round_name})",
-        config=_common(model, fit, config) | {"draws": config.sensitivity_draws},
-        inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior, "weights": weights},
-        body=partial(_sensitivity, model=model, fit=fit, config=config),
+        config=_common(model, fit, config)
+        | {"draws": config.sensitivity_draws}
+        | ({} if bounded is None else {"bound": bounded.bound}),
+        inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior}
+        | ({"weights": weights} if weighted else {}),
+        body=partial(_sensitivity, model=model, fit=fit, config=config, bounded=bounded),
         modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
     )
 
 
 def _sensitivity(
-    work: Work, *, model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig
+    work: Work,
+    *,
+    model: ModelConfig,
+    fit: FitParameters,
+    config: PseudoPosteriorConfig,
+    bounded: BoundedLikelihood | None,
 ) -> Mapping[str, Any]:
-    alpha = load_weights(work.inputs["weights"])
+    alpha = load_weights(work.inputs["weights"]) if "weights" in work.inputs else None
     draws = config.sensitivity_draws
-    done = _pass(work, model=model, fit=fit, config=config, draws=draws, purpose="sensitivity", weights=alpha)
-    _save(work, done, alpha)
+    done = passed(work, _draws(model, fit, config, "sensitivity", draws))
+    if bounded is not None:  # monotone: the bounded maximum is the bound of the maximum
+        done = RiskPass(risk=done.risk, draw_maxima=bounded(-done.draw_maxima).abs())
+    _save(work, done, torch.ones_like(done.risk) if alpha is None else alpha)
+    if bounded is not None:
+        return {
+            "sensitivity": bounded.bound,
+            "epsilon": 2 * bounded.bound,
+            "guarantee": "asymptotic-local",
+            "largest_seen": done.sensitivity,
+            "draws": draws,
+        }
     return {
         "sensitivity": done.sensitivity,
         "epsilon": 2 * done.sensitivity,
@@ -126,39 +163,16 @@ def _common(model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfi
     }
 
 
-def _pass(
-    work: Work,
-    *,
-    model: ModelConfig,
-    fit: FitParameters,
-    config: PseudoPosteriorConfig,
-    draws: int,
-    purpose: str,
-    weights: torch.Tensor | None,
-) -> RiskPass:
-    """A risk pass that keeps its state now and then, and goes on from it after a kill."""
-    records, labels = load_inputs(work.inputs["prepared"], "train")
-    file = work.scratch / "pass.safetensors"
-    so_far = RiskPass(**checkpoint.load(file)[0]) if file.exists() else None
-    every = max(1, min(_SAVE_EVERY, draws // 20))
-
-    def keep(done: int, state: RiskPass) -> None:
-        if done % every == 0:
-            checkpoint.save(file, {"risk": state.risk, "draw_maxima": state.draw_maxima}, {})
-
-    return pseudo_posterior.risk_pass(
-        build(work.context, model, work.inputs["dataset"], seed=fit.seed),
-        records,
-        labels,
-        swag.load(work.inputs["posterior"], std_scale=fit.swag.std_scale),
-        draws=range(draws),
+def _draws(
+    model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig, purpose: Purpose, draws: int
+) -> Draws:
+    return Draws(
+        model=model,
         seed=fit.seed,
-        purpose=purpose,
-        weights=weights,
+        std_scale=fit.swag.std_scale,
         precision=config.precision,
-        so_far=so_far,
-        on_draw=keep,
-        progress=work.progress,
+        purpose=purpose,
+        end=draws,
     )
 
 

@@ -14,6 +14,7 @@ from storage.ledger import Ledger, Policy
 from tasks.account import ledger_url
 from tasks.parameters import RetrainParameters
 from tasks.provenance import provenance
+from tasks.shard_runs import ShardRuns
 from tasks.stage import Context
 
 _MARGIN = 200 << 20
@@ -46,6 +47,8 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
             raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
     except RuntimeError:
         raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda") from None
+    context.store.check()
+    _check_shards(context, parameters)
     found = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
     _check_ledger(context, parameters)
     estimate = _estimate(parameters, rows=found.estimated_rows, device=device.type)
@@ -59,14 +62,27 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
     return estimate
 
 
+def _check_shards(context: Context, parameters: RetrainParameters) -> None:
+    """Shards can be asked for, and would come out as in one process."""
+    if context.fan_out.shards == 1:
+        return
+    if parameters.pseudo_posterior.precision != "float32":
+        raise InputError(
+            "fan_out.shards: pseudo_posterior.precision=bfloat16 looks again at what is near the maximum over all "
+            "draws, which no shard knows; use float32 with shards"
+        )
+    with ShardRuns.at(context):
+        pass
+
+
 def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
-    """The policy can be read, has a cap for this population and the approvals it asks for; the ledger opens.
+    """The policy can be read, has a cap for this population, its approvals can be had; the ledger opens.
 
     Whether the budget suffices is known only when the cost is.
     """
     wanted = parameters.release
     policy = Policy.load(Path(wanted.policy).expanduser()) if wanted.policy else None
-    url = ledger_url(context, parameters)
+    url = ledger_url(context, parameters.release)
     if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists():
         in_force = Ledger.open(url, policy=policy).policy()
         if policy is not None and policy.digest != in_force.digest:
@@ -83,9 +99,11 @@ def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
             f"data.population: policy {policy.name} has no budget for {parameters.data.population}; "
             f"it knows {', '.join(sorted(policy.populations)) or 'none'}"
         )
-    if len(set(wanted.approvals) - {wanted.requester}) < policy.approvals.minimum:
+    if policy.approvals.minimum and wanted.deployment is None:
         raise InputError(
-            f"release.approvals: policy {policy.name} asks for {policy.approvals.minimum} by others than the requester"
+            f"release.enabled: policy {policy.name} asks for {policy.approvals.minimum} signed approvals of the plan, "
+            "which there is after the training; set release.enabled=false and go on with `autocoder approve` and "
+            "`autocoder release`, or name the deployment that waits for them (release.deployment=release/release)"
         )
     if policy.require_clean_code and provenance().code_dirty:
         raise InputError(f"policy {policy.name} releases only from committed code; commit the changes first")

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 
-class Listener(Protocol):
-    """Hears of every stage; its methods must be cheap, since training loops call them."""
+class Listener:
+    """Hears of every stage, and of what it overrides; its methods must be cheap, since training loops call them."""
 
     def started(self, label: str) -> None:
         """A stage begins."""
+
+    def sized(self, label: str, records: int) -> None:
+        """`records` pass through the model in the whole stage, each as often as it does."""
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """`done` of `total` steps; None where the total is not known."""
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """A stage ended, or was found finished."""
+
+    def failed(self, label: str) -> None:
+        """A stage ended in an error."""
 
 
 _listeners: list[Listener] = []
@@ -43,6 +49,12 @@ def started(label: str) -> None:
         listener.started(label)
 
 
+def sized(label: str, records: int) -> None:
+    """Tell all listeners how many records pass through the model in a stage."""
+    for listener in _listeners:
+        listener.sized(label, records)
+
+
 def report(label: str, done: int, total: int | None) -> None:
     """Tell all listeners how far a stage is."""
     for listener in _listeners:
@@ -53,6 +65,12 @@ def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: f
     """Tell all listeners that a stage ended."""
     for listener in _listeners:
         listener.finished(label, figures, reused=reused, seconds=seconds)
+
+
+def failed(label: str) -> None:
+    """Tell all listeners that a stage ended in an error."""
+    for listener in _listeners:
+        listener.failed(label)
 
 
 def line_of(figures: Mapping[str, Any]) -> str:

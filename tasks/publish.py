@@ -1,4 +1,4 @@
-"""The one act by which anything leaves: reserve, draw once, bundle, commit.
+"""The one act by which anything leaves: reserve, draw once, bundle, commit, seal.
 
 Each step is found done after a crash: the reservation by the plan's key, the draw by its file, the bundle by its
 folder. A draw exists from the moment its file is in place, and nothing depends on it before; the file is put there by a
@@ -7,36 +7,34 @@ link that fails if there is one already, so that there is never a second.
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
-from mechanisms import checkpoint, export, pseudo_posterior, swag
+from mechanisms import checkpoint
 from mechanisms.accounting import claim_of
-from mechanisms.entropy import system_normal
 from storage import bundle
 from storage.artifacts import ArtifactRef, file_digest
-from storage.datasets import load_codes
+from storage.egress.allowed import CONTENT
 from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
-from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path
-from tasks import progress
-from tasks.account import ledger_url
-from tasks.card import model_card
-from tasks.data import load_inputs
+from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, release_folder
+from storage.seal import seal, workspace_signer
+from storage.signing import Signer
+from tasks import approval, bundling, gate, progress
+from tasks.account import ledger_url, release_key, swag_event
+from tasks.candidate import Candidate
 from tasks.failures import private_errors
-from tasks.parameters import RetrainParameters
+from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
+from tasks.plan import PlannedRelease
 from tasks.stage import Context
-from tasks.train import build, load_weights
 
 
 class Released(BaseModel):
@@ -53,21 +51,19 @@ class Released(BaseModel):
     guarantee_kind: str
 
 
-@dataclass(frozen=True)
-class Sources:
-    """References that a release draws from."""
-
-    dataset: ArtifactRef
-    prepared: ArtifactRef
-    posterior: ArtifactRef
-    measured: ArtifactRef
-
-
-def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
+def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
     """The ledger of this run, under the policy of this run."""
-    policy = parameters.release.policy
-    loaded = Policy.load(Path(policy).expanduser() if policy else None)
-    return Ledger.open(ledger_url(context, parameters), policy=loaded)
+    loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
+    return Ledger.open(ledger_url(context, settings), policy=loaded)
+
+
+def standing(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
+    """The ledger's row of the release that these parameters ask for, None where there is none yet. Creates nothing."""
+    url = ledger_url(context, parameters.release)
+    if dataset is None or (url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file()):
+        return None
+    key = release_key(parameters, context.store.figures(dataset)["fingerprint"])
+    return open_ledger(context, parameters.release).find(key)
 
 
 # Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
@@ -80,18 +76,25 @@ def open_ledger(context: Context, parameters: RetrainParameters) -> Ledger:
     cache_policy=NO_CACHE,
     log_prints=False,
 )
-def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, sources: Sources) -> Released:
-    """Release one draw under `plan`, or go on with, or return, the release that this plan already has.
+def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
+    """Release what is planned, or go on with, or return, the release that this plan already has.
 
     Raises:
-        BudgetRefused: the budget does not allow it.
+        BudgetRefused: the budget does not allow it, or an audit contradicts the claim.
         StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
     """
+    plan, candidate = planned.plan, planned.candidate
     with private_errors("release"), context.store.locked(f"release-{plan.idempotency_key[:32]}"):
         progress.started("release")
+        planned.check(context)
         started = time.monotonic()
-        ledger = open_ledger(context, parameters)
-        row = ledger.reserve(plan)
+        signer = _signer(context, settings)
+        ledger = open_ledger(context, settings)
+        if ledger.release_of(plan) is None:
+            bundling.rehearse(context, candidate, settings)
+        stands = approval.standing(context, ledger, planned)
+        audit = None if ledger.release_of(plan) is not None else gate.check(ledger, planned)
+        row = ledger.reserve(plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit)
         release_id = _require(row.release_id)
         if row.state == "burned":
             raise StorageError(
@@ -100,17 +103,18 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
         reused = row.state == "committed"
         if row.state != "committed":
             progress.report("release", 1, 4)
-            draw = _draw_once(context, row, parameters, sources)
+            draw = _draw_once(context, row, candidate)
             progress.report("release", 2, 4)
-            row = _mark_drawn(context, ledger, row, draw, parameters, sources)
+            row = _mark_drawn(context, ledger, row, draw, candidate)
             progress.report("release", 3, 4)
-        folder, digest = _bundle(context, row, parameters, sources)
+        folder, digest = _bundle(context, row, candidate, settings)
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest)
         elif row.bundle_digest != digest:
             raise StorageError(
                 f"bundle {folder} is not what was committed: ledger row {row.sequence} has another digest"
             )
+        seal(folder, row, signer, aside=release_folder(context.workspace, release_id))
         figures = {
             "release": release_id,
             "state": row.state,
@@ -131,7 +135,7 @@ def release(context: Context, parameters: RetrainParameters, plan: ReleasePlan, 
         )
 
 
-def _draw_once(context: Context, row: Row, parameters: RetrainParameters, sources: Sources) -> Path:
+def _draw_once(context: Context, row: Row, candidate: Candidate) -> Path:
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
     if file.is_file():
@@ -139,10 +143,9 @@ def _draw_once(context: Context, row: Row, parameters: RetrainParameters, source
     if row.state == "drawn":
         raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
     file.parent.mkdir(parents=True, exist_ok=True)
-    posterior = swag.load(context.store.open(sources.posterior), std_scale=parameters.fit.swag.std_scale)
     fresh = file.with_name(f"draw-{os.getpid()}.new")
     try:
-        checkpoint.save(fresh, {"theta": swag.sample(posterior, normal=system_normal)}, {"release_id": release_id})
+        checkpoint.save(fresh, {"theta": candidate.take(context)}, {"release_id": release_id})
         with suppress(FileExistsError):  # another process of the same plan was first: its draw is the draw
             os.link(fresh, file)
         checkpoint.sync(file.parent)
@@ -151,9 +154,7 @@ def _draw_once(context: Context, row: Row, parameters: RetrainParameters, source
     return file
 
 
-def _mark_drawn(
-    context: Context, ledger: Ledger, row: Row, draw: Path, parameters: RetrainParameters, sources: Sources
-) -> Row:
+def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, candidate: Candidate) -> Row:
     release_id, digest = _require(row.release_id), file_digest(draw)
     if row.state == "drawn":
         if row.draw_digest != digest:
@@ -161,81 +162,48 @@ def _mark_drawn(
                 f"release {release_id}: the draw on the disk is not the one recorded; run ledger recover"
             )
         return row
-    store = context.store
-    trained = build(context, parameters.model, store.open(sources.dataset), seed=parameters.fit.seed)
-    trained.flat.copy_(checkpoint.load(draw)[0]["theta"])
-    records, labels = load_inputs(store.open(sources.prepared), "train")
-    weights = load_weights(store.open(sources.measured))
-    sensitivity = pseudo_posterior.at_draw(trained, records, labels, weights=weights)
+    sensitivity = candidate.sensitivity_at(context, _theta(draw))
+    if sensitivity is None:
+        return ledger.mark_drawn(release_id, draw_digest=digest)
     # as the accountant has it: two Delta for each record that a unit may contribute
     epsilon = 2 * (row.max_records_per_unit or 1) * sensitivity
     return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=epsilon)
 
 
-def _bundle(context: Context, row: Row, parameters: RetrainParameters, sources: Sources) -> tuple[Path, str]:
-    release_id = _require(row.release_id)
-    dataset = context.store.open(sources.dataset)
-    codes = load_codes(dataset)
+def _signer(context: Context, settings: BundleParameters) -> Signer | None:
+    """Who signs: nobody, the key named, or the workspace's own."""
+    if settings.unsigned:
+        return None
+    if settings.signing_key is None:
+        return workspace_signer(context.workspace.private, context.workspace.home)
+    certificate = settings.signing_certificate
+    signer = Signer(
+        Path(settings.signing_key).expanduser(),
+        None if certificate is None else Path(certificate).expanduser(),
+        tuple(Path(name).expanduser() for name in settings.certificate_chain),
+    )
+    signer.check()
+    return signer
 
-    def fill(folder: Path) -> None:
-        trained = build(context, parameters.model, dataset, seed=parameters.fit.seed)
-        trained.flat.copy_(checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"])
-        export.save(trained, folder, codes=[entry.code for entry in codes])
-        with (folder / bundle.CODELIST).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["code", "title"])
-            writer.writerows([entry.code, entry.title] for entry in codes)
-        claimed = statement(row)
-        bundle.write_statement(folder, claimed)
-        (folder / bundle.CARD).write_text(model_card(claimed, parameters.model, labels=len(codes)), encoding="utf-8")
+
+def _bundle(context: Context, row: Row, candidate: Candidate, settings: BundleParameters) -> tuple[Path, str]:
+    release_id = _require(row.release_id)
+
+    def build(folder: Path) -> None:
+        bundling.fill(folder, context, row, candidate, _theta(draw_path(context.workspace, release_id)), settings)
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     standing = context.workspace.bundles / release_id
     left = row.state == "drawn" and standing.is_dir()
     if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
         raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
-    allowed = export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES
     return bundle.publish(
-        context.workspace.bundles, release_id, allowed=allowed, build=fill, expected=row.bundle_digest
+        context.workspace.bundles, release_id, allowed=CONTENT, build=build, expected=row.bundle_digest
     )
 
 
-def statement(row: Row) -> dict[str, Any]:
-    """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow."""
-    told = row.as_json()
-    fields = (
-        "release_id",
-        "population",
-        "cohorts",
-        "mechanism",
-        "guarantee_kind",
-        "epsilon",
-        "delta",
-        "delta_text",
-        "sensitivity",
-        "epsilon_add_remove",
-        "draws",
-        "mc_failure_prob",
-        "neighbouring_relation",
-        "privacy_unit",
-        "max_records_per_unit",
-        "accountant",
-        "assumptions",
-        "unprotected_inputs",
-        "trust_model",
-        "randomness_source",
-        "floating_point_caveat",
-        "code_commit",
-    )
-    return {"schema": 1} | {name: told[name] for name in fields} | {"does_not_mean": list(DOES_NOT_MEAN)}
-
-
-DOES_NOT_MEAN = (
-    "Not a proof that no record can be recognised: a model that has memorised its records has small losses, and so a "
-    "small epsilon of this kind.",
-    "Not comparable with a formal (epsilon, delta): delta is not quantified, epsilon was estimated on these records.",
-    "Not a promise about a second draw: each further draw spends its own epsilon.",
-)
+def _theta(draw: Path) -> Tensor:
+    return checkpoint.load(draw)[0]["theta"]
 
 
 def record_internal(
@@ -262,18 +230,13 @@ def record_internal(
             "prefect_run_id",
         }
     )
-    ledger, store = open_ledger(context, parameters), context.store
+    ledger, store = open_ledger(context, parameters.release), context.store
     for name, ref in measured.items():
         if ref is None:
             continue
         figures = store.figures(ref)
-        event = plan.event.model_copy(
-            update={
-                "sensitivity": figures["largest_risk" if name == "base" else "sensitivity"],
-                "sensitivity_draws": figures["draws"],
-                "reweighted": name == "reweighted",
-            }
-        )
+        moments = plan.event.model_dump(include={"snapshots", "rank"})
+        event = swag_event(parameters, name, **moments, figures=figures)
         ledger.record(
             Evaluation(
                 **copied,

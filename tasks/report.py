@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,18 +17,20 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from mechanisms.events import Claim
 from storage.artifacts import ArtifactRef, write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
-from tasks.parameters import RetrainParameters
+from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.posterior import running_maximum
+from tasks.progress import Listener
 from tasks.publish import Released, open_ledger
 from tasks.stage import Context
 
 _SECONDS_BETWEEN_UPDATES = 3.0
 
 
-class PrefectListener:
+class PrefectListener(Listener):
     """Keeps a progress artifact of each longer stage up to date, seldom enough not to slow the stage."""
 
     def __init__(self) -> None:
@@ -59,16 +60,6 @@ class PrefectListener:
             self._artifact = None
 
 
-def write_plan(context: Context, plan: ReleasePlan) -> Path:
-    """The release plan as a file in the private workspace: what would be released, at what cost."""
-    folder = context.workspace.private / "plans"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{plan.idempotency_key[:16]}.json"
-    content = json.dumps(plan.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
-    write_atomically(file, content.encode() + b"\n")
-    return file
-
-
 def sensitivity_plot(running: Sequence[float]) -> bytes:
     """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -82,7 +73,7 @@ def sensitivity_plot(running: Sequence[float]) -> bytes:
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
     axes.set_title(
-        f"Running maximum over draws: Δ = {running[-1]:.3f}, ε = 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
+        f"Running maximum over draws: Δ seen = {running[-1]:.3f}, 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
         fontsize=10,
     )
     axes.grid(alpha=0.3)
@@ -123,7 +114,12 @@ def publish_artifacts(
     )
     sensitivity = context.store.figures(measured)
     if released is None:
-        state = "Nothing was released: `release.enabled` is off."
+        asked = parameters.release.enabled and parameters.release.deployment
+        state = (
+            f"Planned; deployment `{asked}` was asked to release it."
+            if asked
+            else "Nothing was released: `release.enabled` is off."
+        )
         epsilon, delta = f"{sensitivity['epsilon']:.4g}", f"{sensitivity['sensitivity']:.4g}"
     else:
         epsilon, delta = released.epsilon, released.sensitivity
@@ -136,19 +132,30 @@ def publish_artifacts(
         markdown=(
             f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
             f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
-            f"| sensitivity | {delta} |\n| draws S | {plan.claim.draws} |\n"
-            f"| P(a fresh draw exceeds it) | {plan.claim.mc_failure_prob:.4g} |\n\n"
+            f"| sensitivity | {delta} |\n{_monte_carlo(plan.claim)}\n"
             "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
         ),
         description="What was released, on what claim.",
     )
-    publish_budget(context, parameters)
+    publish_budget(context, parameters.release)
 
 
-def publish_budget(context: Context, parameters: RetrainParameters) -> None:
+def _monte_carlo(claim: Claim) -> str:
+    """Table rows of a sensitivity that was measured over draws; a bound by construction has none."""
+    if claim.mc_failure_prob is None:
+        return ""
+    return f"| draws S | {claim.draws} |\n| P(a fresh draw exceeds it) | {claim.mc_failure_prob:.4g} |\n"
+
+
+def publish_plan(text: str) -> None:
+    """The planned release, for whoever has to decide."""
+    create_markdown_artifact(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+
+
+def publish_budget(context: Context, settings: LedgerParameters) -> None:
     """What each cohort has spent and has left, as an artifact."""
     create_markdown_artifact(
         key="budget",
-        markdown=budget_markdown(open_ledger(context, parameters).budget()),
+        markdown=budget_markdown(open_ledger(context, settings).budget()),
         description="What each cohort has spent, and what is left.",
     )

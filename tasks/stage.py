@@ -5,8 +5,10 @@ A `Step` says what a stage depends on, apart from doing it, so that a dry run ca
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +22,10 @@ from mechanisms.training import Progress
 from storage.artifacts import ArtifactRef, Stage, Store
 from storage.code_version import code_version
 from storage.paths import Workspace
+from storage.shared import VARIABLE, Shared
 from tasks import progress
 from tasks.failures import private_errors
+from tasks.parameters import FanOut
 
 
 class Context(BaseModel):
@@ -31,6 +35,7 @@ class Context(BaseModel):
 
     home: str
     device: str = "auto"
+    fan_out: FanOut = FanOut()
 
     @property
     def workspace(self) -> Workspace:
@@ -39,8 +44,9 @@ class Context(BaseModel):
 
     @property
     def store(self) -> Store:
-        """The private store of stage outputs."""
-        return Store(self.workspace.private)
+        """The private store of stage outputs, shared between machines where AUTOCODER_STORAGE says so."""
+        url = os.environ.get(VARIABLE)
+        return Store(self.workspace.private, Shared(url) if url else None)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,13 @@ class Work:
     stage: Stage
     context: Context
     inputs: Mapping[str, Path]
+    refs: Mapping[str, ArtifactRef]
     progress: Progress
+    label: str = ""
+
+    def sized(self, records: int) -> None:
+        """Say how many records pass through the model in the whole stage; progress becomes a rate by it."""
+        progress.sized(self.label, records)
 
     @property
     def out(self) -> Path:
@@ -88,38 +100,51 @@ class Step:
 
     def find(self, store: Store) -> ArtifactRef | None:
         """The finished stage, or None when it would have to run."""
+        return None if None in self.inputs.values() else store.find(self.name, self.key(store))
+
+    def key(self, store: Store) -> str:
+        """The key of its output; all inputs must be there."""
         digests = {name: ref.sha256 for name, ref in self.inputs.items() if ref is not None}
-        if len(digests) < len(self.inputs):
-            return None
-        return store.find(self.name, store.key(self.name, config=self.config, inputs=digests, code=self.code))
+        return store.key(self.name, config=self.config, inputs=digests, code=self.code)
 
 
 def run_step(context: Context, step: Step) -> ArtifactRef:
     """Run one step, or find it finished; return the reference of its output."""
-    with private_errors(step.label):
+    with private_errors(step.label), _failures_told(step.label):
         started = time.monotonic()
         progress.started(step.label)
         store = context.store
-        digests: dict[str, str] = {}
+        refs: dict[str, ArtifactRef] = {}
         for name, ref in step.inputs.items():
             if ref is None:
                 raise ValueError(f"step {step.name} lacks its input {name}")
-            digests[name] = ref.sha256
+            refs[name] = ref
+        digests = {name: ref.sha256 for name, ref in refs.items()}
         with store.stage(step.name, config=step.config, inputs=digests, code=step.code) as stage:
             reused = stage.ref is not None
             if stage.ref is None:
-                paths = {name: store.open(ref) for name, ref in step.inputs.items() if ref is not None}
                 work = Work(
                     stage=stage,
                     context=context,
-                    inputs=paths,
+                    inputs={name: store.open(ref) for name, ref in refs.items()},
+                    refs=refs,
                     progress=lambda done, total: progress.report(step.label, done, total),
+                    label=step.label,
                 )
                 stage.finish(step.body(work))
             ref = stage.ref
         assert ref is not None
         progress.finished(step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started)
         return ref
+
+
+@contextmanager
+def _failures_told(label: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        progress.failed(label)
+        raise
 
 
 def submit(context: Context, step: Step) -> ArtifactRef:

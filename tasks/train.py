@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mechanisms import checkpoint, classifier, swag, training
+from mechanisms.bounded import BoundedLikelihood
 from mechanisms.classifier import Classifier, ModelConfig
 from mechanisms.swag import SwagConfig
 from mechanisms.training import OptimiserPhase
@@ -28,8 +29,9 @@ def fine_tune(
     prepared: ArtifactRef | None,
     weights: ArtifactRef | None,
     weighted: bool,
+    bounded: BoundedLikelihood | None = None,
 ) -> Step:
-    """Fine-tune from the public encoder; with `weighted`, on the pseudo likelihood."""
+    """Fine-tune from the public encoder; with `weighted`, on the pseudo likelihood; `bounded`, on the bounded one."""
     needed = {"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {})
     return Step(
         name="fine-tune",
@@ -38,16 +40,23 @@ def fine_tune(
             "model": model.model_dump(mode="json"),
             "phase": fit.adamw.model_dump(mode="json"),
             "seed": fit.seed,
-        },
+        }
+        | _bound(bounded),
         inputs=needed,
-        body=partial(_fine_tune, model=model, phase=fit.adamw, seed=fit.seed),
+        body=partial(_fine_tune, model=model, phase=fit.adamw, seed=fit.seed, bounded=bounded),
         modules=("mechanisms.training", "tasks.train"),
     )
 
 
-def _fine_tune(work: Work, *, model: ModelConfig, phase: OptimiserPhase, seed: int) -> Mapping[str, Any]:
+def _bound(bounded: BoundedLikelihood | None) -> dict[str, Any]:
+    return {} if bounded is None else {"bound": bounded.bound}
+
+
+def _fine_tune(
+    work: Work, *, model: ModelConfig, phase: OptimiserPhase, seed: int, bounded: BoundedLikelihood | None
+) -> Mapping[str, Any]:
     trained = build(work.context, model, work.inputs["dataset"], seed=seed)
-    losses = _train(work, trained, phase=phase, seed=seed, purpose="fine-tune", state=None)
+    losses = _train(work, trained, phase=phase, seed=seed, purpose="fine-tune", state=None, bounded=bounded)
     checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
     return {"epochs": phase.epochs, "loss": losses[-1], "losses": losses, "parameters": trained.num_parameters}
 
@@ -62,6 +71,7 @@ def collect_swag(
     tuned: ArtifactRef | None,
     weights: ArtifactRef | None,
     weighted: bool,
+    bounded: BoundedLikelihood | None = None,
 ) -> Step:
     """Go on with SGD at a constant rate and collect the SWAG posterior, a snapshot an epoch."""
     needed = {"dataset": dataset, "prepared": prepared, "tuned": tuned}
@@ -73,21 +83,28 @@ def collect_swag(
             "phase": fit.sgd.model_dump(mode="json"),
             "rank": fit.swag.rank,
             "seed": fit.seed,
-        },
+        }
+        | _bound(bounded),
         inputs=needed | ({"weights": weights} if weighted else {}),
-        body=partial(_collect_swag, model=model, phase=fit.sgd, config=fit.swag, seed=fit.seed),
+        body=partial(_collect_swag, model=model, phase=fit.sgd, config=fit.swag, seed=fit.seed, bounded=bounded),
         modules=("mechanisms.training", "mechanisms.swag", "tasks.train"),
     )
 
 
 def _collect_swag(
-    work: Work, *, model: ModelConfig, phase: OptimiserPhase, config: SwagConfig, seed: int
+    work: Work,
+    *,
+    model: ModelConfig,
+    phase: OptimiserPhase,
+    config: SwagConfig,
+    seed: int,
+    bounded: BoundedLikelihood | None,
 ) -> Mapping[str, Any]:
     trained = build(work.context, model, work.inputs["dataset"], seed=seed)
     trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
     state = swag.init(trained.num_parameters, rank=config.rank, folder=work.out)
-    losses = _train(work, trained, phase=phase, seed=seed, purpose="swag", state=state)
-    swag.save(state)
+    losses = _train(work, trained, phase=phase, seed=seed, purpose="swag", state=state, bounded=bounded)
+    swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
     return {
         "snapshots": state.count,
         "rank": min(state.count, config.rank),
@@ -105,8 +122,10 @@ def _train(
     seed: int,
     purpose: str,
     state: training.EpochState | None,
+    bounded: BoundedLikelihood | None,
 ) -> list[float]:
     records, labels = load_inputs(work.inputs["prepared"], "train")
+    work.sized(len(labels) * phase.epochs)
     return training.train(
         trained,
         records,
@@ -115,6 +134,7 @@ def _train(
         seed=seed,
         purpose=purpose,
         weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
+        bounded=bounded,
         folder=work.scratch,
         state=state,
         progress=work.progress,

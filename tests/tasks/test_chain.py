@@ -12,11 +12,12 @@ from flows.retrain import Chain, chain
 from mechanisms import checkpoint
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
-from tasks import preflight, publish
+from tasks import candidate, preflight, publish
 from tasks.account import release_plan
 from tasks.parameters import RetrainParameters
+from tasks.plan import PlannedRelease
 from tasks.posterior import running_maximum
-from tasks.publish import Released, Sources
+from tasks.publish import Released
 from tasks.stage import Context, run_step
 
 PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean"), ("full", "mean")]
@@ -62,10 +63,18 @@ def release(context: Context, chosen: RetrainParameters, made: Chain) -> Release
     assert made.prepared
     assert drawn_from
     assert measured
-    plan = release_plan(
-        chosen, context.store, dataset=made.dataset, posterior=drawn_from, measured=measured, prefect_run_id=None
+    planned = PlannedRelease.of_posterior(
+        context,
+        chosen,
+        dataset=made.dataset,
+        prepared=made.prepared,
+        posterior=drawn_from,
+        measured=measured,
+        prefect_run_id=None,
     )
-    return publish.release.fn(context, chosen, plan, Sources(made.dataset, made.prepared, drawn_from, measured))
+    file = planned.save(context)
+    assert PlannedRelease.load(file) == planned
+    return publish.release.fn(context, planned, chosen.release)
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), PARTS)
@@ -171,12 +180,12 @@ def test_a_unit_of_several_records_costs_as_many_times(
     ingest = {"unit_column": "Establishment", "max_per_unit": 3}
     chosen = parameters(data | {"ingest": ingest}, tiny_roberta)
     made = chain(chosen, lambda step: run_step(context, step))
-    monkeypatch.setattr(publish.pseudo_posterior, "at_draw", lambda *a, **k: 5.0)
+    monkeypatch.setattr(candidate.pseudo_posterior, "at_draw", lambda *a, **k: 5.0)
     wide = tmp_path / "policy.yaml"
     wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
     policy = chosen.release.model_copy(update={"policy": str(wide)})
     done = release(context, chosen.model_copy(update={"release": policy}), made)
-    row = publish.open_ledger(context, chosen.model_copy(update={"release": policy})).release(done.release_id)
+    row = publish.open_ledger(context, policy).release(done.release_id)
     assert row.max_records_per_unit == 3
     assert (row.sensitivity, row.epsilon, row.epsilon_add_remove) == (5, 30, 15)
 

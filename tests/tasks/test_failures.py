@@ -6,6 +6,7 @@ import errno
 import traceback
 
 import pytest
+from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
 from storage.errors import InputError, StorageError
@@ -36,3 +37,11 @@ def test_a_full_disk_is_said_with_the_file() -> None:
     """An operator must see which disk to clear."""
     with pytest.raises(StorageError, match=r"SWAG: no space left on the disk \(/data/x\)"), private_errors("SWAG"):
         raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
+
+
+def test_a_full_disk_in_the_words_of_safetensors() -> None:
+    """Its errors are no OSError; a damaged file of theirs is not taken for a disk."""
+    with pytest.raises(StorageError, match="release: no space left on the disk; free space"), private_errors("release"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(StageError, match="SafetensorError at"), private_errors("release"):
+        raise SafetensorError("Error while deserializing header: invalid header")

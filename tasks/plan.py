@@ -1,0 +1,141 @@
+"""The planned release: what would leave, on what claim, and from what it is made. The file that an officer approves.
+
+It lies in the private workspace, since it holds the references of private artifacts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+
+from mechanisms.accounting import claim_of
+from mechanisms.errors import MechanismError
+from mechanisms.events import AnyEvent, BoundedSwagEvent, SwagPpmEvent
+from storage.artifacts import ArtifactRef, digest, write_atomically
+from storage.errors import InputError, StorageError
+from storage.ledger import ReleasePlan
+from tasks.account import artifact_digests, release_plan
+from tasks.candidate import Candidate
+from tasks.parameters import RetrainParameters
+from tasks.stage import Context
+
+_EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+_NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
+"""What may differ between two runs of the same plan."""
+
+
+class PlannedRelease(BaseModel):
+    """A plan with the candidate it releases."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    plan: ReleasePlan
+    candidate: Candidate
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _typed_event(cls, plan: Any) -> Any:
+        return {**plan, "event": _EVENT.validate_python(plan.get("event"))} if isinstance(plan, dict) else plan
+
+    @staticmethod
+    def of_posterior(
+        context: Context,
+        parameters: RetrainParameters,
+        *,
+        dataset: ArtifactRef,
+        prepared: ArtifactRef,
+        posterior: ArtifactRef,
+        measured: ArtifactRef,
+        prefect_run_id: str | None,
+    ) -> PlannedRelease:
+        """Plan one draw of a SWAG posterior."""
+        plan = release_plan(
+            parameters,
+            context.store,
+            dataset=dataset,
+            posterior=posterior,
+            measured=measured,
+            prefect_run_id=prefect_run_id,
+        )
+        bounded = parameters.bounded(parameters.rounds[-1])
+        candidate = Candidate(
+            dataset=dataset,
+            prepared=prepared,
+            fitted=posterior,
+            measured=measured,
+            model=parameters.model,
+            seed=parameters.fit.seed,
+            std_scale=parameters.fit.swag.std_scale,
+            bound=None if bounded is None else bounded.bound,
+        )
+        return PlannedRelease(plan=plan, candidate=candidate)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that an approval covers, in canonical form (RFC 8785)."""
+        return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))
+
+    def check(self, context: Context) -> None:
+        """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
+
+        Raises:
+            StorageError: an artifact is not the one named, or was changed.
+            MechanismError: the claim is less than the accountant's, or the event is not what was measured.
+        """
+        plan, made = self.plan, self.candidate
+        named = artifact_digests(dataset=made.dataset, fitted=made.fitted, measured=made.measured)
+        if named != plan.artifact_digests:
+            raise StorageError("release plan: its artifacts are not those that it is made from; plan again")
+        fitted = context.store.open(made.fitted)
+        if made.measured is None:
+            as_run = _EVENT.validate_json((fitted / "event.json").read_text()) == plan.event
+        else:
+            context.store.open(made.measured)
+            at_least = context.store.figures(made.measured)["sensitivity"]
+            match plan.event:
+                case SwagPpmEvent(sensitivity=stated):
+                    as_run = made.bound is None and stated >= at_least
+                case BoundedSwagEvent(bound=stated):
+                    as_run = made.bound == stated and stated >= at_least
+                case _:
+                    as_run = False
+        if not as_run:
+            raise MechanismError("release plan: its event is not what ran and was measured; plan again")
+        again = claim_of(
+            plan.event,
+            delta=plan.claim.delta,
+            privacy_unit=plan.claim.privacy_unit,
+            max_records_per_unit=plan.claim.max_records_per_unit,
+            unprotected_inputs=plan.claim.unprotected_inputs,
+        )
+        if again.guarantee_kind != plan.claim.guarantee_kind or (again.epsilon or 0) > (plan.claim.epsilon or 0):
+            raise MechanismError("release plan: its event supports no such claim; plan again")
+
+    def save(self, context: Context) -> Path:
+        """Write the plan into the private workspace; return the file."""
+        folder = context.workspace.private / "plans"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{self.plan.idempotency_key[:16]}.json"
+        content = json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
+        write_atomically(file, content.encode() + b"\n")
+        return file
+
+    @staticmethod
+    def load(file: Path) -> PlannedRelease:
+        """Read a plan.
+
+        Raises:
+            InputError: there is no such file, or it is no plan.
+        """
+        try:
+            return PlannedRelease.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise InputError(f"plan {file}: {error.strerror}") from None
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "file"
+            raise InputError(f"plan {file} is no release plan: {field}: {first['msg']}") from None

@@ -1,0 +1,228 @@
+"""Quality of coded tables: a sample that people code again, and how far they agree with the model.
+
+The sample is what says whether the scores can be believed here, on this agency's own narratives. Whoever codes it does
+not see the model's code. Codes named sensitive are all taken; the rest is a simple random sample. Each row remembers
+one over its probability of being taken, so that agreement is estimated for the whole table and not for the sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.errors import InputError
+from storage.tables.reading import Row, as_text, survey
+from storage.tables.writing import kind_of, writing
+
+ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
+_BOOTSTRAP = 1000
+
+
+class Policy(BaseModel):
+    """What an agency has decided to have coded twice."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: float = Field(default=0.05, gt=0, le=1, description="Of all coded rows.")
+    sensitive_codes: tuple[str, ...] = Field(default=(), description="Coded twice always.")
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a YAML file of `share` and `sensitive_codes`.
+
+    Raises:
+        InputError: names the file and the field.
+    """
+    try:
+        return Policy.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, UnicodeDecodeError):
+        fault = "it cannot be read"
+    except yaml.YAMLError:
+        fault = "it is no YAML"
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    raise InputError(f"--policy: {path}: {fault}")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a sample took."""
+
+    rows: int
+    sampled: int
+    sensitive: int
+
+
+def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed: int | None) -> Drawn:
+    """Write the sample of a coded table: row number, text, weight and an empty column for the human's code.
+
+    Rows without a code take part: nothing was said in them, or so it was thought.
+
+    Args:
+        columns: what the human coder reads.
+        seed: repeats a sample; without one it cannot be foreseen by whoever made the table.
+
+    Raises:
+        InputError: the table has no column `code` or lacks one of the others; the output is there.
+    """
+    if out.exists():
+        raise InputError(f"--out: {out} is there; name another file, it may hold somebody's work")
+    kind = kind_of(out)
+    table = survey(coded, text_columns=["code", *columns])
+    sensitive = set(policy.sensitive_codes)
+    rng = Random(seed) if seed is not None else SystemRandom()
+    codes = [as_text(code) for (code,) in table.read(["code"])]
+    others = [at for at, code in enumerate(codes) if code not in sensitive]
+    size = math.ceil(policy.share * len(others))
+    taken = set(rng.sample(others, size))
+    weight = len(others) / size if size else 1.0
+    schema = pa.schema(
+        [(ROW, pa.int64()), *((name, pa.string()) for name in columns), (WEIGHT, pa.float64()), (HUMAN, pa.string())]
+    )
+    picked: list[Row] = []
+    fresh = out.with_name(f".{out.name}.new")
+    try:
+        with writing(fresh, kind, schema) as write:
+            for at, row in enumerate(table.read(columns)):
+                always = codes[at] in sensitive
+                if always or at in taken:
+                    told = 1.0 if always else round(weight, 6)
+                    picked.append((at + 1, *(as_text(value) for value in row), told, None))
+                if len(picked) == 1024:
+                    write(picked)
+                    picked = []
+            write(picked)
+        fresh.replace(out)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return Drawn(rows=table.rows, sampled=size + len(codes) - len(others), sensitive=len(codes) - len(others))
+
+
+@dataclass(frozen=True)
+class CodeAgreement:
+    """One code of the human's: how often the model gave it, too."""
+
+    code: str
+    human: int
+    model: int
+    both: int
+
+    @property
+    def f1(self) -> float:
+        """2 both / (human + model)."""
+        return 2 * self.both / (self.human + self.model)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The model's codes against the human's."""
+
+    rows: int
+    missing: int
+    """Rows of the sample that came back without a code."""
+    share: float
+    share_interval: tuple[float, float]
+    kappa: float | None
+    """Cohen's kappa; None where both gave one and the same code throughout, and chance explains everything."""
+    kappa_interval: tuple[float, float] | None
+    codes: tuple[CodeAgreement, ...]
+    """Most frequent with the human first; rows of the sample, not weighted."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        told = {name: getattr(self, name) for name in ("rows", "missing", "share", "share_interval", "kappa")}
+        per_code = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
+        return told | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
+
+
+def agreement(coded: Path, sample: Path, *, seed: int = 0) -> Agreement:
+    """Compare the codes that came back with those of the table that was sampled.
+
+    Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
+    intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
+
+    Raises:
+        InputError: a column is missing, a row number is doubled or not in the table, or no row has a code.
+    """
+    table = survey(coded, text_columns=["code"])
+    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT])
+    human: dict[int, tuple[str, float]] = {}
+    missing = 0
+    for number, cells in enumerate(returned.read([ROW, HUMAN, WEIGHT]), start=1):
+        row, code, weight = (as_text(cell).strip().removeprefix("'") for cell in cells)
+        at, value = _number(row), _number(weight)
+        if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or value <= 0:
+            raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} is not as it was drawn")
+        if int(at) in human:
+            raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} is there twice")
+        if code:
+            human[int(at)] = (_plain(code), value)
+        else:
+            missing += 1
+    if not human:
+        raise InputError(f"--sample: {sample}: no row has a {HUMAN}; fill the column in")
+    model = {at: _plain(as_text(code)) for at, (code,) in enumerate(table.read(["code"]), start=1) if at in human}
+    rows = sorted(human)
+    told, given = [human[at][0] for at in rows], [model[at] for at in rows]
+    names = sorted({*told, *given})
+    place = {name: at for at, name in enumerate(names)}
+    a, b = np.array([place[code] for code in told]), np.array([place[code] for code in given])
+    weights = np.array([human[at][1] for at in rows])
+    rng = np.random.default_rng(seed)
+    resampled = [
+        _share_and_kappa(a[pick], b[pick], weights[pick], len(names))
+        for pick in (rng.integers(0, len(rows), len(rows)) for _ in range(_BOOTSTRAP))
+    ]
+    share, kappa = _share_and_kappa(a, b, weights, len(names))
+    kappas = [value for _, value in resampled if value is not None]
+    counted, mine, both = Counter(told), Counter(given), Counter(x for x, y in zip(told, given, strict=True) if x == y)
+    return Agreement(
+        rows=len(rows),
+        missing=missing,
+        share=round(share, 4),
+        share_interval=_interval([value for value, _ in resampled]),
+        kappa=None if kappa is None else round(kappa, 4),
+        kappa_interval=None if kappa is None else _interval(kappas),
+        codes=tuple(CodeAgreement(code, n, mine[code], both[code]) for code, n in counted.most_common()),
+    )
+
+
+def _share_and_kappa(
+    a: NDArray[np.int64], b: NDArray[np.int64], weights: NDArray[np.float64], codes: int
+) -> tuple[float, float | None]:
+    """Weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960)."""
+    total = weights.sum()
+    observed = float(weights[a == b].sum() / total)
+    first, second = (np.bincount(side, weights=weights, minlength=codes) / total for side in (a, b))
+    chance = float(first @ second)
+    return observed, None if chance > 1 - 1e-12 else (observed - chance) / (1 - chance)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return round(float(low), 4), round(float(high), 4)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _plain(code: str) -> str:
+    """A code as a table program may have rewritten it: 111.0 is 111."""
+    return code.strip().removesuffix(".0")
