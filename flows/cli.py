@@ -7,7 +7,29 @@ import sys
 
 import typer
 
-from flows.commands import code, compare, demo_data, doctor, keys, ledger, retrain
+from flows.commands import (
+    approve,
+    audit,
+    calibrate,
+    code,
+    compare,
+    demo_data,
+    deploy,
+    diagnose,
+    doctor,
+    drift,
+    handover,
+    keys,
+    ledger,
+    metrics,
+    override,
+    qa,
+    release,
+    retrain,
+    serve,
+    status,
+    verify,
+)
 
 _INTERRUPTED = 130
 
@@ -20,10 +42,26 @@ app = typer.Typer(
 )
 app.command("retrain")(retrain.retrain)
 app.command("compare")(compare.compare)
+app.command("diagnose")(diagnose.diagnose)
+app.command("audit")(audit.audit)
+app.command("override")(override.override)
+app.command("release")(release.release)
+app.command("approve")(approve.approve)
+app.command("refuse")(approve.refuse)
+app.command("verify")(verify.verify)
+app.command("handover")(handover.handover)
+app.command("revoke")(handover.revoke)
 app.command("code")(code.code)
+app.command("drift")(drift.drift)
+app.command("calibrate")(calibrate.calibrate)
+app.command("serve")(serve.serve)
 app.command("demo-data")(demo_data.demo_data)
+app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
+app.command("status")(status.status)
+app.command("metrics")(metrics.metrics)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
 
 

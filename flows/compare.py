@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -21,14 +22,17 @@ from prefect.utilities.annotations import quote
 from pydantic import BaseModel, ConfigDict
 
 from flows.retrain import Chain, chain
+from flows.settings import home_of
+from mechanisms.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from tasks import branch_stages, comparison, comparison_report, data, preflight, progress
-from tasks.account import swag_ppm_event
-from tasks.branches import Branch, CompareParameters, choose
+from tasks import branch_plan, branch_stages, comparison, comparison_report, data, preflight, progress
+from tasks.account import swag_event
+from tasks.branches import Branch, CompareParameters, choose, of_round
 from tasks.comparison import BranchSummary, Outcome
 from tasks.failures import private_errors
-from tasks.parameters import RetrainParameters
+from tasks.metrics import MetricsListener
+from tasks.parameters import FanOut, RetrainParameters
 from tasks.progress import Listener
 from tasks.stage import Context, Step, run_step, submit
 
@@ -43,6 +47,8 @@ class CompareResult(BaseModel):
     delta: float
     seeds: tuple[int, ...]
     branches: tuple[BranchSummary, ...]
+    plans: dict[str, str]
+    """Release plan of each branch that has a claim, at the first seed: what `autocoder release` takes."""
 
 
 @flow(
@@ -51,14 +57,14 @@ class CompareResult(BaseModel):
     persist_result=False,
     result_serializer="json",
     log_prints=False,
-    validate_parameters=False,
 )
 def compare(
     parameters: RetrainParameters,
     settings: CompareParameters,
     branches: str = "all",
-    home: str = "workspace",
+    home: str | None = None,
     device: str = "auto",
+    fan_out: FanOut | None = None,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
@@ -66,29 +72,20 @@ def compare(
         parameters: data, model and the SWAG-PPM fit; `fit.seed` is the first seed, the others follow it.
         settings: target, delta, seeds and the rivals' common settings.
         branches: names by comma, or `all`.
+        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+        fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
 
     Raises:
         InputError: an unknown branch, a batch larger than the data, or settings that contradict each other.
     """
-    context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("compare"):
-        chosen = choose(branches, model=parameters.model)
-        _check(parameters, settings, chosen)
-        _, unit = comparison.unit_of(parameters)
+    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    measured = MetricsListener(context.workspace.private, "compare")
+    with private_errors("compare"), progress.listening(measured):
         context.workspace.create()
-        preflight.check(context, parameters)
-        dataset = _need(submit(context, data.ingest(parameters.data)))
-        facts = context.store.figures(dataset)
-        if settings.batch_size > facts["train"] and any(b.family == "dp-sgd" and not b.tuned for b in chosen):
-            raise InputError(
-                f"--batch-size: {settings.batch_size} is larger than the data ({facts['train']} training records)"
-            )
-        prepared = _need(submit(context, data.prepare(parameters.model, dataset, seed=parameters.fit.seed)))
-        seeds = tuple(range(parameters.fit.seed, parameters.fit.seed + settings.seeds))
-        chains = _chains(context, parameters, settings, chosen, seeds)
-        target = _target(context, settings, chosen, chains, unit=unit)
-        outcomes = _run(context, parameters, settings, chosen, chains, seeds, dataset, prepared, facts, target)
-        claimed = [(o, comparison.claim(o, parameters, settings, facts)) for o in outcomes]
+        done = fitted(context, parameters, settings, choose(branches, model=parameters.model))
+        claimed, chains, facts = done.claimed, done.chains, done.facts
+        dataset, prepared, target, seeds = done.dataset, done.prepared, done.target, tuple(done.seeds)
         comparison.record(
             context,
             parameters,
@@ -97,12 +94,13 @@ def compare(
             facts=facts,
             prefect_run_id=str(flow_run.get_id() or "") or None,
         )
+        plans = _plans(context, parameters, settings, claimed, chains, dataset, prepared)
         summaries = comparison.summarise(claimed)
         report = comparison_report.write(
             context,
             parameters,
             settings,
-            outcomes=outcomes,
+            outcomes=[outcome for outcome, _ in claimed],
             summaries=summaries,
             facts=facts,
             target=target,
@@ -116,7 +114,48 @@ def compare(
             delta=settings.delta,
             seeds=seeds,
             branches=tuple(summaries),
+            plans=plans,
         )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Every branch at every seed, fitted, measured on the test half, and with its claim."""
+
+    dataset: ArtifactRef
+    prepared: ArtifactRef
+    facts: dict[str, Any]
+    seeds: Sequence[int]
+    chains: dict[int, Chain]
+    target: float | None
+    claimed: list[tuple[Outcome, Claim]]
+
+
+def fitted(
+    context: Context, parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]
+) -> Fitted:
+    """Fit what is not fitted already.
+
+    Raises:
+        InputError: a batch larger than the data, or settings that contradict each other.
+    """
+    _check(parameters, settings, chosen)
+    _, unit = comparison.unit_of(parameters)
+    preflight.check(context, parameters)
+    dataset = _need(submit(context, data.ingest(parameters.data)))
+    facts = context.store.figures(dataset)
+    if settings.batch_size > facts["train"] and any(b.family == "dp-sgd" and not b.tuned for b in chosen):
+        raise InputError(
+            f"--batch-size: {settings.batch_size} is larger than the data ({facts['train']} training records)"
+        )
+    prepared = _need(submit(context, data.prepare(parameters.model, dataset, seed=parameters.fit.seed)))
+    seeds = tuple(range(parameters.fit.seed, parameters.fit.seed + settings.seeds))
+    chains = _chains(context, parameters, settings, chosen, seeds)
+    target = _target(context, settings, chosen, chains, unit=unit)
+    _add_bounded(context, parameters, chosen, chains, seeds, target, unit=unit)
+    outcomes = _run(context, parameters, settings, chosen, chains, seeds, dataset, prepared, facts, target)
+    claimed = [(o, comparison.claim(o, parameters, settings, facts)) for o in outcomes]
+    return Fitted(dataset, prepared, facts, seeds, chains, target, claimed)
 
 
 def _check(parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]) -> None:
@@ -135,20 +174,49 @@ def _chains(
     seeds: Sequence[int],
 ) -> dict[int, Chain]:
     """SWAG-PPM at each seed, where a branch or the target asks for it."""
-    formal = any(branch.kind == "formal" for branch in chosen)
-    if not any(branch.family == "swag" for branch in chosen) and not (formal and settings.target_epsilon == "match"):
+    wanted = any(branch.family == "swag" and not branch.bounded for branch in chosen)
+    if not wanted and not (_aimed(chosen) and settings.target_epsilon == "match"):
         return {}
-    made = {}
-    for seed in seeds:
-        fit = parameters.fit.model_copy(update={"seed": seed})
-        made[seed] = chain(parameters.model_copy(update={"fit": fit}), lambda step: submit(context, step))
-    return made
+    weighted = Branch("swag-ppm", "", "swag")
+    return {
+        seed: chain(
+            of_round(parameters, weighted, seed=seed, target=None, records_per_unit=1),
+            lambda step: submit(context, step),
+        )
+        for seed in seeds
+    }
+
+
+def _aimed(chosen: Sequence[Branch]) -> bool:
+    """Whether some branch needs a target."""
+    return any(branch.kind == "formal" or branch.bounded for branch in chosen)
+
+
+def _add_bounded(
+    context: Context,
+    parameters: RetrainParameters,
+    chosen: Sequence[Branch],
+    chains: dict[int, Chain],
+    seeds: Sequence[int],
+    target: float | None,
+    *,
+    unit: int,
+) -> None:
+    """Fit the bounded likelihoods, whose bound the target sets, and add their rounds to the chains."""
+    for branch in chosen:
+        for seed in seeds if branch.bounded else ():
+            settings = of_round(parameters, branch, seed=seed, target=target, records_per_unit=unit)
+            made = chain(settings, lambda step: submit(context, step))
+            known = chains.get(seed, made)
+            chains[seed] = replace(
+                known, posteriors=made.posteriors | known.posteriors, measured=made.measured | known.measured
+            )
 
 
 def _target(
     context: Context, settings: CompareParameters, chosen: Sequence[Branch], chains: dict[int, Chain], *, unit: int
 ) -> float | None:
-    if not any(branch.kind == "formal" for branch in chosen):
+    if not _aimed(chosen):
         return None
     if settings.target_epsilon != "match":
         return settings.target_epsilon
@@ -199,9 +267,9 @@ def _run(
     for branch in chosen:
         for seed in seeds:
             if branch.family == "swag":
-                name = "reweighted" if branch.name == "swag-ppm-reweighted" else "weighted"
-                ref = _need(chains[seed].posteriors[name])
-                event: Any = _swag_event(context, parameters, chains[seed], name)
+                ref = _need(chains[seed].posteriors[str(branch.round)])
+                settled = of_round(parameters, branch, seed=seed, target=target, records_per_unit=unit)
+                event: Any = _swag_event(context, settled, chains[seed], str(branch.round))
             else:
                 ref = fitted[branch.name, seed]
                 event = branch_stages.event_of(ref.path)
@@ -234,11 +302,41 @@ def _run(
     return outcomes
 
 
+def _plans(
+    context: Context,
+    parameters: RetrainParameters,
+    settings: CompareParameters,
+    claimed: Sequence[tuple[Outcome, Claim]],
+    chains: dict[int, Chain],
+    dataset: ArtifactRef,
+    prepared: ArtifactRef,
+) -> dict[str, str]:
+    """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
+    files = {}
+    for outcome, claim in claimed:
+        if claim.guarantee_kind == "none" or outcome.seed != parameters.fit.seed:
+            continue
+        measured = None
+        if outcome.branch.family == "swag":
+            measured = chains[outcome.seed].measured[str(outcome.branch.round)]
+        plan = branch_plan.planned(
+            context,
+            parameters,
+            settings,
+            outcome,
+            claim,
+            dataset=dataset,
+            prepared=prepared,
+            measured=measured,
+            prefect_run_id=str(flow_run.get_id() or "") or None,
+        )
+        files[outcome.branch.name] = str(plan.save(context))
+    return files
+
+
 def _swag_event(context: Context, parameters: RetrainParameters, made: Chain, name: str) -> Any:
-    moments = context.store.figures(_need(made.posteriors[name]))
-    sensitivity = context.store.figures(_need(made.measured[name]))["sensitivity"]
-    event = swag_ppm_event(parameters, snapshots=moments["snapshots"], rank=moments["rank"], sensitivity=sensitivity)
-    return event.model_copy(update={"reweighted": name == "reweighted"})
+    moments, figures = (context.store.figures(_need(refs[name])) for refs in (made.posteriors, made.measured))
+    return swag_event(parameters, name, snapshots=moments["snapshots"], rank=moments["rank"], figures=figures)
 
 
 def _side_by_side(
@@ -269,7 +367,7 @@ def _side_by_side(
     return done
 
 
-class OneAtATime:
+class OneAtATime(Listener):
     """Lets one thread at a time speak to a listener; bars of stages side by side would overwrite each other."""
 
     def __init__(self, inner: Listener, *, bars: bool) -> None:

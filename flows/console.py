@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -17,10 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tasks.progress import line_of
+from tasks.progress import Listener, line_of
 
 
-class ConsoleListener:
+class ConsoleListener(Listener):
     """Draws progress on stderr, so that stdout stays for what a program reads."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -56,6 +56,11 @@ class ConsoleListener:
         """Move the bar."""
         if self._bar is not None:
             self._progress.update(self._bar, completed=done, total=total)
+
+    def bar(self, label: str) -> Callable[[int, int], None]:
+        """A bar for work that is no stage; call it with what is done and the whole."""
+        self.started(label)
+        return lambda done, total: self.report(label, done, total)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """One line of figures."""

@@ -4,6 +4,8 @@ ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
        -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
        -> evaluate -> release
+
+That is mechanism `weighted`. `both` bounds the likelihood in the weighted fit and ends there; `censored` has one fit.
 """
 
 from __future__ import annotations
@@ -11,18 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.release import request
+from flows.settings import home_of
 from storage.artifacts import ArtifactRef
-from tasks import data, evaluate, posterior, preflight, publish, report, train
-from tasks.account import release_plan
+from storage.ledger import Row
+from tasks import approval, data, evaluate, plan_report, posterior, preflight, publish, report, search, train
 from tasks.failures import private_errors
-from tasks.parameters import RetrainParameters
+from tasks.metrics import MetricsListener
+from tasks.parameters import FanOut, RetrainParameters
+from tasks.plan import PlannedRelease
 from tasks.progress import listening
-from tasks.publish import Released, Sources
+from tasks.publish import Released
 from tasks.stage import Context, Step, submit
 
 
@@ -45,40 +52,41 @@ class RetrainResult(BaseModel):
 
     plan: str = Field(description="path of the release plan")
     release: Released | None
+    release_run: str | None = Field(default=None, description="run that was asked to release the plan")
 
 
-def chain(parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None]) -> Chain:
-    """The stages in order. `do` runs a step, or, in a dry run, looks whether it is finished already."""
+def chain(
+    parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None], *, rounds: tuple[str, ...] | None = None
+) -> Chain:
+    """The stages in order. `do` runs a step, or, in a dry run, looks whether it is finished already.
+
+    With `rounds` only these are fitted, and nothing is scored on the test half.
+    """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
     dataset = do(data.ingest(parameters.data))
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 
-    def posterior_of(name: str, weights: ArtifactRef | None) -> ArtifactRef | None:
-        weighted = name != "base"
-        common = {"dataset": dataset, "prepared": prepared, "weights": weights}
-        tuned = do(train.fine_tune(name, model, fit, weighted=weighted, **common))
-        return do(train.collect_swag(name, model, fit, weighted=weighted, tuned=tuned, **common))
-
-    posteriors = {"base": posterior_of("base", None)}
-    weights = do(posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=posteriors["base"]))
-    measured: dict[str, ArtifactRef | None] = {"base": weights}
-    for name in parameters.rounds[1:]:
+    posteriors: dict[str, ArtifactRef | None] = {}
+    measured: dict[str, ArtifactRef | None] = {}
+    weights: ArtifactRef | None = None
+    for name in rounds or parameters.rounds:
         if name == "reweighted":
             weights = do(posterior.reweight(config, measured=measured["weighted"]))
-        posteriors[name] = posterior_of(name, weights)
-        measured[name] = do(
-            posterior.sensitivity(
-                name,
-                model,
-                fit,
-                config,
-                dataset=dataset,
-                prepared=prepared,
-                posterior=posteriors[name],
-                weights=weights,
+        common: Any = {"dataset": dataset, "prepared": prepared, "weights": weights}
+        how: Any = {"weighted": name not in ("base", "censored"), "bounded": parameters.bounded(name)}
+        tuned = do(train.fine_tune(name, model, fit, **how, **common))
+        posteriors[name] = drawn_from = do(train.collect_swag(name, model, fit, tuned=tuned, **how, **common))
+        if name == "base":
+            measured[name] = do(
+                posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=drawn_from)
             )
-        )
-    evaluated = do(evaluate.evaluate(model, fit, dataset=dataset, prepared=prepared, posteriors=posteriors))
+            weights = do(posterior.weights(config, risks=measured[name]))
+        else:
+            step = posterior.sensitivity(name, model, fit, config, posterior=drawn_from, **how, **common)
+            measured[name] = do(step)
+    evaluated = None
+    if rounds is None:
+        evaluated = do(evaluate.evaluate(model, fit, dataset=dataset, prepared=prepared, posteriors=posteriors))
     return Chain(dataset, prepared, posteriors, weights, measured, evaluated)
 
 
@@ -89,20 +97,36 @@ def chain(parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None
     result_serializer="json",
     log_prints=False,
 )
-def retrain(parameters: RetrainParameters, home: str = "workspace", device: str = "auto") -> RetrainResult:
+def retrain(
+    parameters: RetrainParameters, home: str | None = None, device: str = "auto", fan_out: FanOut | None = None
+) -> RetrainResult:
     """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
 
     Args:
         parameters: data, model, fit, pseudo posterior and release.
-        home: workspace folder, which holds the private files, the bundles and the ledger.
+        home: workspace folder, which holds the private files, the bundles and the ledger; empty: the worker's own
+            (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
+        fan_out: whether passes over draws are spread over workers; it does not change what comes out.
     """
-    context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("retrain"), listening(report.PrefectListener()):
+    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    measured = MetricsListener(context.workspace.private, "retrain")
+    with private_errors("retrain"), listening(report.PrefectListener(), measured):
         context.workspace.create()
         preflight.check(context, parameters)
+        parameters = settled(context, parameters)
         made = chain(parameters, lambda step: submit(context, step))
         return _finish(context, parameters, made)
+
+
+def settled(context: Context, parameters: RetrainParameters) -> RetrainParameters:
+    """The parameters with what a target epsilon leaves open found, fit by fit; the fits stay for the chain to reuse."""
+    return search.settle(
+        context,
+        parameters,
+        lambda tried, rounds: chain(tried, lambda step: submit(context, step), rounds=rounds),
+        prefect_run_id=str(flow_run.get_id() or "") or None,
+    )
 
 
 def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> RetrainResult:
@@ -111,27 +135,37 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
     drawn_from, measured = made.posteriors[last], made.measured[last]
     if not (made.dataset and made.prepared and measured and made.evaluated and drawn_from):
         raise RuntimeError("a stage left no output")  # submit returns a reference or raises
-    plan = release_plan(
+    planned = PlannedRelease.of_posterior(
+        context,
         parameters,
-        context.store,
         dataset=made.dataset,
+        prepared=made.prepared,
         posterior=drawn_from,
         measured=measured,
         prefect_run_id=str(flow_run.get_id() or "") or None,
     )
-    plan_file = report.write_plan(context, plan)
+    plan = planned.plan
+    plan_file = planned.save(context)
     publish.record_internal(context, parameters, plan, evaluated=made.evaluated, measured=made.measured)
-    released = None
-    if parameters.release.enabled:
-        sources = Sources(made.dataset, made.prepared, drawn_from, measured)
-        report.publish_budget(context, parameters)  # before too: a refusal is when it is wanted
-        released = publish.release(context, parameters, plan, sources)
+    ledger = publish.open_ledger(context, parameters.release)
+    stands = approval.standing(context, ledger, planned)
+    report.publish_plan(plan_report.plan_markdown(planned, ledger, stands, file=str(plan_file)))
+    released, asked = None, None
+    if parameters.release.enabled and parameters.release.deployment:
+        asked = request(context, planned, plan_file, parameters.release, parameters.release.deployment)
+    elif parameters.release.enabled:
+        report.publish_budget(context, parameters.release)  # before too: a refusal is when it is wanted
+        released = publish.release(context, planned, parameters.release)
     report.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
-    return RetrainResult(plan=str(plan_file), release=released)
+    return RetrainResult(plan=str(plan_file), release=released, release_run=asked)
 
 
-def dry_run(parameters: RetrainParameters, context: Context) -> list[tuple[Step, bool]]:
-    """The steps a retrain would take, each with whether its output is there already. Runs nothing."""
+def dry_run(parameters: RetrainParameters, context: Context) -> tuple[list[tuple[Step, bool]], Row | None]:
+    """The steps a retrain would take, each with whether its output is there already, and the row of its release.
+
+    Runs nothing. Where c and k are still to be searched for a target epsilon (`search.searches`) the steps end with
+    the weights: which fits follow is known fit by fit. The row is None where nothing was reserved for this release yet.
+    """
     steps: list[tuple[Step, bool]] = []
 
     def look(step: Step) -> ArtifactRef | None:
@@ -141,5 +175,5 @@ def dry_run(parameters: RetrainParameters, context: Context) -> list[tuple[Step,
 
     with private_errors("dry run"):
         preflight.check(context, parameters)
-        chain(parameters, look)
-    return steps
+        made = chain(parameters, look, rounds=("base",) if search.searches(parameters) else None)
+        return steps, publish.standing(context, parameters, made.dataset)

@@ -15,6 +15,25 @@ def home_of(given: Path | None) -> Path:
     return (given or Path(os.environ.get("AUTOCODER_HOME", DEFAULT_HOME))).expanduser().resolve()
 
 
+def workspace_of(plan: Path) -> Path:
+    """The workspace that a plan lies in, WORKSPACE/private/plans/NAME.json; that of `home_of` for a plan elsewhere."""
+    folder = plan.expanduser().resolve().parent
+    return folder.parent.parent if (folder.name, folder.parent.name) == ("plans", "private") else home_of(None)
+
+
+def same_house(plan: Path, home: Path) -> None:
+    """Refuse to charge the ledger of one workspace for the records of another.
+
+    Raises:
+        InputError: the plan lies in another workspace.
+    """
+    from storage.errors import InputError
+
+    own = workspace_of(plan)
+    if plan.expanduser().resolve().is_relative_to(own) and own != home.resolve():
+        raise InputError(f"--home: the plan belongs to the workspace {own}, whose ledger counts what its records spent")
+
+
 def before_prefect(home: Path, *, make_home: bool) -> None:
     """Run without a server unless one is named, tell nobody, and keep Prefect's own files in the workspace.
 

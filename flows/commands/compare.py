@@ -51,6 +51,8 @@ def compare(
 ) -> None:
     """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
 
+    For each branch that has a claim it leaves a release plan, which `autocoder release` takes.
+
     [bold]Example[/bold]
 
       autocoder compare --data injuries.csv --codelist oiics201_nature.csv --branches non-private,swag-ppm,formal-head
@@ -90,7 +92,12 @@ def compare(
         from tasks.comparison_results import write
 
         write(results, result.report, result.branches, parameters=chosen, settings=shared, target=result.target_epsilon)
-    typer.echo(result.model_dump_json(indent=2) if as_json else result.report)
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+        return
+    typer.echo(result.report)
+    for name, plan in result.plans.items():
+        typer.echo(f"release plan of {name}: {plan}")
 
 
 def _number(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,23 @@ def demo_data(
     out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path("demo-data"),
     records: Annotated[int, typer.Option("--records", min=200, max=10_000_000, help="Narratives.")] = 1800,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same file.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the two paths as JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Write invented injury narratives in OSHA's column layout, with their code list.
 
     Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of dates.
+
+    [bold]Example[/bold]
+
+      autocoder demo-data --out demo --records 5000
     """
+    from flows.console import ConsoleListener
     from storage.demo_data import write_demo_data
 
-    written = write_demo_data(out, records=records, seed=seed)
-    typer.echo(f"{written.csv}\n{written.codelist}")
+    with ConsoleListener(quiet=quiet) as console:
+        written = write_demo_data(out, records=records, seed=seed, progress=console.bar("writing narratives"))
+    if as_json:
+        typer.echo(json.dumps({"csv": str(written.csv), "codelist": str(written.codelist), "records": records}))
+    else:
+        typer.echo(f"{written.csv}\n{written.codelist}")

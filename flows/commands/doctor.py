@@ -30,7 +30,7 @@ def doctor(
     home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON array.")] = False,
 ) -> None:
-    """Check torch, device, encoders, ledger database, Prefect and disk; say what is missing and how to get it.
+    """Check torch, device, encoders, ledger, Prefect, shared storage and disk; say what is missing and how to get it.
 
     Exits with 1 when something that a retrain needs is missing.
     """
@@ -120,6 +120,21 @@ def _prefect(_: Path) -> Finding:
     return Finding("prefect", True, f"{url} answers")
 
 
+def _storage(_: Path) -> Finding:
+    from storage.errors import StorageError
+    from storage.shared import VARIABLE, Shared
+
+    url = os.environ.get(VARIABLE)
+    if not url:
+        return Finding("shared storage", True, f"none ({VARIABLE}): workers need one workspace that they all see")
+    try:
+        shared = Shared(url)
+        shared.manifest("check", "0" * 32)
+    except StorageError as error:
+        return Finding("shared storage", False, "cannot be used", str(error))
+    return Finding("shared storage", True, f"{shared.url} answers")
+
+
 def _disk(home: Path) -> Finding:
     existing = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
@@ -127,4 +142,4 @@ def _disk(home: Path) -> Finding:
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 
-_CHECKS: tuple[Callable[[Path], Finding], ...] = (_python, _torch, _encoder, _hub, _ledger, _prefect, _disk)
+_CHECKS: tuple[Callable[[Path], Finding], ...] = (_python, _torch, _encoder, _hub, _ledger, _prefect, _storage, _disk)

@@ -38,17 +38,10 @@ class ExportFormat(StrEnum):
 
 
 def _open(home: Path, url: str | None) -> Ledger:
-    from storage.errors import InputError
     from storage.ledger import Ledger
-    from storage.ledger.database import parse_url
     from storage.paths import Workspace
 
-    url = url or Workspace(home).ledger_url
-    parsed = parse_url(url)
-    # Reading must not leave an empty ledger behind where the user only mistyped a folder.
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-        raise InputError(f"no ledger at {parsed.database}; the first release makes it (--home, --ledger-url)")
-    return Ledger.open(url)
+    return Ledger.existing(url or Workspace(home).ledger_url)
 
 
 def _print_json(data: Any) -> None:
@@ -147,7 +140,13 @@ def verify(
     key = None if public_key is None else load_public_key(public_key)
     heads = [read_head(path, key=key) for path in head or ()]
     earlier: Sequence[Row] = () if against is None else read_export(against)
-    report = _open(home, ledger_url).verify(heads=heads, earlier=earlier)
+    from flows.console import ConsoleListener
+
+    ledger = _open(home, ledger_url)
+    rows = ledger.head()[0]
+    with ConsoleListener() as console:
+        tell = console.bar("checking rows")
+        report = ledger.verify(heads=heads, earlier=earlier, progress=lambda done: tell(done, max(rows, done)))
     if as_json:
         _print_json(
             {
@@ -214,18 +213,31 @@ def change_policy(
     policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
     requester: Annotated[str, typer.Option(help="Who wants the change.")],
     reason: Annotated[str, typer.Option(help="Why.")],
-    approval: Annotated[list[str] | None, typer.Option(help="Who approved; repeatable.")] = None,
+    approval: Annotated[
+        list[str] | None,
+        typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --policy`); repeatable."),
+    ] = None,
     home: Home = HOME,
     ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
-    from storage.ledger import Ledger, Policy
+    from storage.ledger import Decision, Ledger, Policy
     from storage.paths import Workspace
 
     loaded = Policy.load(policy)
+    given = [Path(text).read_text(encoding="utf-8") if _is_file(text) else text for text in approval or ()]
+    decisions = [Decision.read(text) for text in given]
     url = ledger_url or Workspace(home).create().ledger_url
-    row = Ledger.open(url).change_policy(loaded, requester=requester, approvals=approval or (), reason=reason)
+    row = Ledger.open(url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
+    if as_json:
+        _print_json(row.as_json())
+        return
     typer.echo(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
+
+
+def _is_file(text: str) -> bool:
+    return len(text) < 250 and Path(text).is_file()
 
 
 @app.command()
@@ -234,13 +246,17 @@ def export(
     home: Home = HOME,
     ledger_url: LedgerUrl = None,
     format: Annotated[ExportFormat, typer.Option(help="JSON can be verified against later.")] = ExportFormat.json,
+    as_json: AsJson = False,
 ) -> None:
     """Write every row to a file."""
     from storage.ledger.report import to_csv, to_json
 
     rows = _open(home, ledger_url).rows()
     _write(out, to_json(rows) if format is ExportFormat.json else to_csv(rows))
-    typer.echo(f"{len(rows)} rows in {out}")
+    if as_json:
+        _print_json({"rows": len(rows), "out": str(out), "format": format.value})
+    else:
+        typer.echo(f"{len(rows)} rows in {out}")
 
 
 @app.command()
@@ -269,11 +285,15 @@ def migrate(
     app_role: Annotated[
         str | None, typer.Option(help="The role that the pipeline connects as: SELECT and INSERT, nothing else.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create the ledger's tables or bring them up to date."""
     from storage.ledger.database import Database, migrate
 
     revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
+    if as_json:
+        _print_json({"schema": revision, "app_role": app_role})
+        return
     typer.echo(f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else ""))
 
 
@@ -332,8 +352,13 @@ def certificate(
     out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
     home: Home = HOME,
     ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the certificate of one release: what a review board files."""
     from storage.ledger.certificate import write_certificate
 
-    typer.echo(str(write_certificate(_open(home, ledger_url), release, out)))
+    written = str(write_certificate(_open(home, ledger_url), release, out))
+    if as_json:
+        _print_json({"release": release, "certificate": written})
+    else:
+        typer.echo(written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,10 +27,35 @@ def retrain(
         list[str] | None,
         typer.Option("--set", help="Any parameter: key=value, such as fit.adamw.epochs=3. May be repeated."),
     ] = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--target-epsilon",
+            help="Epsilon to reach: c and k are searched for it; with mechanism censored or both it is the bound.",
+            show_default=False,
+        ),
+    ] = None,
     home: Annotated[
         Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    shards: Annotated[
+        int,
+        typer.Option(
+            "--shards",
+            min=1,
+            max=10_000,
+            help="Parts of each pass over draws that workers compute; needs PREFECT_API_URL and `autocoder deploy`.",
+        ),
+    ] = 1,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            help="Folder or s3://bucket/prefix where machines share finished stages. [default: $AUTOCODER_STORAGE]",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the stages, which would be reused, expected time and disk.")
     ] = False,
@@ -47,25 +73,32 @@ def retrain(
       autocoder retrain --profile demo --data demo/injuries.csv --codelist demo/codelist.csv
 
       autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --dry-run
+
+      autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 4
     """
     from flows.profiles import parameters
 
     workspace = home_of(home)
+    if target_epsilon is not None:
+        settings = [*(settings or []), f"pseudo_posterior.target_epsilon={target_epsilon}"]
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
+    if storage is not None:
+        os.environ["AUTOCODER_STORAGE"] = storage
     before_prefect(workspace, make_home=not dry_run)
 
     import flows.retrain as job
     from flows.console import ConsoleListener
+    from tasks.parameters import FanOut
     from tasks.progress import listening
     from tasks.stage import Context
 
+    fan_out = FanOut(shards=shards)
     if dry_run:
-        _show_dry_run(
-            job.dry_run(chosen, Context(home=str(workspace), device=device)), chosen, workspace, device, as_json
-        )
+        steps, row = job.dry_run(chosen, Context(home=str(workspace), device=device, fan_out=fan_out))
+        _show_dry_run(steps, row, chosen, workspace, device, as_json)
         return
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
-        result = job.retrain(parameters=chosen, home=str(workspace), device=device)
+        result = job.retrain(parameters=chosen, home=str(workspace), device=device, fan_out=fan_out)
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     elif result.release is None:
@@ -74,16 +107,20 @@ def retrain(
         typer.echo(result.release.bundle)
 
 
-def _show_dry_run(steps: list[Any], chosen: Any, workspace: Path, device: str, as_json: bool) -> None:
+def _show_dry_run(steps: list[Any], row: Any, chosen: Any, workspace: Path, device: str, as_json: bool) -> None:
     from tasks.preflight import check
+    from tasks.search import searches
     from tasks.stage import Context
 
+    sought = _search(chosen) if searches(chosen) else None
     estimate = check(Context(home=str(workspace), device=device), chosen)
     if as_json:
         typer.echo(
             json.dumps(
                 {
                     "stages": [{"stage": step.label, "reused": reused} for step, reused in steps],
+                    "search": sought,
+                    "release": None if row is None else {"release_id": row.release_id, "state": row.state},
                     "estimated_seconds": round(estimate.seconds),
                     "estimated_disk_bytes": estimate.disk_bytes,
                 },
@@ -99,11 +136,39 @@ def _show_dry_run(steps: list[Any], chosen: Any, workspace: Path, device: str, a
     table.add_column("output")
     for step, reused in steps:
         table.add_row(step.label, "[cyan]there, reused[/cyan]" if reused else "to compute")
-    table.add_row("release", f"one draw, label `{chosen.release.label}`" if chosen.release.enabled else "off")
+    if sought is not None:
+        table.add_row("search", sought)
+    table.add_row("release", _release(chosen, row))
     console = Console()
     console.print(table)
     share = sum(not reused for _, reused in steps) / len(steps)
     console.print(
         f"If all were computed: about {estimate.seconds / 60:.0f} min and {estimate.disk_bytes / 1e6:,.0f} MB "
-        f"(rough; {share:.0%} of the stages are to compute)"
+        f"(rough; {share:.0%} of the stages {'shown ' if sought else ''}are to compute"
+        f"{'; with a search that needs two fits' if sought else ''})"
     )
+
+
+def _search(chosen: Any) -> str:
+    """What is not known before the first fit."""
+    from mechanisms.target import MAX_FITS
+
+    config = chosen.pseudo_posterior
+    names = "weighted and reweighted" if config.reweight else "weighted"
+    sought = "c and k" if config.reweight else "c"
+    return (
+        f"{sought} for epsilon {config.target_epsilon:g}: {names} fits, decided one by one, at most {MAX_FITS}; "
+        "finished ones are reused"
+    )
+
+
+def _release(chosen: Any, row: Any) -> str:
+    if not chosen.release.enabled:
+        return "off"
+    if row is None:
+        return f"one draw, label `{chosen.release.label}`"
+    if row.state == "committed":
+        return f"[cyan]there: {row.release_id}[/cyan]; nothing more is drawn or spent"
+    if row.state == "burned":
+        return f"[red]burned: {row.release_id}[/red]; another release.label spends again"
+    return f"{row.state}: {row.release_id}; goes on without spending again"

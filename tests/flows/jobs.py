@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
+import pytest
 
 SMALL = (
     "fit.adamw.epochs=2",
@@ -24,6 +31,41 @@ def environment(**changes: str) -> dict[str, str]:
     """The environment of a user who has set nothing of ours or of Prefect's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
     return kept | {"NO_COLOR": "1", "COLUMNS": "200"} | changes
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextmanager
+def prefect_server(folder: Path) -> Iterator[str]:
+    """A Prefect server of its own, on SQLite in `folder`; gives the API's address."""
+    port = free_port()
+    env = environment(PREFECT_HOME=str(folder / "server"), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
+    (folder / "server").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        else:
+            pytest.fail("the Prefect server did not start")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @dataclass(frozen=True)

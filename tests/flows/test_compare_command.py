@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from jobs import SMALL, environment
 
-CHOSEN = ("non-private", "swag-ppm", "swag-ppm-reweighted", "dp-sgd", "dp-sgd-tuned", "formal-head")
+from mechanisms.errors import MechanismError
+from storage.errors import StorageError
+from tasks.plan import PlannedRelease
+from tasks.stage import Context
+
+CHOSEN = (
+    *("non-private", "swag-ppm", "swag-ppm-reweighted", "swag-ppm-censored", "swag-ppm-both"),
+    *("dp-sgd", "dp-sgd-tuned", "formal-head"),
+)
 
 
 def arguments(data: tuple[Path, Path], home: Path, *extra: str) -> list[str]:
@@ -52,6 +60,10 @@ def test_every_branch_has_its_claim_and_kind(compared: tuple[Path, dict]) -> Non
     target = result["target_epsilon"]
     assert target == int(target)
     assert target - 1 < branches["swag-ppm"]["epsilon"] + 1
+    for name, weighted in (("swag-ppm-censored", False), ("swag-ppm-both", True)):
+        assert branches[name]["epsilon"] == target, "a bound by construction, set from the target"
+        assert branches[name]["guarantee_kind"] == "asymptotic-local"
+        assert any("alpha" in line for line in branches[name]["unprotected"]) == weighted
     for name in ("dp-sgd-tuned", "formal-head"):
         assert branches[name]["guarantee_kind"] == "formal"
         assert branches[name]["epsilon"] == pytest.approx(target, rel=0.005)
@@ -105,6 +117,97 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(compared: tuple[Path
     kinds = {row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows}
     assert kinds["non-private"] == "none"
     assert kinds["formal-head"] == "formal"
+
+
+def release(plan: str | Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    """`autocoder release`."""
+    command = [sys.executable, "-m", "flows.cli", "release", str(plan), "--json", "--quiet"]
+    return subprocess.run([*command, *extra], capture_output=True, text=True, env=environment(), timeout=300)
+
+
+def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(compared: tuple[Path, dict], tmp_path: Path) -> None:
+    """Reserved, charged to the formal account, bundled with its own words; again, the same bundle and no new charge."""
+    _, result = compared
+    assert "non-private" not in result["plans"]
+    assert set(result["plans"]) == set(CHOSEN) - {"non-private"}
+    elsewhere = release(result["plans"]["formal-head"], "--home", str(tmp_path / "other"))
+    assert elsewhere.returncode == 2, "its records are not charged to another workspace's ledger"
+    assert "--home: the plan belongs to" in elsewhere.stderr
+    assert not (tmp_path / "other").exists()
+    done = release(result["plans"]["formal-head"])
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["guarantee_kind"] == "formal"
+    assert told["sensitivity"] == "none"
+    folder = Path(told["bundle"])
+    statement = json.loads((folder / "privacy_statement.json").read_text())
+    assert float(statement["delta"]) == 1e-4
+    assert float(statement["epsilon"]) == pytest.approx(result["target_epsilon"], rel=0.005)
+    assert any("after a comparison" in line for line in statement["unprotected_inputs"])
+    assert "one fit with noise" in (folder / "README.md").read_text()
+    assert json.loads(release(result["plans"]["formal-head"]).stdout) == told
+
+
+def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], tmp_path: Path) -> None:
+    """A smaller epsilon, or another artifact, in the plan's file: nothing is reserved."""
+    home, result = compared
+    plan = json.loads(Path(result["plans"]["dp-sgd-tuned"]).read_text())
+    cheaper = json.loads(json.dumps(plan))
+    cheaper["plan"]["claim"]["epsilon"] /= 2
+    quieter = json.loads(json.dumps(plan))
+    quieter["plan"]["event"]["segments"][0]["noise_multiplier"] *= 2
+    other = json.loads(json.dumps(plan))
+    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["dp-sgd"]).read_text())["candidate"]["fitted"]
+    context = Context(home=str(home), device="cpu")
+    for changed, said in (
+        (plan, None),
+        (cheaper, "supports no such claim"),
+        (quieter, "not what ran"),
+        (other, "made"),
+    ):
+        file = tmp_path / "plan.json"
+        file.write_text(json.dumps(changed))
+        planned = PlannedRelease.load(file)
+        if said is None:
+            planned.check(context)
+            continue
+        with pytest.raises((StorageError, MechanismError), match=said):
+            planned.check(context)
+    file.write_text("{}")
+    done = release(file, "--home", str(home))
+    assert done.returncode == 2
+    assert "is no release plan" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainable", ["lora", "full"])
+def test_the_other_trainable_parts_compare_too(
+    trainable: str, small_data: tuple[Path, Path], tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim.
+
+    Slow: six trainings of an encoder and a Prefect server.
+    """
+    settings = {
+        "model.encoder": str(tiny_roberta),
+        "model.trainable": trainable,
+        "model.pooling": "first",
+        "model.max_length": "16",
+        "model.lora_rank": "2",
+        "pseudo_posterior.risk_draws": "3",
+        "pseudo_posterior.sensitivity_draws": "3",
+    }
+    branches = "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad"
+    extra = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    home = tmp_path / "home"
+    done = run(small_data, home, *extra, "--branches", branches, "--seeds", "1", "--target-epsilon", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    result = {branch["branch"]: branch for branch in json.loads(done.stdout)["branches"]}
+    assert ",".join(result) == branches
+    for name in ("dp-sgd-class-weighted", "sad"):
+        assert result[name]["guarantee_kind"] == "formal"
+        assert result[name]["epsilon"] == pytest.approx(8, rel=0.005)
+    assert all(0 <= branch["mean"]["weighted_f1"] <= 1 for branch in result.values())
 
 
 def test_running_again_computes_nothing(compared: tuple[Path, dict], small_data: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -66,14 +67,42 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     assert not any((job.home / "private" / "work").rglob("*.safetensors")), "checkpoints are left"
 
 
+@pytest.mark.slow
+def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> None:
+    """The same command started twice on one workspace: each stage is computed once, both end with the one release.
+
+    Slow: two processes with a Prefect server each.
+    """
+    job = Job(tmp_path, finished.data, finished.codelist)
+    both = [
+        subprocess.Popen(
+            job.arguments("--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=job.env
+        )
+        for _ in range(2)
+    ]
+    ended = [(process.communicate(timeout=500), process.returncode) for process in both]
+    for (_, said), code in ended:
+        assert code == 0, said
+    first, second = (json.loads(out) for (out, _), _ in ended)
+    assert first["release"] == second["release"]
+    (row,) = job.releases()
+    assert row["state"] == "committed"
+    assert job.stages() == finished.stages()
+    computed = sum(said.count("reused") for (_, said), _ in ended)
+    assert computed == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
+
+
 POINTS = (
     "tasks.publish.Ledger.reserve",
-    "tasks.publish.swag.sample",
+    "tasks.candidate.swag.sample",
     "tasks.publish.os.link",
     "tasks.publish.Ledger.mark_drawn",
-    "tasks.publish.export.save",
+    "tasks.bundling.export.save",
     "storage.bundle.check_allowed",
     "tasks.publish.Ledger.commit",
+    "storage.seal.proof_of",
+    "storage.seal.write_atomically",
+    "storage.signing.Signer.sign",
 )
 """Steps of a release, in order; the process dies before or after each."""
 
@@ -101,7 +130,7 @@ setattr(owner, name, deadly)
 from pathlib import Path
 from flows import profiles, retrain
 from tasks import publish
-from tasks.account import release_plan
+from tasks.plan import PlannedRelease
 from tasks.stage import Context
 
 home, data, codelist, *settings = arguments
@@ -109,10 +138,10 @@ parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Pat
 context = Context(home=home, device="cpu")
 made = retrain.chain(parameters, lambda step: step.find(context.store))
 last = parameters.rounds[-1]
-plan = release_plan(parameters, context.store, dataset=made.dataset, posterior=made.posteriors[last],
-                    measured=made.measured[last], prefect_run_id=None)
-sources = publish.Sources(made.dataset, made.prepared, made.posteriors[last], made.measured[last])
-publish.release.fn(context, parameters, plan, sources)
+planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
+                                      posterior=made.posteriors[last], measured=made.measured[last],
+                                      prefect_run_id=None)
+publish.release.fn(context, planned, parameters.release)
 """
 """Releases without Prefect around it, with death at one point."""
 
@@ -121,7 +150,7 @@ publish.release.fn(context, parameters, plan, sources)
 def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
     """Before and after each step; the draw on the disk and its digest in the ledger never change once they are there.
 
-    Slow: some fourteen processes that load torch.
+    Slow: some twenty processes that load torch.
     """
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
@@ -155,3 +184,9 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
     assert row["state"] == "committed"
     assert len(draws) == 1
     assert digests == {row["draw_digest"]}
+    bundle, key = job.home / "bundles" / row["release_id"], job.home / "signing-key.pub.pem"
+    arguments = ["verify", str(bundle), "--key", str(key), "--json"]
+    sound = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], env=job.env, capture_output=True, text=True, timeout=300
+    )
+    assert json.loads(sound.stdout)["golden_answers"] == 48, sound.stderr

@@ -54,9 +54,11 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     told = json.loads(finished.run("--dry-run", "--json").stdout)
     assert all(stage["reused"] for stage in told["stages"])
     assert told["estimated_disk_bytes"] > 0
+    assert told["release"] == {"release_id": finished.releases()[0]["release_id"], "state": "committed"}
     changed = json.loads(finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout)
     reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}
     assert reused == {"ingest", "features", "fine-tune (base)"}
+    assert changed["release"] is None
     empty = Job(tmp_path / "none", finished.data, finished.codelist)
     told = json.loads(empty.run("--dry-run", "--json").stdout)
     assert not any(stage["reused"] for stage in told["stages"])

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from jobs import Job, environment
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from jobs import Job, environment, prefect_server
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A Prefect server of its own, on SQLite; gives the API's address."""
-    port = free_port()
-    env = environment(PREFECT_HOME=str(tmp_path / "server"), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
-    (tmp_path / "server").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}/api"
-    try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        else:
-            pytest.fail("the Prefect server did not start")
+    """A Prefect server of its own; gives the API's address."""
+    with prefect_server(tmp_path) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def test_run_stages_and_artifacts_are_in_the_server(server: str, small_data: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Work pools and automations, applied by name: what is there already is brought up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import httpx
+import yaml
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.workers.process import ProcessWorker
+
+from storage.errors import InputError, StorageError
+
+_BLOCK = "autocoder-notifications"
+
+
+def apply_pools(pools: Mapping[str, int | None]) -> None:
+    """Create process work pools, or set the limit of those that are there.
+
+    Raises:
+        StorageError: the server does not answer, or refuses us.
+    """
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        with get_client(sync_client=True) as client:
+            for name, limit in pools.items():
+                pool = WorkPoolCreate(
+                    name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
+                )
+                try:
+                    client.create_work_pool(pool)
+                except ObjectAlreadyExists:
+                    client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
+    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+        raise StorageError(
+            f"Prefect server: {type(error).__name__}; is PREFECT_API_URL right, and the login?"
+        ) from None
+
+
+def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
+    """Create or update the automations of a file; return the names of those applied.
+
+    Args:
+        webhook: where notifications go, as JSON `{"text": …}`; without it rules that only notify are left out.
+
+    Raises:
+        InputError: a rule is none, or names a deployment that is not there.
+    """
+    applied = []
+    with get_client(sync_client=True) as client:
+        block = None if webhook is None else _block(webhook)
+        for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
+            actions = [_action(client, action, block) for action in rule["actions"]]
+            rule["actions"] = [action for action in actions if action is not None]
+            if not rule["actions"]:
+                continue
+            try:
+                automation = AutomationCore.model_validate(rule)
+            except ValueError:
+                raise InputError(f"{file}: rule {rule.get('name')} is no automation") from None
+            for known in client.read_automations_by_name(automation.name):
+                client.delete_automation(known.id)
+            client.create_automation(automation)
+            applied.append(automation.name)
+    return applied
+
+
+def _action(client: SyncPrefectClient, action: dict[str, Any], block: UUID | None) -> dict[str, Any] | None:
+    if "run" in action:
+        try:
+            deployment = client.read_deployment_by_name(action["run"])
+        except ObjectNotFound:
+            raise InputError(f"automation: no deployment {action['run']}") from None
+        return {"type": "run-deployment", "source": "selected", "deployment_id": str(deployment.id)}
+    if "notify" in action:
+        if block is None:
+            return None
+        return {
+            "type": "send-notification",
+            "block_document_id": str(block),
+            "subject": "autocoder",
+            "body": action["notify"],
+        }
+    return action
+
+
+def _block(webhook: str) -> UUID:
+    block = CustomWebhookNotificationBlock(
+        name="autocoder", url=webhook, method="POST", json_data={"text": "{{body}}"}, headers=None, cookies=None
+    )
+    return cast(UUID, block.save(_BLOCK, overwrite=True))

@@ -1,0 +1,67 @@
+"""Coding a file of narratives with a released bundle, as a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+from pydantic import BaseModel, ConfigDict
+
+from flows.settings import home_of
+from storage.errors import InputError
+from storage.tables.reading import survey
+from tasks.coding import Coder, newest_bundle
+from tasks.coding_columns import Added, Narratives
+from tasks.coding_job import CodingJob, run
+from tasks.failures import private_errors
+
+
+class Coded(BaseModel):
+    """What a batch leaves: a file, and how long it is."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    needs_review: int | None
+    out: str
+    release: str
+
+
+@flow(
+    name="code-batch",
+    description="Code a CSV of narratives with a released model.",
+    persist_result=False,
+    result_serializer="json",
+    log_prints=False,
+)
+def code_batch(
+    data: str,
+    out: str,
+    column: str = "Final Narrative",
+    bundle: str | None = None,
+    top_k: int = 1,
+    threshold: float | None = None,
+    home: str | None = None,
+) -> Coded:
+    """Write a file with the input's columns and the codes. A run that died goes on where it stopped.
+
+    Args:
+        data: narratives: CSV, Parquet or JSON Lines.
+        out: file to write, of one of these kinds; one that is finished is not replaced.
+        column: its text column.
+        bundle: bundle folder; empty: the newest release in the workspace.
+        top_k: codes a narrative, 1 to 50.
+        threshold: score, 0 to 1, below which a person must look; empty: nothing is marked.
+        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+    """
+    with private_errors("code-batch"):
+        if not 1 <= top_k <= 50:
+            raise InputError(f"top_k: {top_k} is not between 1 and 50")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InputError(f"threshold: {threshold} is not between 0 and 1")
+        table = survey(Path(data).expanduser(), text_columns=(column,))
+        workspace = home_of(Path(home) if home else None)
+        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(workspace))
+        added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
+        done = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
+        return Coded(rows=done.rows, needs_review=done.review, out=out, release=coder.release)

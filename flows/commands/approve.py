@@ -1,0 +1,177 @@
+"""`autocoder approve` and `autocoder refuse`: a person's signed decision on a planned release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of, workspace_of
+
+if TYPE_CHECKING:
+    from storage.ledger import Decision
+    from storage.ledger.decisions import Answer
+    from tasks.plan import PlannedRelease
+
+Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
+Key = Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")]
+Print = Annotated[
+    bool, typer.Option("--print", help="Only print the signed line, for the form in Prefect's page or for a file.")
+]
+Post = Annotated[bool, typer.Option("--post", help="Hand it to the waiting release run (PREFECT_API_URL).")]
+LedgerUrl = Annotated[
+    str | None,
+    typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
+]
+Home = Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")]
+
+
+def approve(
+    key: Key,
+    plan: Annotated[
+        Path | None, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="Approve this budget policy instead of a plan; prints the line.")
+    ] = None,
+    only_print: Print = False,
+    post: Post = False,
+    ledger_url: LedgerUrl = None,
+    home: Home = None,
+) -> None:
+    """Approve a planned release: sign it, and keep the signature beside the plan.
+
+    The signature is over everything that the plan releases; it counts for that plan alone. Whose keys count, and how
+    many are needed, the budget policy says. `--print` and `--post` do not keep it here.
+
+    [bold]Examples[/bold]
+
+      autocoder approve workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem
+
+      autocoder approve PLAN.json --key officer/signing-key.pem --post
+
+      autocoder approve --policy policy-2027.yaml --key officer/signing-key.pem > approval.txt
+    """
+    from storage.errors import InputError
+
+    if (plan is None) == (policy is None):
+        raise InputError("name a plan, or a policy with --policy")
+    if policy is not None:
+        _approve_policy(policy, key)
+    elif plan is not None:
+        _decide(plan, key, "approve", "", only_print, post, ledger_url, home)
+
+
+def refuse(
+    plan: Plan,
+    key: Key,
+    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger keeps it.")],
+    only_print: Print = False,
+    post: Post = False,
+    ledger_url: LedgerUrl = None,
+    home: Home = None,
+) -> None:
+    """Refuse a planned release: the ledger records who and why, and the plan can't be released any more.
+
+    [bold]Example[/bold]
+
+      autocoder refuse workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem \
+--reason "the code list of 2025 is missing"
+    """
+    from storage.errors import InputError
+
+    if not reason.strip():
+        raise InputError("--reason: say why")
+    _decide(plan, key, "refuse", reason.strip(), only_print, post, ledger_url, home)
+
+
+def _approve_policy(policy: Path, key: Path) -> None:
+    from storage.ledger import Policy
+    from storage.ledger.decisions import sign
+    from storage.ledger.heads import load_private_key
+
+    loaded = Policy.load(policy)
+    decision = sign(
+        load_private_key(key), subject="policy", decision="approve", digest=loaded.digest, terms={"name": loaded.name}
+    )
+    typer.echo(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
+    typer.echo(decision.token)
+
+
+def _decide(
+    plan: Path,
+    key: Path,
+    answer: Answer,
+    reason: str,
+    only_print: bool,
+    post: bool,
+    ledger_url: str | None,
+    home: Path | None,
+) -> None:
+    from storage.errors import InputError
+    from storage.ledger.content import release_terms
+    from storage.ledger.decisions import sign
+    from storage.ledger.heads import load_private_key
+    from tasks.plan import PlannedRelease
+
+    if only_print and post:
+        raise InputError("--print and --post exclude each other")
+    workspace = home_of(home) if home else workspace_of(plan)
+    before_prefect(workspace, make_home=False)
+    planned = PlannedRelease.load(plan)
+    decision = sign(
+        load_private_key(key),
+        subject="release",
+        decision=answer,
+        digest=planned.digest,
+        terms=release_terms(planned.plan),
+        reason=reason,
+    )
+    claim = planned.plan.claim
+    typer.echo(
+        f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, epsilon {claim.epsilon}, "
+        f"digest {planned.digest[:12]}…",
+        err=True,
+    )
+    if only_print:
+        typer.echo(decision.token)
+    elif post:
+        typer.echo(f"{answer}: handed to run {_post(plan, decision)}")
+    else:
+        typer.echo(_keep(planned, decision, workspace, ledger_url))
+
+
+def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
+    from tasks import approval, publish
+    from tasks.parameters import LedgerParameters
+    from tasks.stage import Context
+
+    context = Context(home=str(workspace))
+    ledger = publish.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
+    name = approval.admit(context, ledger, planned, decision)
+    if decision.decision == "refuse":
+        row = ledger.refuse(planned.plan, decision)
+        return f"refused by {name}: ledger row {row.sequence}"
+    missing = approval.standing(context, ledger, planned).missing
+    return f"approved by {name}; " + (f"{missing} more wanted" if missing else "`autocoder release` may go on")
+
+
+def _post(plan: Path, decision: Decision) -> str:
+    """Hand a decision to the release run that waits for this plan; return the run's id."""
+    import os
+
+    from storage.errors import InputError
+
+    if "PREFECT_API_URL" not in os.environ:
+        raise InputError("--post: set PREFECT_API_URL to the server's address (and PREFECT_API_AUTH_STRING)")
+    from flows.waiting import answer, waiting_releases
+
+    wanted = str(plan.expanduser().resolve())
+    runs = [run for run in waiting_releases() if Path(run.plan).resolve() == Path(wanted)]
+    if not runs:
+        raise InputError(
+            f"--post: no release run waits for {wanted}; start one with `autocoder release` or in the page"
+        )
+    answer(runs[0].id, decision.token)
+    return runs[0].id

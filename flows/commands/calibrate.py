@@ -1,0 +1,68 @@
+"""`autocoder calibrate`: temperature and thresholds from records that one has coded oneself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.code import BUNDLE
+from flows.settings import home_of
+
+
+def calibrate(
+    data: Annotated[Path, typer.Option("--data", help="Coded records: CSV, Parquet or JSON Lines.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, for `autocoder code --thresholds`.")],
+    label_column: Annotated[str, typer.Option("--label-column", help="The code that a person gave.")] = "Nature",
+    column: Annotated[
+        list[str] | None, typer.Option("--column", help="Text column; may be repeated. [default: Final Narrative]")
+    ] = None,
+    template: Annotated[str | None, typer.Option("--template", help="How several columns are joined.")] = None,
+    bundle: Annotated[Path | None, BUNDLE] = None,
+    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    name: Annotated[str, typer.Option("--name", help="What the records are; told to readers.")] = "own coded records",
+) -> None:
+    """Fit the scores of a bundle on records that you have coded, such as those of `autocoder qa`.
+
+    The file is made from your records: keep it in your house, like them. Records that the model was trained on would
+    make its scores look better than they are.
+
+    [bold]Examples[/bold]
+
+      autocoder calibrate --data coded_by_hand.csv --label-column Nature --out thresholds.json
+
+      autocoder code --data new.csv --out coded.csv --thresholds thresholds.json --accuracy 0.9
+    """
+    from storage.errors import InputError
+    from tasks.failures import private_errors
+
+    if out.exists():
+        raise InputError(f"--out: {out} is there; name another file")
+    with private_errors("calibrate"):
+        from flows.console import ConsoleListener
+        from storage.archive import opened
+        from tasks import progress
+        from tasks.calibration import thresholds_on_table
+        from tasks.coding import Coder, newest_bundle
+        from tasks.coding_columns import Narratives
+
+        narratives = Narratives(tuple(column or ["Final Narrative"]), template)
+        with opened(bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))) as folder:
+            coder = Coder.open(folder)
+        with ConsoleListener() as listener, progress.listening(listener):
+            progress.started("calibrate")
+            found = thresholds_on_table(
+                coder.model, data, columns=narratives.columns, join=narratives.texts, label=label_column, name=name
+            )
+        fresh = out.with_name(f".{out.name}.new")
+        fresh.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        fresh.replace(out)
+    typer.echo(f"{found['records']:,} records, temperature {found['temperature']}; written to {out}")
+    for entry in found["thresholds"]:
+        line = f"  {entry['target_accuracy']:.0%} right: "
+        if entry["threshold"] is None:
+            typer.echo(line + "no score reaches it with confidence")
+        else:
+            typer.echo(line + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records")

@@ -1,0 +1,69 @@
+"""`autocoder diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of
+
+
+def diagnose(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
+    ] = None,
+    codelist: Annotated[
+        Path | None,
+        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
+    ] = "osha-head",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any parameter of the retrain: key=value. May be repeated.")
+    ] = None,
+    leave_out: Annotated[
+        int, typer.Option("--leave-out", min=0, max=10_000, help="Records to leave out, one refit each; 0 for none.")
+    ] = 50,
+    refits: Annotated[
+        bool, typer.Option("--refits/--no-refits", help="Rerun the chain at two other learning rates and two seeds.")
+    ] = True,
+    draws: Annotated[int, typer.Option("--draws", min=10, max=100_000, help="Draws of each study.")] = 100,
+    horizon: Annotated[
+        int, typer.Option("--horizon", min=1000, max=10**9, help="Draws to extrapolate the maximum to.")
+    ] = 50_000,
+    home: Annotated[
+        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Look closely at a retrain: is its epsilon settled, its posterior one, and what does a single record do?
+
+    Give the retrain's own options: its finished stages are reused. Writes one private page for a review board, and
+    releases nothing. Interrupted, the same command goes on where it stopped.
+
+    [bold]Examples[/bold]
+
+      autocoder diagnose --data injuries.zip --codelist oiics201_nature.csv
+
+      autocoder diagnose --profile demo --data demo/injuries.csv --codelist demo/codelist.csv --leave-out 10 --no-refits
+    """
+    from flows.profiles import parameters
+
+    workspace = home_of(home)
+    chosen = parameters(profile, settings or [], data=data, codelist=codelist)
+    before_prefect(workspace, make_home=True)
+
+    import flows.diagnose as job
+    from flows.console import ConsoleListener
+    from tasks.diagnostics import DiagnoseParameters
+    from tasks.progress import listening
+
+    closely = DiagnoseParameters(leave_out=leave_out, refits=refits, study_draws=draws, horizon=horizon)
+    with ConsoleListener(quiet=quiet) as listener, listening(listener):
+        done = job.diagnose(parameters=chosen, settings=closely, home=str(workspace), device=device)
+    typer.echo(done.model_dump_json(indent=2) if as_json else done.report)

@@ -1,0 +1,67 @@
+"""`autocoder drift`: whether a period's codes and scores still look like the reference's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def drift(
+    coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.", show_default=False)],
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="Table of an earlier period, coded with the same bundle.")
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", help="In place of a reference: the bundle's golden narratives. They are generated: rough."
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: .png, .svg or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Compare a period's codes and scores with a reference period; the first line is the verdict.
+
+    Exit code 3 for `drift`, 0 otherwise.
+
+    [bold]Examples[/bold]
+
+      autocoder drift 2026q3.csv --reference 2026q2.csv --plot drift.png
+
+      autocoder drift 2026q3.parquet --bundle bundles/3f2a9c41d07b65e8 --json
+    """
+    from storage.errors import InputError
+
+    if (reference is None) == (bundle is None):
+        raise InputError("give --reference or --bundle")
+    if plot is not None and plot.suffix not in {".png", ".svg", ".pdf"}:
+        raise InputError(f"--plot: {plot.name} ends in none of .png, .svg, .pdf")
+    from tasks.failures import private_errors
+
+    with private_errors("drift"):
+        from storage.archive import opened
+        from tasks import drift as measure
+
+        now = measure.read_period(coded, "CODED")
+        if bundle is not None:
+            with opened(bundle.expanduser()) as folder:
+                before = measure.golden_period(folder, "--bundle")
+        else:
+            before = measure.read_period(reference or Path(), "--reference")
+        found = measure.compare(now, before)
+        if plot is not None:
+            measure.plot(now, before, found, plot)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        typer.echo(found.line)
+        typer.echo(f"{found.rows:,} rows against {found.reference_rows:,}; codes that moved most:")
+        for code, was, share in found.moved:
+            typer.echo(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
+        if bundle is not None:
+            typer.echo("The reference is generated narratives: a difference from them is no drift over time.")
+    if found.verdict == "drift":
+        raise typer.Exit(3)

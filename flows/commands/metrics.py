@@ -1,0 +1,132 @@
+"""`autocoder metrics`: what Prometheus reads, once or over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+
+
+def metrics(
+    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    ledger_url: Annotated[
+        str | None,
+        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option("--serve", help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted."),
+    ] = None,
+) -> None:
+    """Print stage durations, rates, GPU memory, budgets, runs and workers in Prometheus' format, or serve them.
+
+    Read anew at each scrape: the figures that runs leave in the workspace, the ledger, and the Prefect server
+    (PREFECT_API_URL). What does not answer is told as `autocoder_up` 0. docs/operations.md names what to alarm at.
+
+    [bold]Examples[/bold]
+
+      autocoder metrics > /var/lib/node_exporter/autocoder.prom
+
+      autocoder metrics --serve 127.0.0.1:9464
+    """
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+    from storage.errors import InputError
+
+    address, _, port = (serve or "").rpartition(":")
+    if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
+        raise InputError(f"--serve: {serve} is no ADDRESS:PORT, such as 127.0.0.1:9464")
+    workspace = home_of(home)
+    before_prefect(workspace, make_home=False)
+    registry = CollectorRegistry()
+    registry.register(_collector(workspace, ledger_url))
+    if serve is None:
+        typer.echo(generate_latest(registry).decode(), nl=False)
+        return
+    try:
+        start_http_server(int(port), addr=address.strip("[]"), registry=registry)
+    except OSError as error:
+        raise InputError(f"--serve {serve}: {error.strerror or error}") from None
+    typer.echo(f"http://{serve}/metrics", err=True)
+    threading.Event().wait()
+
+
+def _collector(workspace: Path, ledger_url: str | None) -> Collector:
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    from flows.commands.status import ledger_standing
+    from storage.errors import StorageError
+    from tasks import metrics as kept
+    from tasks.stage import Context
+
+    class Everything(Collector):
+        """Stages from the workspace's files, the rest from ledger and server as they stand at the scrape."""
+
+        def collect(self) -> Iterator[Metric]:
+            yield from kept.Families(kept.read(Context(home=str(workspace)).workspace.private)).collect()
+            up = GaugeMetricFamily("autocoder_up", "1 where it answers", labels=["part"])
+            try:
+                yield from _ledger(ledger_standing(workspace, ledger_url))
+                up.add_metric(["ledger"], 1)
+            except StorageError:
+                up.add_metric(["ledger"], 0)
+            if "PREFECT_API_URL" in os.environ:
+                from flows.waiting import overview
+
+                try:
+                    yield from _server(overview())
+                    up.add_metric(["server"], 1)
+                except StorageError:
+                    up.add_metric(["server"], 0)
+            yield up
+
+        def describe(self) -> Iterator[Metric]:
+            """Nothing beforehand: registering must not ask the ledger."""
+            return iter(())
+
+    return Everything()
+
+
+def _ledger(found: dict) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    labels = ["population", "cohort", "guarantee_kind"]
+    left = GaugeMetricFamily("autocoder_budget_epsilon_left", "epsilon left of an account", labels=labels)
+    cap = GaugeMetricFamily("autocoder_budget_epsilon_cap", "its cap", labels=labels)
+    for line in found["budget"]:
+        account = [line["population"], line["cohort"], line["guarantee_kind"]]
+        if line["epsilon_cap"] is not None:
+            left.add_metric(account, float(line["epsilon_left"]))
+            cap.add_metric(account, float(line["epsilon_cap"]))
+    yield left
+    yield cap
+    yield GaugeMetricFamily(
+        "autocoder_open_releases", "releases neither committed nor burned", value=len(found["open_releases"])
+    )
+    wait = sum(bool(plan["missing"]) and not plan["refused"] for plan in found["plans"])
+    yield GaugeMetricFamily("autocoder_plans_waiting", "plans whose approvals are missing", value=wait)
+
+
+def _server(found: dict) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    runs = GaugeMetricFamily("autocoder_runs", "runs of the last seven days by state", labels=["state"])
+    for state, count in found["runs"].items():
+        runs.add_metric([state.lower()], count)
+    workers = GaugeMetricFamily("autocoder_workers_online", "workers that answer, by pool", labels=["pool"])
+    for pool, online in found["workers"].items():
+        workers.add_metric([pool], online)
+    yield runs
+    yield workers

@@ -1,0 +1,60 @@
+"""`autocoder override`: a signed decision to release what an audit contradicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.settings import before_prefect, home_of, workspace_of
+
+
+def override(
+    plan: Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")],
+    key: Annotated[Path, typer.Option("--key", help="Private key of an approver whom the policy names (PEM).")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger and the privacy statement keep it.")],
+    ledger_url: Annotated[
+        str | None,
+        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
+    ] = None,
+    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")] = None,
+) -> None:
+    """Let a plan pass the gate although an audit's lower bound lies above the claimed epsilon.
+
+    Signed over the plan and the measurement: a larger bound measured later blocks again. Nobody overrides for their
+    own request.
+
+    [bold]Example[/bold]
+
+      autocoder override workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem \
+--reason "partner is bound by the confidentiality act; see memo 12"
+    """
+    from storage.errors import InputError
+    from storage.ledger.decisions import sign
+    from storage.ledger.heads import load_private_key
+
+    if not reason.strip():
+        raise InputError("--reason: say why")
+    workspace = home_of(home) if home else workspace_of(plan)
+    before_prefect(workspace, make_home=False)
+    from tasks import gate, publish
+    from tasks.parameters import LedgerParameters
+    from tasks.plan import PlannedRelease
+    from tasks.stage import Context
+
+    planned = PlannedRelease.load(plan.expanduser())
+    ledger = publish.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
+    found = gate.measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
+    if found is None:
+        raise InputError("override: this plan's candidate was never audited; there is nothing to override")
+    decision = sign(
+        load_private_key(key),
+        subject="override",
+        decision="approve",
+        digest=planned.digest,
+        terms=gate.override_terms(planned, found),
+        reason=reason.strip(),
+    )
+    row = gate.override(ledger, planned, decision)
+    typer.echo(f"{found.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")

@@ -1,0 +1,102 @@
+"""`autocoder qa`: a sample to code twice, and how far human and model agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="Have a sample of a coded table coded by a person, and compare.", rich_markup_mode="rich"
+)
+
+_Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+
+
+@app.command()
+def draw(
+    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="Sample to write: .csv, .parquet or .jsonl.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="What the coder reads; may be repeated. [default: Final Narrative]"),
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option("--share", min=0.0001, max=1, help="Of all rows. [default: 0.05]")
+    ] = None,
+    sensitive: Annotated[
+        list[str] | None, typer.Option("--sensitive", help="Code that is always sampled; may be repeated.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="YAML with share and sensitive_codes; the options above win.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Repeats a sample. [default: none, it cannot be foreseen]")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Draw a random sample for double coding, without the model's codes.
+
+    [bold]Examples[/bold]
+
+      autocoder qa draw coded.csv --out sample.csv --share 0.05 --sensitive 1311
+
+      autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
+    """
+    from tasks.failures import private_errors
+    from tasks.quality import Policy, draw, read_policy
+
+    with private_errors("qa"):
+        chosen = read_policy(policy.expanduser()) if policy else Policy()
+        changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
+        chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
+        done = draw(coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(vars(done) | {"out": str(out)}))
+    else:
+        typer.echo(
+            f"{done.sampled:,} of {done.rows:,} rows in {out} ({done.sensitive:,} of sensitive codes); fill in the "
+            "column human_code and run `autocoder qa agree`"
+        )
+
+
+@app.command()
+def agree(
+    coded: Annotated[Path, typer.Argument(help="The table that was sampled.", show_default=False)],
+    sample: Annotated[Path, typer.Option("--sample", help="The sample, with human_code filled in.")],
+    as_json: _Json = False,
+) -> None:
+    """Compare the human's codes with the model's: share, Cohen's kappa, each code.
+
+    [bold]Examples[/bold]
+
+      autocoder qa agree coded.csv --sample sample.csv
+    """
+    from tasks.failures import private_errors
+    from tasks.quality import agreement
+
+    with private_errors("qa"):
+        found = agreement(coded, sample)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    low, high = found.share_interval
+    typer.echo(f"same code: {found.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    if found.kappa is None or found.kappa_interval is None:
+        typer.echo("Cohen's kappa: not defined, both gave one code throughout")
+    else:
+        typer.echo(
+            f"Cohen's kappa: {found.kappa:.3f}, 95 % interval {found.kappa_interval[0]:.3f} to "
+            f"{found.kappa_interval[1]:.3f}"
+        )
+    table = Table(title=f"{found.rows:,} rows coded twice ({found.missing:,} came back without a code)")
+    for name in ("code", "human", "model", "both", "F1"):
+        table.add_column(name, justify="left" if name == "code" else "right")
+    for code in found.codes:
+        table.add_row(code.code, str(code.human), str(code.model), str(code.both), f"{code.f1:.2f}")
+    Console().print(table)

@@ -1,0 +1,110 @@
+"""`autocoder verify`: what a partner can tell of a bundle with no network and, but for the golden answers, no model."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.", show_default=False)],
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Public key (PEM) of the agency, had from a safe place.")
+    ] = None,
+    authority: Annotated[
+        list[Path] | None,
+        typer.Option("--authority", help="Instead: certificate authority (PEM) that is trusted; repeatable."),
+    ] = None,
+    revocations: Annotated[
+        Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
+    ] = None,
+    golden: Annotated[
+        bool | None,
+        typer.Option(
+            "--golden/--no-golden", help="Load the model and try the golden answers. [default: where torch is]"
+        ),
+    ] = None,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="Check a bundle without a signature: digests, fields, answers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+) -> None:
+    """Check a bundle: signature, digests, fields, place in the ledger, revocation, golden answers.
+
+    One line says what holds. Otherwise the exit code is 1, and the line names the file that is at fault.
+
+    [bold]Examples[/bold]
+
+      autocoder verify 3f2a9c41d07b65e8.tar.zst --key signing-key.pub.pem --revocations revocations.json
+
+      autocoder verify bundles/3f2a9c41d07b65e8 --authority agency-ca.pem --no-golden --json
+    """
+    from storage.archive import opened
+    from storage.bundle import UnsoundBundle
+    from storage.bundle_check import check
+    from storage.errors import InputError
+    from storage.signing import Verifier
+
+    if key is not None and authority:
+        raise InputError("give --key or --authority, not both")
+    verifier = Verifier(key, tuple(authority or ())) if key is not None or authority else None
+    if verifier is None and not allow_unsigned:
+        raise InputError("give the agency's public key by --key, or the authority of its certificate by --authority")
+    try:
+        with opened(bundle.expanduser()) as folder:
+            sound = check(folder, verifier, revocations=revocations, unsigned=allow_unsigned)
+            tried = _try_golden(folder, sound.found, wanted=golden)
+    except UnsoundBundle as fault:
+        if as_json:
+            typer.echo(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
+        else:
+            typer.echo(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        told = {
+            "sound": True,
+            "release_id": sound.release_id,
+            "bundle_digest": sound.digest,
+            "files": sound.files,
+            "ledger_sequence": sound.ledger_sequence,
+            "signed_by": sound.signed_by,
+            "revocation_list": sound.revocations,
+            "golden_answers": tried,
+        }
+        typer.echo(json.dumps(told))
+        return
+    signed = f"signed by {sound.signed_by[:16]}" if sound.signed_by else "UNSIGNED"
+    listed = "" if sound.revocations is None else f", not on revocation list {sound.revocations}"
+    answers = f"{tried} golden answers" if tried is not None else "golden answers not tried"
+    typer.echo(
+        f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
+        f"{listed}, {answers}"
+    )
+
+
+def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> int | None:
+    """How many golden answers were tried; None for none."""
+    from storage.bundle import GOLDEN
+    from storage.errors import InputError
+
+    if wanted is False:
+        return None
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        if wanted:
+            raise InputError("--golden: torch and transformers are not installed")
+        return None
+    from mechanisms import export
+    from mechanisms.errors import MechanismError
+    from storage.bundle import UnsoundBundle
+    from tasks import golden
+
+    try:
+        released = export.load(folder)
+    except MechanismError:
+        raise UnsoundBundle("config.json", "the model cannot be loaded with it") from None
+    golden.check(released, found[GOLDEN])
+    return len(found[GOLDEN])

@@ -1,0 +1,128 @@
+"""What keeps the house running: runs that died are taken up again, and low budgets are told.
+
+A run whose worker or host died is `Crashed`: the worker says so, or, where the worker died too, the rule `zombies` of
+deployments/automations.yaml when its heartbeat stops. Stages resume from their own files, a release from the ledger, so
+taking a run up again is always safe; it is done a few times, not for ever.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.events import emit_event
+from prefect.states import AwaitingRetry
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.settings import home_of
+from storage.ledger.amounts import short
+from tasks import publish
+from tasks.failures import private_errors
+from tasks.parameters import LedgerParameters
+from tasks.stage import Context
+
+RESUMED = ("retrain", "compare", "release", "code-batch")
+"""Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""
+
+
+class Kept(BaseModel):
+    """What one round did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    resumed: tuple[str, ...] = Field(description="runs taken up again")
+    given_up: tuple[str, ...] = Field(description="runs that died too often")
+    low_budgets: tuple[str, ...] = Field(description="accounts with little left")
+
+
+@flow(
+    name="housekeeping",
+    description="Take up runs that died, and tell of budgets that run low.",
+    persist_result=False,
+    result_serializer="json",
+    log_prints=False,
+)
+def housekeeping(
+    home: str | None = None,
+    ledger: LedgerParameters | None = None,
+    attempts: int = 4,
+    days: int = 7,
+    pending_minutes: int = 15,
+    release_minutes: int = 60,
+    low_share: float = 0.2,
+) -> Kept:
+    """One round.
+
+    Args:
+        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        ledger: which ledger.
+        attempts: how often a run is started in all, before somebody has to look.
+        days: runs that died longer ago are left alone.
+        pending_minutes: a run that was handed to a worker so long ago and has not begun lost that worker.
+        release_minutes: a release at work for so long lost its process; the rule `zombies` leaves it alone.
+        low_share: an account with less than this share of its cap left is low.
+    """
+    context = Context(home=str(home_of(Path(home) if home else None)))
+    with private_errors("housekeeping"):
+        resumed, given_up = _resume(
+            attempts, timedelta(days=days), timedelta(minutes=pending_minutes), timedelta(minutes=release_minutes)
+        )
+        low = _low_budgets(context, ledger or LedgerParameters(), low_share)
+    return Kept(resumed=resumed, given_up=given_up, low_budgets=low)
+
+
+def _resume(
+    attempts: int, age: timedelta, pending: timedelta, silent: timedelta
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    resumed, given_up = [], []
+    now = datetime.now(UTC)
+    with get_client(sync_client=True) as client:
+        dead = [run for run in _runs(client, StateType.CRASHED) if _since(run, now) < age]
+        dead += [run for run in _runs(client, StateType.PENDING) if pending < _since(run, now) < age]
+        dead += [r for r in _runs(client, StateType.RUNNING, flows=("release",)) if silent < _since(r, now) < age]
+        for run in dead:
+            if run.deployment_id is None or run.parent_task_run_id is not None:
+                continue  # whoever started it by hand, or its parent, starts it again
+            if run.run_count >= attempts:
+                given_up.append(run.name)
+                continue
+            # Not forced: a run that began after all, or was taken up by another round, stays as it is.
+            client.set_flow_run_state(run.id, AwaitingRetry(message=f"taken up again after {run.run_count} starts"))
+            resumed.append(run.name)
+    return tuple(resumed), tuple(given_up)
+
+
+def _runs(client: SyncPrefectClient, state: StateType, *, flows: tuple[str, ...] = RESUMED) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=list(flows))),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
+    )
+
+
+def _since(run: FlowRun, now: datetime) -> timedelta:
+    return now - run.state.timestamp if run.state is not None else timedelta(0)
+
+
+def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> tuple[str, ...]:
+    low = []
+    for line in publish.open_ledger(context, settings).budget():
+        account, cap = line.account, line.cap
+        if cap is None or not account.sequence or line.epsilon_left >= cap.epsilon * int(share * 1000) / 1000:
+            continue
+        low.append(account.name)
+        emit_event(
+            "autocoder.budget.low",
+            resource={"prefect.resource.id": f"autocoder.account.{account.name}"},
+            payload={"account": account.name, "left": short(line.epsilon_left), "cap": short(cap.epsilon)},
+        )
+    return tuple(low)

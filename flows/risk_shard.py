@@ -1,0 +1,38 @@
+"""One shard of a risk or sensitivity pass, for any worker of the GPU pool. Asked for by a retrain, not by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.settings import home_of
+from storage.artifacts import ArtifactRef
+from tasks import report, shard_runs
+from tasks.failures import private_errors
+from tasks.metrics import MetricsListener
+from tasks.progress import listening
+from tasks.shard_runs import ShardParameters
+from tasks.stage import Context
+
+
+@flow(
+    name="risk-shard",
+    description="Evaluate some of a pass's posterior draws. Its output is a stage of the private store.",
+    persist_result=False,
+    result_serializer="json",
+    log_prints=False,
+)
+def risk_shard(shard: ShardParameters, home: str | None = None, device: str = "auto") -> ArtifactRef:
+    """Compute a shard, or find it finished. Run again after a crash it goes on from its checkpoint.
+
+    Args:
+        shard: which draws of what; the run that asks for it fills this in.
+        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+    """
+    context = Context(home=str(home_of(Path(home) if home else None)), device=device)
+    measured = MetricsListener(context.workspace.private, "risk-shard")
+    with private_errors("risk shard"), listening(report.PrefectListener(), measured):
+        context.workspace.create()
+        return shard_runs.compute(context, shard)

@@ -1,0 +1,178 @@
+"""The service: `POST /code`, `GET /version`, `GET /health`, and a page to try it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import html
+import math
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.security import APIKeyHeader
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+
+from service.batching import Batcher, Overloaded
+from service.guard import Guard
+from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
+from tasks.coding import Coder, Coding
+
+_PAGE = Path(__file__).with_name("page.html")
+_KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of the service."""
+
+    key: str | None = None
+    """Whoever codes must send it; None lets everybody who reaches the port."""
+    narratives_per_minute: int = 6000
+    """Of one key or, without keys, of one address; failed keys count as one each."""
+    most_bytes: int = 1 << 20
+    signed_by: str | None = None
+
+
+class _Doorkeeper:
+    """Who may come in, and how often. Keys are compared in constant time and kept as digests."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._digest = hashlib.sha256(settings.key.encode()).digest() if settings.key else None
+        self._rate = RateLimitItemPerMinute(settings.narratives_per_minute)
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    def admit(self, request: Request, key: str | None) -> str:
+        """The name under which a client's narratives are counted."""
+        address = request.client.host if request.client else "unknown"
+        if self._digest is None:
+            return address
+        if key is not None and hmac.compare_digest(hashlib.sha256(key.encode()).digest(), self._digest):
+            return "key"
+        self.count(f"refused {address}", 1)
+        raise HTTPException(401, "the header X-API-Key is missing or wrong", headers={"WWW-Authenticate": "ApiKey"})
+
+    def count(self, name: str, narratives: int) -> None:
+        """Take so many narratives off what a client may send."""
+        if not self._limiter.hit(self._rate, name, cost=narratives):
+            reset = self._limiter.get_window_stats(self._rate, name).reset_time
+            wait = max(1, math.ceil(reset - time.time()))
+            raise HTTPException(
+                429, f"over {self._rate.amount:,} narratives a minute; wait", headers={"Retry-After": str(wait)}
+            )
+
+
+def create_app(coder: Coder, settings: Settings) -> FastAPI:
+    """The application for one coder."""
+    batcher, door = Batcher(coder.scores), _Doorkeeper(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await batcher.start()
+        yield
+        await batcher.stop()
+
+    app = FastAPI(
+        title="Injury autocoder",
+        version=version_of("swag-ppm-autocoder"),
+        description="Codes for injury narratives from one released model. Narratives are neither stored nor logged.",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    page = _PAGE.read_text(encoding="utf-8").replace("{{origin}}", _origin_line(coder))
+    app.add_middleware(
+        Guard, most_bytes=settings.most_bytes, headers={"content-security-policy": _content_policy(page)}
+    )
+    _silence(app)
+
+    def client(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
+        return door.admit(request, key)
+
+    def keyed() -> Any:
+        return Depends(client)
+
+    def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+        return {status: {"model": Problem} for status in statuses}
+
+    @app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))
+    async def code(asked: CodeRequest, name: str = keyed()) -> CodeResponse:
+        """Code one narrative or several."""
+        texts = asked.texts
+        door.count(name, len(texts))
+        said = [at for at, text in enumerate(texts) if text.strip()]
+        try:
+            scores = await batcher.scores([texts[at] for at in said])
+        except Overloaded:
+            raise HTTPException(503, "too many narratives are waiting", headers={"Retry-After": "1"}) from None
+        review = None if asked.threshold is None else True
+        codings = [Coding((), review)] * len(texts)
+        found = coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold)
+        for at, coding in zip(said, found, strict=True):
+            codings[at] = coding
+        return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
+
+    @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
+    async def version() -> Version:
+        """The model, the classification and the bundle."""
+        known = coder.thresholds or {}
+        more = {
+            "software": app.version,
+            "codes": len(coder.model.codes),
+            "signed_by": settings.signed_by,
+            "calibrated_on": known.get("fitted_on"),
+        }
+        return Version.model_validate(coder.origin | more)
+
+    @app.get("/health", responses=problems(413, 500))
+    async def health() -> Health:
+        """Whether the service answers."""
+        return Health(status="ok")
+
+    @app.get("/", include_in_schema=False)
+    async def try_it() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    return app
+
+
+def _result(coding: Coding) -> dict[str, Any]:
+    return {"needs_review": None, "group": None} | coding.as_dict()
+
+
+def _silence(app: FastAPI) -> None:
+    """A refusal says which field is wrong and why; FastAPI's own would send the narrative back."""
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=422)
+
+
+def _origin_line(coder: Coder) -> str:
+    return html.escape(f"{coder.classification} {coder.version}, release {coder.release}, bundle {coder.digest[:16]}")
+
+
+def _content_policy(page: str) -> str:
+    """Only the page's own script and style may run, and only this service be asked."""
+
+    def hashes(tag: str) -> str:
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in found)
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

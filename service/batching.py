@@ -1,0 +1,99 @@
+"""Dynamic batching: narratives that arrive while the model works go through it together next.
+
+Nobody waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow with the load. A
+batch is bounded by its number and its characters, so that a narrative waits for one such batch and is in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Scores = Callable[[Sequence[str]], Tensor]
+"""Texts to scores, float32 [n, codes]."""
+
+
+class Overloaded(Exception):
+    """More narratives are waiting than the service takes."""
+
+
+@dataclass
+class _Waiting:
+    text: str
+    answer: asyncio.Future[Tensor]
+
+
+class Batcher:
+    """One model, one thread, one queue."""
+
+    def __init__(self, scores: Scores, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
+        self._scores = scores
+        self._most, self._most_characters, self._waiting = most, most_characters, waiting
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._worker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._worker = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """End; who still waits is told so."""
+        if self._worker is not None:
+            self._worker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._worker
+        while not self._queue.empty():
+            self._queue.get_nowait().answer.cancel()
+        self._pool.shutdown()
+
+    async def scores(self, texts: Sequence[str]) -> Tensor:
+        """Scores of texts, float32 [n, codes], in their order.
+
+        Raises:
+            Overloaded: too many are waiting; nothing was queued.
+        """
+        if not texts:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._scores, [])
+        if self._queue.qsize() + len(texts) > self._waiting:
+            raise Overloaded
+        loop = asyncio.get_running_loop()
+        items = [_Waiting(text, loop.create_future()) for text in texts]
+        for item in items:
+            self._queue.put_nowait(item)
+        try:
+            return torch.stack(await asyncio.gather(*(item.answer for item in items)))
+        finally:
+            for item in items:  # of a request that was given up nothing more is coded
+                item.answer.cancel()
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._next()
+            try:
+                rows = await loop.run_in_executor(self._pool, self._scores, [item.text for item in batch])
+            except Exception as error:
+                for item in batch:
+                    if not item.answer.done():
+                        item.answer.set_exception(error)
+                continue
+            for item, row in zip(batch, rows, strict=True):
+                if not item.answer.done():
+                    item.answer.set_result(row)
+
+    async def _next(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        characters = 0
+        while not batch or (len(batch) < self._most and characters < self._most_characters and not self._queue.empty()):
+            item = await self._queue.get()
+            if not item.answer.done():
+                batch.append(item)
+                characters += len(item.text)
+        return batch

@@ -1,0 +1,132 @@
+"""Plan, approve, release by the commands: a release that nobody signed for does not happen.
+
+The plan and its artifacts are those of the finished job; each test has a workspace and a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from jobs import Job
+from typer.testing import CliRunner
+
+from flows.cli import app
+from storage.errors import InputError
+from storage.ledger import Ledger
+from storage.paths import Workspace
+from tasks.failures import SAFE
+
+
+def command(*arguments: str) -> str:
+    """A command that loads neither torch nor a server, in this process; its output, or its refusal raised."""
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, SAFE):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def write_policy(folder: Path, *names: str, minimum: int) -> Path:
+    """A policy whose approvers have their keys in `folder`; returns the file."""
+    keys = {}
+    for name in names:
+        if not (folder / name).exists():
+            command("keys", "new", "--out", str(folder / name))
+        keys[name] = (folder / name / "signing-key.pub.pem").read_text()
+    content = {
+        "name": "strict",
+        "approvals": {"minimum": minimum, "approvers": keys},
+        "default": {"asymptotic-local": {"epsilon": 100}},
+    }
+    file = folder / "policy.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.fixture
+def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
+    """A workspace under a policy of two approvals, and a plan to release into it."""
+    job = Job(Workspace(tmp_path / "home").create().home, finished.data, finished.codelist)
+    policy = write_policy(tmp_path, "officer", "director", minimum=2)
+    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
+    command("ledger", "change-policy", *change)
+    (made,) = (finished.home / "private" / "plans").glob("*.json")
+    plan = job.home / "private" / "plans" / made.name
+    plan.parent.mkdir()
+    plan.write_bytes(made.read_bytes())
+    return job, str(plan)
+
+
+def approve(job: Job, plan: str, name: str) -> str:
+    """One approver's signature."""
+    return command("approve", plan, "--key", str(job.home.parent / name / "signing-key.pem"))
+
+
+def releases(job: Job) -> list:
+    """Releases in the ledger."""
+    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
+
+
+def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tuple[Job, str]) -> None:
+    """The plan to approve is there only after the training; the text says how to go about it."""
+    job, _ = site
+    with pytest.raises(InputError, match=r"2 signed approvals.*release\.enabled=false.*release/release"):
+        command(*job.arguments("--dry-run")[3:])
+
+
+@pytest.mark.slow
+def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
+    """Each step as its user takes it. Slow: the release runs as a command, twice, each with a server of its own."""
+    job, plan = site
+    assert approve(job, plan, "officer") == "approved by officer; 1 more wanted\n"
+    with pytest.raises(InputError, match="given already"):
+        approve(job, plan, "officer")
+    write_policy(job.home.parent, "stranger", minimum=1)  # a file that is not in force lends no key
+    with pytest.raises(InputError, match="not one of the policy's; it knows director, officer"):
+        approve(job, plan, "stranger")
+    refused = job.command("release", plan)
+    assert refused.returncode == 2
+    assert "1 of 2 signed approvals are missing" in refused.stderr
+    assert releases(job) == []
+
+    assert approve(job, plan, "director") == "approved by director; `autocoder release` may go on\n"
+    done = job.command("release", plan, "--quiet")
+    assert done.returncode == 0, done.stderr
+    (row,) = releases(job)
+    assert (row.state, sorted(row.approvals)) == ("committed", ["director", "officer"])
+    assert Path(done.stdout.strip()).name == row.release_id
+    command("ledger", "verify", "--home", str(job.home))
+
+
+@pytest.mark.slow
+def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) -> None:
+    """One field of what is drawn from: the approvals are stale. Slow: a server of its own."""
+    job, plan = site
+    for name in ("officer", "director"):
+        approve(job, plan, name)
+    content = json.loads(Path(plan).read_text())
+    content["candidate"]["std_scale"] = 0.5
+    Path(plan).write_text(json.dumps(content))
+    changed = job.command("release", plan)
+    assert changed.returncode == 2
+    assert "stale" in changed.stderr
+    assert releases(job) == []
+
+
+@pytest.mark.slow
+def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
+    """Recorded with its reason, and not to be had by later approvals. Slow: a server of its own."""
+    job, plan = site
+    key = str(job.home.parent / "director" / "signing-key.pem")
+    assert command("refuse", plan, "--key", key, "--reason", "one is enough").startswith("refused by director")
+    approve(job, plan, "officer")
+    after = job.command("release", plan)
+    assert after.returncode == 2
+    assert "director refused: one is enough" in after.stderr
+    assert [row.reason for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "refusal"] == [
+        "director refused: one is enough"
+    ]
+    assert releases(job) == []

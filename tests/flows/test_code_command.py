@@ -1,0 +1,172 @@
+"""`autocoder code` as its users call it: files in and out, what cannot be coded, `kill -9`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import environment
+
+from flows import cli
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line."""
+    return [sys.executable, "-m", "flows.cli", "code", *arguments]
+
+
+def code(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it."""
+    return subprocess.run(command(*map(str, arguments)), capture_output=True, text=True, env=environment(), timeout=300)
+
+
+def here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
+) -> tuple[int, str]:
+    """Run it in this process, which spares the imports; the exit code and what stderr says."""
+    monkeypatch.setattr(sys, "argv", ["autocoder", "code", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0), capsys.readouterr().err
+
+
+def write(path: Path, rows: list[list[str]]) -> Path:
+    """Write a CSV."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def test_a_file_is_coded_with_its_columns_kept(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is told."""
+    rows = [["id", "Text"], ["=1+1", "Employee fell\nfrom a ladder."], ["2", ""], ["3", "Burned by hot oil."]]
+    source, out = write(tmp_path / "new.csv", rows), tmp_path / "coded.csv"
+    options = ("--column", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
+    done = code("--bundle", tiny_bundle, "--data", source, "--out", out, *options)
+    assert done.returncode == 0, done.stderr
+    with out.open(newline="", encoding="utf-8") as file:
+        coded = list(csv.DictReader(file))
+    assert [row["Text"] for row in coded] == [row[1] for row in rows[1:]]
+    assert coded[0]["id"] == "'=1+1", "a formula is made text"
+    for row in coded:
+        assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), "a blank narrative gets no code"
+        assert not row["code"] or 0 <= float(row["score"]) <= 1
+    told = json.loads(done.stdout)
+    assert (told["rows"], told["blank"]) == (3, 1)
+    assert {row["bundle_digest"] for row in coded} == {told["bundle_digest"]}
+    assert {(row["model"], row["classification"], row["classification_version"]) for row in coded} == {
+        ("tiny", "OIICS", "2.01")
+    }
+    assert "ladder" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "out", "said"),
+    [
+        (b"id,Text\n1,x\n", "Narrative", "coded.csv", "has no column 'Narrative'"),
+        (b"", "Text", "coded.csv", "empty"),
+        (b"Text\n\xff\xfe\x00x\n", "Text", "coded.csv", "NUL bytes"),
+        (None, "Text", "coded.csv", "no file"),
+        (b"Text,code\nx,111\n", "Text", "coded.csv", "would overwrite"),
+        (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "coded.csv", "names 2 others"),
+        (b"Text\nx\n", "Text", "coded.xlsx", ".parquet"),
+        (b"Text\nx\n", "Text", "nowhere/coded.csv", "no folder"),
+    ],
+    ids=["column", "empty", "encoding", "missing", "code taken", "no header", "suffix", "folder"],
+)
+def test_what_cannot_be_coded_leaves_no_output(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    column: str,
+    out: str,
+    said: str,
+) -> None:
+    """One line, exit code 2, neither the output nor a part of it."""
+    source = tmp_path / "new.csv"
+    if content is not None:
+        source.write_bytes(content)
+    arguments = ("--bundle", tiny_bundle, "--data", source, "--column", column, "--out", tmp_path / out)
+    status, told = here(capsys, monkeypatch, *arguments)
+    assert (status, "error: " in told) == (2, True)
+    assert said in told
+    assert "Jane" not in told
+    assert [p.name for p in tmp_path.iterdir()] == (["new.csv"] if content is not None else [])
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_it_goes_on(
+    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one.
+
+    Slow: three processes that import torch.
+    """
+    texts = narratives(24_000)
+    source = write(tmp_path / "new.csv", [["Text"], *([text] for text in texts)])
+    whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
+    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--quiet", "--json", "--out")
+    process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
+    pieces = tmp_path / ".coded.csv.coding"
+    while len(list(pieces.glob("*.parquet"))) < 3:
+        assert process.poll() is None, "it ended before it could be killed; give it more rows"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not out.exists()
+    done = code(*arguments, out)
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads(done.stdout)["resumed"]
+    assert 3 * 2048 <= resumed < 24_000
+    assert code(*arguments, whole).returncode == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert not pieces.exists()
+
+
+def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
+    source = write(tmp_path / "new.csv", [["Text"], *([f"fell {n} " * 20] for n in range(3000))])
+    out = write(tmp_path / "coded.csv", [["mine"]])
+    line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
+    arguments = (
+        "--bundle",
+        str(tiny_bundle),
+        "--data",
+        str(source),
+        "--column",
+        "Text",
+        "--overwrite",
+        "--out",
+        str(out),
+    )
+    full = subprocess.run([*line, *command(*arguments)], capture_output=True, text=True, env=environment(), timeout=300)
+    assert full.returncode == 2, full.stderr
+    assert "Traceback" not in full.stderr
+    assert "code: " in full.stderr
+    assert out.read_text() == "mine\n"
+    done = code(*arguments, "--json")
+    assert json.loads(done.stdout)["resumed"] == 3000
+
+
+def test_options_that_do_not_go_together_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, before a bundle is looked for."""
+    for arguments, said in (
+        ((), "give narratives"),
+        (("x", "--data", "a.csv"), "give narratives"),
+        (("--data", "a.csv"), "--out"),
+        (("x", "--out", "a.csv"), "need --data"),
+        (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
+    ):
+        status, told = here(capsys, monkeypatch, *arguments)
+        assert status == 2
+        assert said in told, arguments

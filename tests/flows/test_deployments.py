@@ -1,0 +1,119 @@
+"""deployments/: every entrypoint loads, the forms fit their flows, their values are the profiles'."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.events.schemas.automations import AutomationCore
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.utilities.schema_tools import validate
+
+from flows.profiles import available, load_profile
+
+FOLDER = Path(__file__).resolve().parents[2] / "deployments"
+CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
+DEPLOYMENTS = {entry["name"]: entry for entry in CONTENT["deployments"]}
+GIVEN: dict[str, dict[str, Any]] = {
+    "release": {"plan": "PLAN.json"},
+    "code-batch": {"data": "in.csv", "out": "out.csv"},
+    "risk-shard": {
+        "shard": {
+            "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
+            "inputs": {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}},
+            "key": "0" * 32,
+        }
+    },
+}
+"""What a form asks for beyond its defaults."""
+
+
+def flow_of(name: str) -> Flow[Any, Any]:
+    return load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
+
+
+def filled(name: str) -> dict[str, Any]:
+    """The form as it is sent when nobody changes it, but for what must be given."""
+    return copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
+
+
+@pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
+def test_entrypoints_load_and_the_values_fit(name: str) -> None:
+    """A dotted name that leads to a flow; the server's schema and the flow itself take the values."""
+    assert re.fullmatch(r"flows\.\w+\.\w+", DEPLOYMENTS[name]["entrypoint"])
+    flow = flow_of(name)
+    assert DEPLOYMENTS[name]["enforce_parameter_schema"] is True
+    assert validate(filled(name), flow.parameters.model_dump()) == []
+    assert flow.validate_parameters(filled(name))
+
+
+@pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
+def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
+    """A title and a help text, or a section of its own that has them."""
+    for field, entry in flow_of(name).parameters.properties.items():
+        assert entry.get("title"), f"{name}.{field} has no title"
+        assert entry.get("description") or "$ref" in entry or "allOf" in entry, f"{name}.{field} has no help"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("demo", "parameters.fit.adamw.epochs", 0),
+        ("demo", "parameters.fit.adamw.epocs", 3),
+        ("demo", "parameters.pseudo_posterior.k", 1.5),
+        ("demo", "parameters.model.trainable", "everything"),
+        ("paper", "parameters.release.deployment", "release"),
+        ("release", "plan", None),
+        ("osha-head", "fan_out", {"shards": 0}),
+        ("risk-shard", "shard.draws.purpose", "release"),
+        ("risk-shard", "shard.key", "../elsewhere"),
+    ],
+)
+def test_wrong_values_are_refused_by_the_form(name: str, path: str, value: Any) -> None:
+    """By the schema that the server checks when the form is sent: no process starts."""
+    content = filled(name)
+    section = content
+    *parents, last = path.split(".")
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    assert validate(content, flow_of(name).parameters.model_dump()) != []
+
+
+@pytest.mark.parametrize("profile", available())
+def test_each_profile_is_a_deployment_with_its_values(profile: str) -> None:
+    """The form of `retrain/<profile>` starts from the profile; data and release are the deployment's own."""
+    form = filled(profile)["parameters"]
+    del form["release"], form["data"]["source"], form["data"]["codelist"]
+    assert form == load_profile(profile)
+
+
+def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
+    """One draw at a time, from a queue that a worker with the signing key can serve alone."""
+    release = DEPLOYMENTS["release"]
+    assert release["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert release["work_pool"] == {"name": "cpu", "work_queue_name": "release"}
+    assert [name for name, d in DEPLOYMENTS.items() if d["work_pool"].get("work_queue_name") == "release"] == [
+        "release"
+    ]
+
+
+def test_every_retrain_asks_the_release_deployment() -> None:
+    """Train and release are two: none of them releases by itself."""
+    retrains = [d for d in DEPLOYMENTS.values() if d["entrypoint"] == "flows.retrain.retrain"]
+    assert len(retrains) == len(available())
+    assert all(d["parameters"]["parameters"]["release"] == {"deployment": "release/release"} for d in retrains)
+
+
+def test_automations_are_what_prefect_takes() -> None:
+    """Each rule, with our two words in place; those that run something name a deployment that is there."""
+    for rule in yaml.safe_load((FOLDER / "automations.yaml").read_text()):
+        for action in rule["actions"]:
+            if "run" in action:
+                assert action["run"].split("/")[1] in DEPLOYMENTS
+        rule["actions"] = [{"type": "do-nothing"}]
+        AutomationCore.model_validate(rule)

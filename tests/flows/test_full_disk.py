@@ -1,0 +1,71 @@
+"""A disk that fills up while a release is published: one clear line, nothing half-published, nothing charged twice."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import Job
+from sealed_bundle import Sealed
+
+from storage import bundle
+from storage.egress.allowed import CONTENT
+
+
+@pytest.mark.slow
+def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights do not.
+
+    Slow: two processes with a Prefect server each.
+    """
+    job = Job(tmp_path / "home", finished.data, finished.codelist)
+    left_out = shutil.ignore_patterns("bundles", "ledger*", "releases", "plans")
+    shutil.copytree(finished.home, job.home, ignore=left_out)
+    (job.home / "bundles").mkdir()
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 40000; trap "" XFSZ; exec "$@"', "bash", *job.arguments()],
+        capture_output=True,
+        text=True,
+        env=job.env,
+        timeout=500,
+    )
+    assert full.returncode == 2, full.stderr
+    assert "Traceback" not in full.stderr
+    assert "free space" in full.stderr
+    assert list((job.home / "bundles").iterdir()) == []
+    assert job.releases() == [], "what the bundle needs is tried before anything is charged"
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    (row,) = job.releases()
+    assert row["state"] == "committed"
+
+
+def test_no_space_once_the_budget_is_charged(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each file that is made durable: no bundle and no part of one stays; with space again it is the same."""
+    content = sealed.copy(tmp_path / "content", seal=False)
+    release, bundles = content.name, tmp_path / "bundles"
+
+    def publish() -> tuple[Path, str]:
+        def build(made: Path) -> None:
+            shutil.copytree(content, made, dirs_exist_ok=True)
+
+        return bundle.publish(bundles, release, allowed=CONTENT, build=build, expected=sealed.row.bundle_digest)
+
+    real = bundle._sync
+    for written in range(len(bundle.content_files(content))):
+        left = iter(range(written))
+
+        def sync(path: Path, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(path)
+
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+            patched.setattr(bundle, "_sync", sync)
+            publish()
+        assert list(bundles.iterdir()) == []
+    assert publish() == (bundles / release, sealed.row.bundle_digest)

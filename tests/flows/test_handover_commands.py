@@ -1,0 +1,94 @@
+"""verify, handover and revoke as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sealed_bundle import Sealed
+from typer.testing import CliRunner
+
+from flows.cli import app
+from storage.errors import StorageError
+
+runner = CliRunner()
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr; errors made to be shown are raised."""
+    done = runner.invoke(app, [str(part) for part in arguments])
+    if isinstance(done.exception, StorageError):
+        raise done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
+    """One line for what holds; other weights of the right shape, signed by the house, give other answers."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from storage.bundle import PROOF, SIGNATURE, content_files
+
+    key = sealed.verifier.key
+    assert key
+    code, out, _ = run("verify", sealed.folder, "--key", key)
+    assert code == 0
+    assert out.startswith(f"sound: release {sealed.row.release_id}, signed by ")
+    assert "48 golden answers" in out
+    folder = sealed.copy(tmp_path)
+    weights = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in load_file(weights).items()}, weights)
+    code, _, err = run("verify", folder, "--key", key, "--no-golden")
+    assert (code, "2_Dense/model.safetensors: is not as it was signed" in err) == (1, True)
+    from storage.artifacts import digest
+    from storage.ledger.heads import load_private_key
+    from storage.proof import proof_of
+
+    files = content_files(folder)
+    row = sealed.row.model_copy(update={"bundle_digest": digest(files)})
+    (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=load_private_key(sealed.signer.key))))
+    sealed.signer.sign(folder, tmp_path / SIGNATURE)
+    shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
+    assert run("verify", folder, "--key", key, "--no-golden")[0] == 0
+    code, _, err = run("verify", folder, "--key", key)
+    assert code == 1
+    assert "golden.jsonl: narrative 1: the model answers otherwise" in err
+
+
+def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
+    """From the workspace to a partner and back: the archive verifies until the list says otherwise."""
+    release, key = str(sealed.row.release_id), sealed.verifier.key
+    assert key
+    home = ("--home", sealed.home)
+    _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
+    told = json.loads(out)
+    archive = Path(told["archive"])
+    assert told["release_row"] == sealed.row.sequence
+    assert run("verify", archive, "--key", key, "--no-golden")[0] == 0
+    (entry,) = json.loads(run("handover", "--list", "--json", *home)[1])
+    assert (entry["partner"], entry["revoked_on"]) == ("Statistics Office", None)
+    listed = tmp_path / "revocations.json"
+    _, out, _ = run("revoke", release, "--reason", "a test", "--out", listed, *home)
+    assert "tell Statistics Office" in out
+    code, out, _ = run("verify", archive, "--key", key, "--no-golden", "--revocations", listed, "--json")
+    assert code == 1
+    assert json.loads(out)["file"] == "privacy_statement.json"
+    with pytest.raises(StorageError, match="was revoked"):
+        run("handover", release, "--to", "Labour Office", "--out", tmp_path, *home)
+
+
+def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
+    """What is missing is said with the option's name."""
+    for arguments, problem in (
+        (("verify", sealed.folder), "--key"),
+        (("verify", tmp_path / "none", "--key", sealed.verifier.key), "no such bundle"),
+        (("handover", "--home", sealed.home), "--to"),
+        (("handover", "--list", "--home", tmp_path), "no ledger at"),
+        (("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home), "not in this ledger"),
+    ):
+        with pytest.raises(StorageError, match=problem):
+            run(*(str(part) for part in arguments))

@@ -1,0 +1,189 @@
+"""The service: its answers, its limits, its silence, and whatever else is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from torch import Tensor
+
+from service.app import Settings, create_app
+from service.batching import Batcher, Overloaded
+from tasks.coding import Coder
+
+KEY = "a key for tests only"
+HEADER = {"X-API-Key": KEY}
+
+
+@pytest.fixture(scope="module")
+def coder(tiny_bundle: Path) -> Coder:
+    """The tiny bundle, loaded."""
+    return Coder.open(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def client(coder: Coder) -> Iterator[TestClient]:
+    """The service with a key and without a rate that tests would meet."""
+    with TestClient(create_app(coder, Settings(key=KEY, narratives_per_minute=10**6))) as client:
+        yield client
+
+
+def test_it_answers_as_the_coder_does(client: TestClient, coder: Coder, narratives: Callable[..., list[str]]) -> None:
+    """One narrative or several; blank ones among them; with and without a threshold."""
+    texts = [*narratives(20), " "]
+    told = client.post("/code", json={"narratives": texts, "top_k": 2, "threshold": 0.5}, headers=HEADER).json()
+    expected = coder.code(texts, top_k=2, threshold=0.5)
+    assert {name: told[name] for name in coder.origin} == coder.origin
+    for result, coding in zip(told["results"], expected, strict=True):
+        assert [entry["code"] for entry in result["codes"]] == [answer.code for answer in coding.answers]
+        assert result["needs_review"] == coding.needs_review
+        assert (result["group"] and result["group"]["code"]) == (coding.group and coding.group.code)
+    (one,) = client.post("/code", json={"narratives": texts[0]}, headers=HEADER).json()["results"]
+    assert one["codes"] == [told["results"][0]["codes"][0] | {"score": one["codes"][0]["score"]}]
+    assert one["needs_review"] is None
+    (blank,) = client.post("/code", json={"narratives": ""}, headers=HEADER).json()["results"]
+    assert blank["codes"] == []
+
+
+def test_the_examples_of_the_description_are_answered(client: TestClient) -> None:
+    """What OpenAPI shows can be sent as it stands."""
+    described = client.get("/openapi.json").json()
+    examples = described["components"]["schemas"]["CodeRequest"]["examples"]
+    assert len(examples) == 2
+    for example in examples:
+        assert client.post("/code", json=example, headers=HEADER).status_code == 200
+
+
+@pytest.mark.parametrize("key", [None, "", "wrong", KEY[:-1], "kéy"])
+def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -> None:
+    """Health alone is open."""
+    headers = [] if key is None else [(b"X-API-Key", key.encode())]
+    assert client.post("/code", json={"narratives": "x"}, headers=headers).status_code == 401
+    assert client.get("/version", headers=headers).status_code == 401
+    assert client.get("/health", headers=headers).json() == {"status": "ok"}
+    assert client.get("/version", headers=HEADER).json()["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"narratives": "zebrafinch" * 2001}, 422),
+        ({"narratives": ["zebrafinch"] * 65}, 422),
+        ({"narratives": []}, 422),
+        ({"narratives": {"zebrafinch": 1}}, 422),
+        ({"narratives": "zebrafinch", "top_k": 0}, 422),
+        ({"narratives": "zebrafinch", "more": "zebrafinch"}, 422),
+        ({"narratives": "zebrafinch" * 200_000}, 413),
+        ("zebrafinch", 422),
+    ],
+)
+def test_what_is_refused_is_not_quoted(client: TestClient, body: object, status: int) -> None:
+    """Nor said by anything but its field."""
+    answer = client.post("/code", content=json.dumps(body), headers=HEADER | {"content-type": "application/json"})
+    assert answer.status_code == status
+    assert "zebrafinch" not in answer.text
+    assert answer.json()["detail"]
+
+
+def test_a_body_is_cut_off_at_the_limit_even_if_it_does_not_say_its_length(client: TestClient) -> None:
+    """No more than the limit is read of an endless one."""
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b"x" * 100_000
+
+    headers = HEADER | {"content-type": "application/json"}
+    assert client.post("/code", content=endless(), headers=headers).status_code == 413
+
+
+def test_a_rate_is_held_in_narratives(coder: Coder) -> None:
+    """Thirty a minute: a batch counts all of its narratives; wrong keys have a count of their own."""
+    with TestClient(create_app(coder, Settings(key=KEY, narratives_per_minute=30))) as client:
+        for _ in range(3):
+            assert client.post("/code", json={"narratives": ["x"] * 10}, headers=HEADER).status_code == 200
+        over = client.post("/code", json={"narratives": "x"}, headers=HEADER)
+        assert over.status_code == 429
+        assert 1 <= int(over.headers["retry-after"]) <= 120
+        statuses = [client.get("/version").status_code for _ in range(31)]
+        assert statuses == [401] * 30 + [429]
+
+
+def test_a_failure_of_the_model_says_no_text(
+    coder: Coder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A library quotes what it chokes on: neither client nor terminal reads it, and the next request works."""
+    broken = True
+
+    def scores(self: Coder, texts: Sequence[str]) -> Tensor:
+        if broken:
+            raise RuntimeError(f"cannot tokenise {texts}")
+        return torch.full((len(texts), 6), 1 / 6)
+
+    monkeypatch.setattr(Coder, "scores", scores)
+    with TestClient(create_app(coder, Settings())) as client:
+        failed = client.post("/code", json={"narratives": "zebrafinch"})
+        broken = False
+        assert client.post("/code", json={"narratives": "zebrafinch"}).status_code == 200
+    assert failed.status_code == 500
+    told = capfd.readouterr()
+    assert "zebrafinch" not in failed.text + told.out + told.err
+    assert "failed: RuntimeError" in told.err
+
+
+def test_narratives_that_arrive_together_are_coded_together() -> None:
+    """While one batch is at work the others gather; every request gets its own scores; a full queue refuses."""
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    def scores(texts: Sequence[str]) -> Tensor:
+        gate.wait(30)
+        sizes.append(len(texts))
+        return torch.tensor([[float(text)] for text in texts])
+
+    async def run() -> list[Tensor]:
+        batcher = Batcher(scores, most=8, waiting=50)
+        await batcher.start()
+        asked = [asyncio.create_task(batcher.scores([str(n)])) for n in range(41)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded):
+            await batcher.scores(["0"] * 20)
+        asked[40].cancel()
+        gate.set()
+        found = await asyncio.gather(*asked[:40])
+        await batcher.stop()
+        return found
+
+    assert [float(row[0, 0]) for row in asyncio.run(run())] == [float(n) for n in range(40)]
+    assert sum(sizes) == 40, "what was given up is not coded"
+    assert max(sizes) == 8
+    assert len(sizes) <= 7
+
+
+def test_stopping_lets_the_waiting_go() -> None:
+    """Who waits when the service stops is not left hanging."""
+
+    async def run() -> None:
+        batcher = Batcher(lambda texts: torch.zeros(len(texts), 1))
+        asked = asyncio.create_task(batcher.scores(["x"]))  # never started: it can only wait
+        await asyncio.sleep(0)
+        await batcher.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(run())
+
+
+def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
+    """Its policy names the hash of the script, allows no other origin, and the page asks for none."""
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 2
+    assert "http" not in page.text.replace("http-equiv", "")
+    assert "OIICS 2.01" in page.text

@@ -1,0 +1,36 @@
+"""schemathesis: whatever the description allows is answered as described, whatever it forbids is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+
+from service.app import Settings, create_app
+from tasks.coding import Coder
+
+KEY = "a key for tests only"
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+@pytest.mark.parametrize(
+    ("operation", "good"), [("POST /code", True), ("POST /code", False), ("GET /version", True), ("GET /health", True)]
+)
+def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool) -> None:
+    """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
+    app = create_app(Coder.open(tiny_bundle), Settings(key=KEY, narratives_per_minute=10**9))
+    method, path = operation.split()
+    described = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
+    mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE
+    statuses: set[int] = set()
+
+    @given(case=described.as_strategy(generation_mode=mode))
+    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=SLOW)
+    def holds(case: Case) -> None:
+        statuses.add(case.call_and_validate(headers={"X-API-Key": KEY}).status_code)
+
+    holds()
+    assert 200 in statuses if good else statuses <= {200, 400, 401, 413, 422}
