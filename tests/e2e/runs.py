@@ -1,0 +1,74 @@
+"""Runs on the stack: starting one, waiting for its states, finding its processes and its release."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import psutil
+from stacks import Stack
+
+from storage.ledger import Ledger, Row
+
+SMALL = {"adamw": {"epochs": 2}, "sgd": {"epochs": 4}, "swag": {"rank": 3}}
+ENDS = ("COMPLETED", "FAILED", "CANCELLED")
+
+
+def small(stack: Stack, *, seed: int | None = None) -> dict[str, Any]:
+    """The form of `retrain/demo` with small sizes; with a seed, stages and a release of its own."""
+    parameters = copy.deepcopy(stack.deployment("retrain/demo")["parameters"])
+    for section, values in SMALL.items():
+        parameters["parameters"]["fit"][section] |= values
+    parameters["parameters"]["pseudo_posterior"] |= {"risk_draws": 40, "sensitivity_draws": 40}
+    if seed is not None:
+        parameters["parameters"]["fit"]["seed"] = seed
+        parameters["parameters"]["release"]["label"] = f"seed-{seed}"
+    return parameters
+
+
+def start(stack: Stack, name: str, parameters: dict[str, Any], *, after: float = 0.0) -> httpx.Response:
+    """What the page does when its form is sent, or the scheduler with a moment to come."""
+    moment = (datetime.now(UTC) + timedelta(seconds=after)).isoformat()
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": moment}}
+    path = f"/deployments/{stack.deployment(name)['id']}/create_flow_run"
+    return stack.post(path, {"parameters": parameters, "state": state})
+
+
+def processes_of(run: dict[str, Any]) -> list[psutil.Process]:
+    """Processes that execute a run: their environment names it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") == run["id"].replace("-", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def ended(stack: Stack, run_id: str) -> dict[str, Any] | None:
+    """The run once it has come to an end that is none of a crash, which is taken up."""
+    run = stack.run(run_id)
+    return run if run["state_type"] in ENDS else None
+
+
+def in_state(stack: Stack, run_id: str, state: str) -> dict[str, Any] | None:
+    """The run once it is in a state; it must not fail before."""
+    run = stack.run(run_id)
+    assert run["state_type"] not in ("FAILED", "CANCELLED"), run["state"]
+    return run if run["state_type"] == state else None
+
+
+def release_run(stack: Stack, retrain_id: str) -> dict[str, Any] | None:
+    """The release run that a retrain asked for: its key ends with the retrain's id."""
+    found = [r for r in stack.runs("release") if (r["idempotency_key"] or "").endswith(retrain_id)]
+    assert len(found) <= 1, "one retrain asked for two releases"
+    return found[0] if found else None
+
+
+def releases(stack: Stack, *, of_run: str | None = None) -> list[Row]:
+    """Releases in the ledger, those of one retrain where it is named."""
+    rows = [row for row in Ledger.open(stack.ledger_url()).current() if row.kind == "release"]
+    return [row for row in rows if of_run is None or row.prefect_run_id == of_run]

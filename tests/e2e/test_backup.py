@@ -1,0 +1,116 @@
+"""A backup by the commands of docs/operations.md, as they stand there, restored into a fresh database and workspace.
+
+Slow: a second PostgreSQL is initialised and the ledger's schema made in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stacks import Stack
+
+from storage.ledger import Ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+def commands(number: int) -> list[str]:
+    """Lines of one of the two blocks of the section *Back up and restore*: 0 backs up, 1 restores."""
+    section = (ROOT / "docs" / "operations.md").read_text().partition("## Back up and restore")[2].partition("\n## ")[0]
+    return re.findall(r"```\n(.*?)```", section, re.DOTALL)[number].strip().splitlines()
+
+
+def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list[str]:
+    """Run commands in a folder that holds KEY.pem, with the environment that the section names; what they print."""
+    role, password, host, port = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url).groups()  # type: ignore[union-attr]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))} | {
+        "PGHOST": host,
+        "PGPORT": port,
+        "PGUSER": role,
+        "PGPASSWORD": password,
+        "AUTOCODER_HOME": str(workspace),
+        "AUTOCODER_LEDGER_URL": url,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    printed = []
+    for line in lines:
+        command = [str(workspace) if word == "WORKSPACE" else word for word in shlex.split(line)]
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        printed.append(done.stdout + done.stderr)
+    return printed
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[str]:
+    """URL of the owner of an empty ledger in a PostgreSQL of its own, as `make stack` makes it."""
+    folder = Path(f"/tmp/autocoder-restore-{os.getpid()}")  # PostgreSQL's user must come through
+    other = scripts_stack.Stack(folder, "", "")
+    try:
+        host, port = other.postgres()
+        url = f"postgresql+psycopg://ledger_owner:{other.secret('ledger_owner')}@{host}:{port}/ledger"
+        command = ("ledger", "migrate", "--app-role", "autocoder")
+        other.once(sys.executable, "-m", "flows.cli", *command, env=other.base | {"AUTOCODER_LEDGER_URL": url})
+        yield url
+    finally:
+        other.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_backup_restores_into_a_fresh_stack(stack: Stack, officer: Path, fresh: str, tmp_path: Path) -> None:
+    """The same rows, found whole by `verify` against the head that was signed before; history as closed as it was."""
+    folder, home = tmp_path / "backup", tmp_path / "restored"
+    folder.mkdir()
+    home.mkdir(mode=0o700)
+    shutil.copy(officer, folder / "KEY.pem")
+    shutil.copy(officer.with_name("signing-key.pub.pem"), folder / "KEY.pub.pem")
+    (stack.home / "private").mkdir(mode=0o700, exist_ok=True)
+    (stack.home / "bundles").mkdir(exist_ok=True)
+    follow(commands(0), folder, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
+
+    # what the backup does not hold must not come back
+    before = Ledger.open(stack.ledger_url()).head()
+    told = follow(commands(1), folder, workspace=home, url=fresh)
+    assert Ledger.open(fresh).head() == before
+    assert str(before[0]) in told[2]
+    kept = sorted(p.relative_to(stack.home) for p in (stack.home / "private" / "plans").glob("*"))
+    assert sorted(p.relative_to(home) for p in (home / "private" / "plans").glob("*")) == kept
+    assert (home / "private").stat().st_mode & 0o077 == 0
+
+    import psycopg
+
+    with (
+        psycopg.connect(fresh.replace("+psycopg", ""), autocommit=True) as connection,
+        pytest.raises(psycopg.DatabaseError),
+    ):
+        connection.execute("DELETE FROM ledger_row")
+
+
+def test_a_row_lost_on_the_way_is_found(stack: Stack, officer: Path, fresh: str, tmp_path: Path) -> None:
+    """A restore into a ledger that a superuser then shortens does not pass: the head tells."""
+    shutil.copy(officer, tmp_path / "KEY.pem")
+    shutil.copy(officer.with_name("signing-key.pub.pem"), tmp_path / "KEY.pub.pem")
+    dump, head, _ = commands(0)
+    follow([dump, head], tmp_path, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
+    restore, _, verify, _ = commands(1)
+    follow([restore], tmp_path, workspace=tmp_path, url=fresh)
+    import psycopg
+
+    with psycopg.connect(fresh.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("ALTER TABLE ledger_row DISABLE TRIGGER ALL")
+        connection.execute("DELETE FROM ledger_row WHERE sequence = (SELECT max(sequence) FROM ledger_row)")
+    with pytest.raises(AssertionError, match="missing: the ledger ends at row"):
+        follow([verify], tmp_path, workspace=tmp_path, url=fresh)

@@ -1,0 +1,103 @@
+"""The operator's page in Chromium: a form filled, a wrong value refused in it, a run seen, its release approved.
+
+Slow: a browser, and two runs that are processes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Operator, browsing, chromium
+from playwright.sync_api import expect
+from runs import ended, in_state, release_run, releases
+from stacks import Stack
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.postgres,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(chromium() is None, reason="the page's test needs Chromium (Debian: chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def operator(stack: Stack) -> Iterator[Operator]:
+    with browsing(stack) as logged_in:
+        yield logged_in
+
+
+def test_the_page_wants_a_login(stack: Stack) -> None:
+    """A wrong one stays at the door."""
+    with browsing(stack) as operator:
+        operator.page.context.clear_cookies()
+        operator.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        operator.page.goto(f"{stack.state['ui']}/v2/runs")
+        operator.page.wait_for_url("**/login**")
+        operator.page.locator("input").fill("operator:guess")
+        operator.page.get_by_role("button", name="Login").click()
+        expect(operator.page.get_by_text("Invalid credentials").first).to_be_visible()
+        assert "/login" in operator.page.url
+
+
+def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) -> None:
+    """Out of range by the form itself; a pattern that only the server checks, when the form is sent. No run comes."""
+    before = len(stack.runs("retrain"))
+    operator.open_form("retrain/demo")
+    wrong = operator.fill("Epochs", "-1", section="Fine-tuning")
+    operator.submit()
+    assert wrong.evaluate("field => field.validationMessage")
+    assert wrong.evaluate("field => field === document.activeElement"), "the page leads to the wrong field"
+
+    operator.fill("Epochs", "2", section="Fine-tuning")
+    operator.fill("Population", "no blanks, please")
+    operator.submit()
+    expect(operator.page.get_by_text("no blanks, please' does not match").first).to_be_visible()
+    assert len(stack.runs("retrain")) == before
+
+
+def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operator: Operator, officer: Path) -> None:
+    """From the form to the ledger, with what an operator and an officer see on the way."""
+    page = operator.page
+    operator.open_form("retrain/demo")
+    operator.fill("Epochs", "2", section="Fine-tuning")
+    operator.fill("Epochs", "4", section="SWAG collection")
+    operator.fill("Rank K", "3")
+    operator.fill("Draws for risks", "40")
+    operator.fill("Draws S for the sensitivity", "40")
+    operator.fill("Label", "from-the-page")
+    run_id = operator.submitted()
+    sent = stack.run(run_id)["parameters"]["parameters"]
+    assert (sent["fit"]["adamw"]["epochs"], sent["fit"]["sgd"]["epochs"], sent["fit"]["swag"]["rank"]) == (2, 4, 3)
+
+    operator.open_run(run_id)
+    expect(page.get_by_text("Running").first).to_be_visible(timeout=120_000)
+    assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=120_000)
+    operator.open_run(run_id, tab="Artifacts")
+    page.get_by_text("release-plan").first.click()
+    (plan,) = [a for a in stack.artifacts(run_id) if a["key"] == "release-plan"]
+    page.get_by_role("link", name=plan["id"][:8]).click()
+    expect(page.get_by_text("asymptotic-local").first).to_be_visible()
+    expect(page.get_by_text("autocoder approve").first).to_be_visible()
+
+    asked = stack.wait("the release run", lambda: release_run(stack, run_id))
+    stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
+    operator.open_run(asked["id"])
+    operator.menu("Resume")
+    expect(page.get_by_role("dialog").get_by_text("asymptotic-local").first).to_be_visible()
+    operator.answer("I approve. B. Officer")
+    expect(page.get_by_text("does not match").first).to_be_visible()
+    assert stack.run(asked["id"])["state_name"] == "Suspended"
+
+    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--print")
+    assert signed.returncode == 0, signed.stderr
+    operator.open_run(asked["id"])
+    operator.menu("Resume")
+    operator.answer(signed.stdout.strip())
+    stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
+    (row,) = releases(stack, of_run=run_id)
+    assert (row.state, row.approvals) == ("committed", ("officer",))
+    operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=120_000)

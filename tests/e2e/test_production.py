@@ -1,0 +1,125 @@
+"""The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what.
+
+Slow: PostgreSQL, Redis, Prefect's server, its services and two workers start, and every run is a process of its own.
+The tests go on from each other's state, in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from runs import ended, in_state, processes_of, releases, small, start
+from stacks import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
+
+
+def test_the_api_refuses_whoever_does_not_log_in(stack: Stack) -> None:
+    """Reading, starting and a wrong password."""
+    for path in ("/flow_runs/filter", "/deployments/filter", "/admin/database/clear"):
+        assert httpx.post(f"{stack.api}{path}", json={}, timeout=30).status_code == 401
+        assert httpx.post(f"{stack.api}{path}", json={}, auth=("operator", "guess"), timeout=30).status_code == 401
+    assert stack.post("/flow_runs/filter").status_code == 200
+
+
+def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: Stack) -> None:
+    """Prefect's role does not see the ledger; the pipeline's role may add to it, and nothing else."""
+
+    def connect(role: str, database: str) -> psycopg.Connection:
+        return psycopg.connect(stack.ledger_url(role, database).replace("+psycopg", ""), autocommit=True)
+
+    for role, database in (("prefect", "ledger"), ("autocoder", "prefect"), ("ledger_owner", "prefect")):
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            connect(role, database)
+    with connect("autocoder", "ledger") as connection:
+        connection.execute("SELECT count(*) FROM ledger_row")
+        for statement in (
+            "UPDATE ledger_row SET body = ''",
+            "DELETE FROM spend",
+            "TRUNCATE ledger_row",
+            "DROP TABLE ledger_row",
+            "ALTER TABLE ledger_row DISABLE TRIGGER ALL",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
+
+
+def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
+    """Out of range, an unknown name, a missing file: by the server, or in the first second of the run."""
+    for section, wrong in (("fit", {"adamw": {"epochs": -1}}), ("fit", {"adamw": {"epocs": 3}}), ("data", {})):
+        parameters = small(stack)
+        parameters["parameters"][section] = wrong
+        response = start(stack, "retrain/demo", parameters)
+        assert response.status_code == 409, response.text
+        assert "Validation failed" in response.text
+
+
+def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
+    """A scheduled retrain whose process dies by SIGKILL goes on by itself, and ends with one release run that waits."""
+    run = start(stack, "retrain/demo", small(stack), after=3).json()
+    stages = stack.home / "private" / "stages"
+    stack.wait("the first stage", lambda: list(stages.glob("features/*/manifest.json")))
+    victims = processes_of(run)
+    assert victims
+    for process in victims:
+        process.kill()
+    done = stack.wait("the retrain's end", lambda: ended(stack, run["id"]))
+    assert done["state_type"] == "COMPLETED", done["state"]
+    assert done["run_count"] == 2, "taken up once"
+
+    (asked,) = stack.wait("a release run", lambda: stack.runs("release"))
+    waiting = stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
+    assert waiting["state_name"] == "Suspended"
+    stack.wait("the worker's release", lambda: not processes_of(asked))
+    assert releases(stack) == []
+    artifacts = {a["key"]: a for a in stack.post("/artifacts/filter").json() if a["key"]}
+    assert "asymptotic-local" in artifacts["release-plan"]["data"]
+    assert "autocoder approve" in artifacts["release-plan"]["data"]
+
+
+def test_everything_may_die_while_it_waits(stack: Stack) -> None:
+    """PostgreSQL, Redis, server, services and workers by SIGKILL: they come back, and the run still waits."""
+    before = stack.state["processes"]
+    (waiting,) = stack.runs("release")
+    for name in ("postgres", "redis", "server", "services", "worker-cpu", "worker-gpu"):
+        os.kill(before[name], signal.SIGKILL)
+    stack.wait("the restart", lambda: all(stack.state["processes"][name] != before[name] for name in before))
+    stack.wait("the waiting run", lambda: stack.run(waiting["id"])["state_name"] == "Suspended")
+
+
+def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_path: Path) -> None:
+    """A text that is none is refused by the form; a stranger's is refused by the run, which waits on; the officer's
+    releases, once.
+    """
+    (asked,) = stack.runs("release")
+    plan = asked["parameters"]["plan"]
+    for text in ("I approve. B. Officer", "A" * 100):
+        said = stack.post(f"/flow_runs/{asked['id']}/resume", {"run_input": {"decision": text}}).json()
+        assert said["status"] == "REJECT"
+        assert stack.run(asked["id"])["state_name"] == "Suspended"
+
+    stranger = tmp_path / "stranger"
+    stack.command("keys", "new", "--out", str(stranger))
+    # The rule against zombies may take the run up once more after such a night; it asks again then.
+    stack.wait("the waiting run", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
+    posted = stack.command("approve", plan, "--key", str(stranger / "signing-key.pem"), "--post")
+    assert posted.returncode == 0, posted.stderr
+    stack.wait("its refusal", lambda: [line for line in stack.said(asked["id"]) if "does not count" in line])
+    stack.wait("waiting again", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
+    assert releases(stack) == []
+
+    posted = stack.command("approve", plan, "--key", str(officer), "--post")
+    assert posted.returncode == 0, posted.stderr
+    done = stack.wait("the release", lambda: ended(stack, asked["id"]))
+    assert done["state_type"] == "COMPLETED", done["state"]
+    (row,) = releases(stack)
+    assert (row.state, row.approvals) == ("committed", ("officer",))
+    assert [p.name for p in (stack.home / "bundles").iterdir()] == [row.release_id]
+    time.sleep(1)
+    assert stack.command("ledger", "verify").returncode == 0

@@ -1,0 +1,140 @@
+"""A real bundle, sealed, made without training: tests copy it and attack the copy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.bundle import PROOF, SIGNATURE
+from storage.egress.allowed import CONTENT
+from storage.ledger import Ledger, ReleasePlan, Row
+from storage.signing import Signer, Verifier
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A committed and signed bundle with all that made it. Tests must not change its folder."""
+
+    folder: Path
+    home: Path
+    ledger: Ledger
+    row: Row
+    signer: Signer
+    verifier: Verifier
+    refill: Callable[..., Any]
+    """Write the same content into an empty folder, under other settings if given; return what the gate expects."""
+    context: Any
+    candidate: Any
+    narratives: tuple[str, ...] = field(repr=False)
+    """The private training narratives."""
+
+    def copy(self, place: Path, *, seal: bool = True) -> Path:
+        """A copy to attack, without its seal if so wished."""
+        made = place / self.folder.name
+        shutil.copytree(self.folder, made)
+        if not seal:
+            (made / PROOF).unlink()
+            (made / SIGNATURE).unlink()
+        return made
+
+
+def plan(key: str) -> ReleasePlan:
+    """A release of invented records."""
+    from mechanisms.events import Claim, SwagPpmEvent
+
+    return ReleasePlan(
+        idempotency_key=key,
+        release_label=key,
+        population="demo",
+        cohorts=("2021", "2022"),
+        data_fingerprint="f" * 64,
+        records_rounded=240,
+        event=SwagPpmEvent(reweighted=False, snapshots=2, rank=2, sensitivity_draws=9, sensitivity=1.5),
+        claim=Claim(
+            guarantee_kind="asymptotic-local",
+            epsilon=3.0,
+            delta_text="not quantified",
+            sensitivity=1.5,
+            draws=9,
+            neighbouring_relation="add-remove",
+            privacy_unit="record",
+            max_records_per_unit=1,
+            accountant="a test",
+            assumptions=("the test is sound",),
+        ),
+        requester="Jane Requester",
+    )
+
+
+@pytest.fixture(scope="session")
+def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
+    """The parameters are those that training would begin with; everything else is as in a release."""
+    import torch
+
+    from mechanisms import checkpoint
+    from storage import bundle
+    from storage.datasets import load_codes, load_split
+    from storage.demo_data import write_demo_data
+    from storage.seal import seal, workspace_signer
+    from tasks import bundling, data
+    from tasks.candidate import Candidate
+    from tasks.parameters import BundleParameters, DataParameters
+    from tasks.stage import Context, run_step
+
+    home = tmp_path_factory.mktemp("house")
+    context = Context(home=str(home), device="cpu")
+    context.workspace.create()
+    written = write_demo_data(home / "source", records=240, seed=3)
+    chosen = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    named = {"classification": "OIICS", "classification_version": "2.01"}
+    dataset = run_step(context, data.ingest(DataParameters.model_validate(chosen | named)))
+    model: Any = {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32}
+    candidate = Candidate.model_validate(
+        {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
+    )
+    theta = candidate.untrained(context).flat.clone()
+    theta += torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
+    settings = BundleParameters()
+
+    ledger = Ledger.open(context.workspace.ledger_url)
+    row = ledger.reserve(plan("first"))
+    assert row.release_id
+    draw = home / "draw.safetensors"
+    checkpoint.save(draw, {"theta": theta}, {})
+    release_id = row.release_id
+    row = ledger.mark_drawn(release_id, draw_digest="d" * 64)
+
+    def refill(folder: Path, **changed: Any) -> Any:
+        bundling.fill(folder, context, row, candidate, theta, settings.model_copy(update=changed))
+        codes = load_codes(context.store.open(dataset))
+        tensors = bundling.export.save(
+            candidate.classifier(context, theta), home / "again", codes=[entry.code for entry in codes]
+        )
+        return bundling._expected(context, candidate, codes, tensors, bundling.statement(row))
+
+    folder, digest = bundle.publish(
+        context.workspace.bundles,
+        release_id,
+        allowed=CONTENT,
+        build=lambda made: bundling.fill(made, context, row, candidate, theta, settings),
+    )
+    committed = ledger.commit(release_id, bundle_digest=digest)
+    signer = workspace_signer(context.workspace.private, home)
+    seal(folder, committed, signer, aside=home / "private" / "aside")
+    return Sealed(
+        folder=folder,
+        home=home,
+        ledger=ledger,
+        row=committed,
+        signer=signer,
+        verifier=Verifier(home / "signing-key.pub.pem"),
+        refill=refill,
+        context=context,
+        candidate=candidate,
+        narratives=tuple(load_split(context.store.open(dataset), "train")["text"]),
+    )
