@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo test check format lock clean setup
+.PHONY: help demo stack screenshots test check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -18,6 +18,12 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
 
 demo: $(STAMP)  ## generate narratives, run the whole method on them, code three with the release
 	@bash scripts/demo.sh "$(BIN)" "$(or $(DEMO_HOME),demo-workspace)"
+
+stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, two workers, on free ports; Ctrl-C stops
+	$(BIN)/python scripts/stack.py --folder "$(or $(STACK_FOLDER),stack)" --data "$(DATA)" --codelist "$(CODELIST)"
+
+screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs chromium
+	$(BIN)/python scripts/screenshots.py
 
 test: $(STAMP)  ## the tests
 	$(BIN)/pytest $(PYTEST_ARGS)

@@ -55,7 +55,6 @@ def plan(key: str) -> ReleasePlan:
         parameters_digest="2" * 64,
         artifact_digests={"posterior": "3" * 64, "weights": "4" * 64},
         requester="operator",
-        approvals=("officer",),
     )
 
 

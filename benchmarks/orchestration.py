@@ -1,0 +1,315 @@
+#!/usr/bin/env python
+"""What Prefect costs: a retrain with and without it, many shards, two workers against one.
+
+    python benchmarks/orchestration.py overhead --data osha.csv --codelist oiics201_nature.csv [--profile osha-head]
+    python benchmarks/orchestration.py overhead --profile demo
+    python benchmarks/orchestration.py submission [--shards 1000]
+    python benchmarks/orchestration.py workers [--draws 20]
+
+Claim 1: orchestration takes less than 5 % of a retrain of `osha-head`, and under 15 s of the demo, against the same
+stages and the same release called in plain Python: each a process of its own, Prefect's import (which the plain one
+can't avoid) counted to orchestration. The server runs already, as in production (or the command starts its own).
+Claim 2: asking for the last of 1,000 shards takes at most 1.5 times what the first took.
+Claim 3: two workers of one thread each finish a risk pass in at most 0.6 of the time of one.
+The server is Prefect's own, on SQLite. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PLAIN = """
+import time
+before = time.perf_counter()
+import prefect.flows, prefect.tasks, prefect.client.orchestration, prefect.artifacts
+print(time.perf_counter() - before)
+import sys
+from pathlib import Path
+from flows import profiles, retrain
+from tasks import publish
+from tasks.plan import PlannedRelease
+from tasks.stage import Context, run_step
+
+home, profile, data, codelist = sys.argv[1:]
+parameters = profiles.parameters(profile, [], data=Path(data), codelist=Path(codelist))
+context = Context(home=home)
+context.workspace.create()
+made = retrain.chain(parameters, lambda step: run_step(context, step))
+last = parameters.rounds[-1]
+planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
+                                      posterior=made.posteriors[last], measured=made.measured[last],
+                                      prefect_run_id=None)
+planned.save(context)
+publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+publish.release.fn(context, planned, parameters.release)
+"""
+"""A retrain without a flow, a task or a server."""
+
+
+def main() -> None:
+    """Run the part that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("overhead", "submission", "workers"))
+    parser.add_argument("--data", type=Path, help="records (default: invented ones)")
+    parser.add_argument("--codelist", type=Path, help="their code list")
+    parser.add_argument("--profile", default="osha-head")
+    parser.add_argument("--own-server", action="store_true", help="let the command start Prefect's server itself")
+    parser.add_argument("--repeats", type=int, default=1, help="of the overhead, interleaved (default: 1)")
+    parser.add_argument("--shards", type=int, default=1000, help="shards to ask for (default: 1000)")
+    parser.add_argument("--draws", type=int, default=20, help="draws of the pass that the workers share (default: 20)")
+    options = parser.parse_args()
+    part = {"overhead": overhead, "submission": submission, "workers": workers}[options.part]
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({"part": options.part, "cores": os.cpu_count()} | part(options, Path(folder)), indent=1))
+
+
+# -- claim 1 -----------------------------------------------------------------------------------------------
+
+
+def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The command against the same in plain Python, one after the other."""
+    data, codelist = records(options, folder, number=2000)
+    job = [options.profile, str(data), str(codelist)]
+    plain, orchestrated = [], []
+    with server(folder) as api:
+        env = environment() if options.own_server else environment(PREFECT_API_URL=api)
+        for repeat in range(options.repeats):
+            home = str(folder / f"plain-{repeat}")
+            seconds, said = timed([sys.executable, "-c", PLAIN, home, *job], environment())
+            plain.append(seconds - float(said))
+            home = str(folder / f"orchestrated-{repeat}")
+            command = [sys.executable, "-m", "flows.cli", "retrain", "--quiet", "--home", home]
+            command += ["--profile", job[0], "--data", job[1], "--codelist", job[2]]
+            orchestrated.append(timed(command, env)[0])
+    costs = [b - a for a, b in zip(plain, orchestrated, strict=True)]
+    return {
+        "profile": options.profile,
+        "server": "started by the command" if options.own_server else "running",
+        "plain_s": [round(s, 1) for s in plain],
+        "orchestrated_s": [round(s, 1) for s in orchestrated],
+        "cost_s": round(statistics.median(costs), 1),
+        "cost_share": round(statistics.median(c / a for c, a in zip(costs, plain, strict=True)), 3),
+        "targets": {"osha-head cost_share": 0.05, "demo cost_s": 15},
+    }
+
+
+# -- claim 2 -----------------------------------------------------------------------------------------------
+
+
+def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Ask for many shards that nobody computes; seconds of each request, and of a look at all of them."""
+    from storage.artifacts import ArtifactRef, digest
+    from tasks.draws import Draws
+    from tasks.parameters import FanOut
+    from tasks.shard_runs import ShardParameters, ShardRuns
+    from tasks.stage import Context
+
+    names = ("dataset", "prepared", "posterior", "weights")
+    refs = {n: ArtifactRef(kind=n, uri=f"file:///w/stages/{n}/{'0' * 32}", sha256="0" * 64) for n in names}
+    whole: Any = {"model": {}, "seed": 1, "std_scale": 1, "purpose": "risk", "end": options.shards}
+    shards = Draws.model_validate(whole).split(options.shards)
+    times, ids = [], []
+    with server(folder) as api, deployed(api, folder):
+        context = Context(home=str(folder), fan_out=FanOut(shards=options.shards))
+        with ShardRuns.at(context) as runs:
+            for draws in shards:
+                asked = ShardParameters(draws=draws, inputs=refs, key=digest(draws.first)[:32])
+                started = time.perf_counter()
+                ids.append(runs.start(asked, label=draws.label))
+                times.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            seen = len(runs.states(ids))
+            look = time.perf_counter() - started
+    some = max(1, min(50, len(times) // 4))
+    first, last = statistics.median(times[1 : some + 1]), statistics.median(times[-some:])
+    return {
+        "shards": seen,
+        "database": "SQLite",
+        "submission_s": round(sum(times), 1),
+        "first_ms": round(1000 * first, 1),
+        "last_ms": round(1000 * last, 1),
+        "last_over_first": round(last / first, 3),
+        "look_at_all_s": round(look, 2),
+        "target": 1.5,
+    }
+
+
+# -- claim 3 -----------------------------------------------------------------------------------------------
+
+
+def workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The same pass, four shards, by one worker and by two, each in a workspace that holds what the pass reads."""
+    import torch
+
+    from flows import profiles
+    from mechanisms.swag import SwagConfig
+    from tasks import data, posterior, train
+    from tasks.parameters import FanOut
+    from tasks.stage import Context, run_step
+
+    torch.set_num_threads(1)
+    source, codelist = records(options, folder, number=200)
+    # All of the encoder is drawn: a pass that takes longer than its workers' processes take to start.
+    settings = ["model.trainable=full", "model.pooling=first", "fit.adamw.epochs=1", "fit.sgd.epochs=2"]
+    settings += ["fit.swag.rank=2", f"pseudo_posterior.risk_draws={options.draws}"]
+    chosen = profiles.parameters("demo", settings, data=source, codelist=codelist)
+    model, fit, config = chosen.model, chosen.fit, chosen.pseudo_posterior
+    assert isinstance(fit.swag, SwagConfig)
+    fitted = Context(home=str(folder / "fitted"), device="cpu")
+    fitted.workspace.create()
+
+    def risks(context: Context) -> Any:
+        """The pass; what it reads is there already, but in the first workspace."""
+        dataset = run_step(context, data.ingest(chosen.data))
+        prepared = run_step(context, data.prepare(model, dataset, seed=fit.seed))
+        common: Any = {"dataset": dataset, "prepared": prepared, "weights": None, "weighted": False, "bounded": None}
+        tuned = run_step(context, train.fine_tune("base", model, fit, **common))
+        swag = run_step(context, train.collect_swag("base", model, fit, tuned=tuned, **common))
+        return posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=swag)
+
+    risks(fitted)
+    seconds: dict[str, float] = {}
+    digests = set()
+    with server(folder) as api, deployed(api, folder):
+        for number in (1, 2):
+            home = folder / f"home-{number}"
+            shutil.copytree(fitted.home, home)
+            context = Context(home=str(home), device="cpu", fan_out=FanOut(shards=4, patience_seconds=3600))
+            step = risks(context)
+            with serving(api, folder, number):
+                started = time.perf_counter()
+                digests.add(run_step(context, step).sha256)
+                seconds[str(number)] = round(time.perf_counter() - started, 1)
+    started = time.perf_counter()
+    step = risks(fitted)
+    digests.add(run_step(fitted, step).sha256)
+    alone = time.perf_counter() - started
+    assert len(digests) == 1, "the passes differ"
+    return {
+        "draws": options.draws,
+        "shards": 4,
+        "seconds_by_workers": seconds,
+        "two_over_one": round(seconds["2"] / seconds["1"], 3),
+        "one_process_s": round(alone, 1),
+        "target": 0.6,
+    }
+
+
+# -- surroundings ------------------------------------------------------------------------------------------
+
+
+def records(options: argparse.Namespace, folder: Path, *, number: int) -> tuple[Path, Path]:
+    """The files that were given, or invented ones."""
+    from storage.demo_data import write_demo_data
+
+    if options.data is not None and options.codelist is not None:
+        return options.data.resolve(), options.codelist.resolve()
+    if options.profile != "demo" and options.part == "overhead":
+        sys.exit("--data and --codelist: name the records of this profile")
+    written = write_demo_data(folder / "data", records=number, seed=1)
+    return written.csv, written.codelist
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Of a user who has set nothing of ours or of Prefect's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
+    quiet = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "OMP_WAIT_POLICY": "PASSIVE"}
+    return kept | quiet | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)} | changes
+
+
+def timed(command: list[str], env: Mapping[str, str]) -> tuple[float, str]:
+    """Wall seconds of a command that must succeed, and what it said."""
+    started = time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return time.perf_counter() - started, done.stdout
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """Prefect's server on SQLite; gives the API's address."""
+    import httpx
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    process = start(command, environment(PREFECT_HOME=str(folder / "server")))
+    try:
+        for _ in range(900):
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=2).status_code == httpx.codes.OK:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def deployed(api: str, folder: Path) -> Iterator[None]:
+    """The deployments applied, and this process turned to the server."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    env = environment(PREFECT_API_URL=api, PREFECT_HOME=str(folder / "deploy"))
+    timed([sys.executable, "-m", "flows.cli", "deploy"], env)
+    os.environ["PREFECT_API_URL"] = api
+    with temporary_settings({PREFECT_API_URL: api}):
+        yield
+    del os.environ["PREFECT_API_URL"]
+
+
+@contextmanager
+def serving(api: str, folder: Path, number: int) -> Iterator[None]:
+    """So many workers of the GPU pool, one thread and one run at a time each."""
+    processes = []
+    for i in range(number):
+        env = environment(PREFECT_API_URL=api, PREFECT_HOME=str(folder / f"worker-{number}-{i}"))
+        env |= {"PREFECT_WORKER_QUERY_SECONDS": "2", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpu", "--limit", "1"]
+        processes.append(start([*command, "--name", f"worker-{number}-{i}"], env))
+    try:
+        wait_for_workers(api, number)
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(60)
+
+
+def wait_for_workers(api: str, number: int) -> None:
+    """Return when so many workers of the pool have told the server that they live."""
+    import httpx
+
+    for _ in range(300):
+        found = httpx.post(f"{api}/work_pools/gpu/workers/filter", json={}, timeout=30).json()
+        if sum(w["name"].startswith(f"worker-{number}-") for w in found) == number:
+            return
+        time.sleep(0.2)
+    sys.exit("the workers did not start")
+
+
+def start(command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process in the background."""
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
