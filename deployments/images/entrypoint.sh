@@ -22,7 +22,7 @@ case "${1:-}" in
     exec prefect server start --no-services --host 0.0.0.0 --port 4200 ;;
   services)
     export PREFECT_SERVER_API_AUTH_STRING="$(secret prefect_login)"
-    exec prefect server services start ;;
+    exec python -m flows.services ;;
   migrate)
     prefect server database upgrade -y
     AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$(secret ledger_owner_password)@postgres:5432/ledger" \

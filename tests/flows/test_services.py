@@ -1,0 +1,107 @@
+"""Background services under supervision: none is ever missing while the process looks well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from prefect.server.services.base import Service
+
+from flows.services import ServiceEndedError, supervised
+
+
+class Steady(Service):
+    """Runs until it is cancelled, and says that it was."""
+
+    cancelled = False
+
+    @classmethod
+    def service_settings(cls) -> Any:
+        raise NotImplementedError
+
+    async def start(self) -> NoReturn:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled = True
+        raise AssertionError
+
+    async def stop(self) -> None: ...
+
+
+class Failing(Steady):
+    """Fails at its start, as one does whose database is not there yet."""
+
+    async def start(self) -> NoReturn:
+        raise ConnectionRefusedError("the database system is not yet accepting connections")
+
+
+def test_one_that_fails_ends_the_others_and_is_named() -> None:
+    """With its reason; Prefect's own `Service.running` goes on without it."""
+    steady = Steady()
+
+    async def both() -> None:
+        await asyncio.wait_for(supervised([steady, Failing()]), 10)
+
+    with pytest.raises(ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"):
+        asyncio.run(both())
+    assert steady.cancelled
+
+    async def as_prefect_does() -> None:
+        Failing.enabled_services = classmethod(lambda cls: [Failing])  # type: ignore[method-assign,assignment]
+        async with Failing.running():
+            await asyncio.sleep(0.1)
+            raise TimeoutError("it looks well")
+
+    with pytest.raises(TimeoutError, match="it looks well"):
+        asyncio.run(as_prefect_does())
+
+
+def environment(tmp_path: Path, database: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return kept | {
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_API_DATABASE_CONNECTION_URL": database,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
+    """PostgreSQL is away while the real services start: exit code 1, and one line that names who ended."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"postgresql+asyncpg://prefect:none@127.0.0.1:{unused.getsockname()[1]}/prefect"
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.services"],
+            env=environment(tmp_path, url),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("services: ReactiveTriggers ended: ")
+
+
+def test_with_its_database_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    """A fresh SQLite database, migrated first: alive when the one above has long ended; SIGINT ends it."""
+    env = environment(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'prefect.db'}")
+    upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+    subprocess.run(upgrade, env=env, check=True, capture_output=True, timeout=120)
+    process = subprocess.Popen([sys.executable, "-m", "flows.services"], env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        time.sleep(12)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
