@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
@@ -17,23 +17,12 @@ _CONTRADICTED = 3
 
 
 def audit(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-    ] = None,
-    codelist: Annotated[
-        Path | None,
-        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-    ] = None,
-    profile: Annotated[
-        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
-    ] = "osha-head",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any parameter of retrain: key=value. May be repeated.")
-    ] = None,
-    home: Annotated[
-        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    data: options.Data = None,
+    codelist: options.Codelist = None,
+    profile: options.Profile = "osha-head",
+    settings: options.Settings = None,
+    home: options.Home = None,
+    device: options.Device = "auto",
     branches: Annotated[
         str,
         typer.Option("--branches", help="Names by comma, `all`, or `release`: what retrain would release from."),
@@ -51,14 +40,7 @@ def audit(
     target: Annotated[
         str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
     ] = "match",
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results",
-            help="Also write aggregates and figures as Markdown to this file. For public data only.",
-            show_default=False,
-        ),
-    ] = None,
+    results: options.Results = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,8 +57,8 @@ def audit(
         int | None, typer.Option("--vary-trials", help="Reruns under each --vary. [default: as many as --trials]")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with code 3 when a claim is contradicted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure what a release would leak, beside what it claims.
 

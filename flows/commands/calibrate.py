@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.commands.code import BUNDLE
 from flows.settings import home_of
 
@@ -21,7 +22,7 @@ def calibrate(
     ] = None,
     template: Annotated[str | None, typer.Option("--template", help="How several columns are joined.")] = None,
     bundle: Annotated[Path | None, BUNDLE] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    home: options.Home = None,
     name: Annotated[str, typer.Option("--name", help="What the records are; told to readers.")] = "own coded records",
 ) -> None:
     """Fit the scores of a bundle on records that you have coded, such as those of `autocoder qa`.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flows.commands import options
 from flows.settings import home_of
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ def code(
         list[str] | None, typer.Argument(help="Narratives, each in quotes.", show_default=False)
     ] = None,
     bundle: Annotated[Path | None, BUNDLE] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    home: options.Home = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, max=50, help="Codes a narrative.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout: an object a narrative or a job.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
     data: Annotated[
         Path | None,
         typer.Option(

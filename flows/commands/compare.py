@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 
 def compare(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-    ] = None,
-    codelist: Annotated[
-        Path | None,
-        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-    ] = None,
-    profile: Annotated[
-        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
-    ] = "osha-head",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any parameter of retrain: key=value. May be repeated."),
-    ] = None,
-    home: Annotated[
-        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    data: options.Data = None,
+    codelist: options.Codelist = None,
+    profile: options.Profile = "osha-head",
+    settings: options.Settings = None,
+    home: options.Home = None,
+    device: options.Device = "auto",
     branches: Annotated[str, typer.Option("--branches", help="Names by comma, or `all`.")] = "all",
     target: Annotated[
         str, typer.Option("--target-epsilon", help="A number, or `match`: what SWAG-PPM came out with, rounded up.")
@@ -38,16 +26,9 @@ def compare(
     epochs: Annotated[int, typer.Option("--epochs", help="Of the non-private and DP-SGD fits.")] = 30,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Of DP-SGD in the paper's setting.")] = 512,
     slots: Annotated[int, typer.Option("--slots", help="Branches at once.")] = 1,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results",
-            help="Also write aggregates and figures as Markdown to this file. For public data only.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    results: options.Results = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
 

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
+
 
 def demo_data(
     out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path("demo-data"),
     records: Annotated[int, typer.Option("--records", min=200, max=10_000_000, help="Narratives.")] = 1800,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same file.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print the two paths as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Write invented injury narratives in OSHA's column layout, with their code list.
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 
 def diagnose(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-    ] = None,
-    codelist: Annotated[
-        Path | None,
-        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-    ] = None,
-    profile: Annotated[
-        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
-    ] = "osha-head",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any parameter of the retrain: key=value. May be repeated.")
-    ] = None,
+    data: options.Data = None,
+    codelist: options.Codelist = None,
+    profile: options.Profile = "osha-head",
+    settings: options.Settings = None,
     leave_out: Annotated[
         int, typer.Option("--leave-out", min=0, max=10_000, help="Records to leave out, one refit each; 0 for none.")
     ] = 50,
@@ -34,12 +25,10 @@ def diagnose(
     horizon: Annotated[
         int, typer.Option("--horizon", min=1000, max=10**9, help="Draws to extrapolate the maximum to.")
     ] = 50_000,
-    home: Annotated[
-        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    home: options.Home = None,
+    device: options.Device = "auto",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Look closely at a retrain: is its epsilon settled, its posterior one, and what does a single record do?
 

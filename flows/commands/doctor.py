@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 
@@ -27,7 +28,7 @@ class Finding:
 
 
 def doctor(
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    home: options.Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON array.")] = False,
 ) -> None:
     """Check torch, device, encoders, ledger, Prefect, shared storage and disk; say what is missing and how to get it.

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
+
 
 def drift(
     coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.", show_default=False)],
@@ -21,7 +23,7 @@ def drift(
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare a period's codes and scores with a reference period; the first line is the verdict.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
@@ -19,11 +20,8 @@ if TYPE_CHECKING:
 
 
 def metrics(
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
-    ledger_url: Annotated[
-        str | None,
-        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
-    ] = None,
+    home: options.Home = None,
+    ledger_url: options.LedgerUrl = None,
     serve: Annotated[
         str | None,
         typer.Option("--serve", help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted."),

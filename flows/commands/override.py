@@ -7,18 +7,16 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of, workspace_of
 
 
 def override(
-    plan: Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")],
+    plan: options.Plan,
     key: Annotated[Path, typer.Option("--key", help="Private key of an approver whom the policy names (PEM).")],
     reason: Annotated[str, typer.Option("--reason", help="Why; the ledger and the privacy statement keep it.")],
-    ledger_url: Annotated[
-        str | None,
-        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
-    ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")] = None,
+    ledger_url: options.LedgerUrl = None,
+    home: options.PlansHome = None,
 ) -> None:
     """Let a plan pass the gate although an audit's lower bound lies above the claimed epsilon.
 

@@ -7,18 +7,16 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of, same_house, workspace_of
 
 
 def release(
-    plan: Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")],
+    plan: options.Plan,
     policy: Annotated[
         Path | None, typer.Option("--policy", help="Budget policy (YAML). [default: the one in force]")
     ] = None,
-    ledger_url: Annotated[
-        str | None,
-        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
-    ] = None,
+    ledger_url: options.LedgerUrl = None,
     signing_key: Annotated[
         Path | None,
         typer.Option("--signing-key", help="Private key that signs the bundle. [default: the workspace's own]"),
@@ -36,10 +34,10 @@ def release(
     licence: Annotated[
         Path | None, typer.Option("--licence", help="Licence text for the bundle. [default: Apache 2.0]")
     ] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    home: options.PlansHome = None,
+    device: options.Device = "auto",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Release what a plan says: charge the budget, draw once, bundle, record, sign.
 

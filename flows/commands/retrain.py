@@ -9,24 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 
 def retrain(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-    ] = None,
-    codelist: Annotated[
-        Path | None,
-        typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-    ] = None,
-    profile: Annotated[
-        str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")
-    ] = "osha-head",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any parameter: key=value, such as fit.adamw.epochs=3. May be repeated."),
-    ] = None,
+    data: options.Data = None,
+    codelist: options.Codelist = None,
+    profile: options.Profile = "osha-head",
+    settings: options.Settings = None,
     target_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -35,10 +26,8 @@ def retrain(
             show_default=False,
         ),
     ] = None,
-    home: Annotated[
-        Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    home: options.Home = None,
+    device: options.Device = "auto",
     shards: Annotated[
         int,
         typer.Option(
@@ -59,8 +48,8 @@ def retrain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the stages, which would be reused, expected time and disk.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run the whole method on a file of records and release one draw.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
 from flows.commands.code import BUNDLE
 from flows.settings import home_of
 
@@ -18,7 +19,7 @@ _SHORTEST_KEY = 16
 
 def serve(
     bundle: Annotated[Path | None, BUNDLE] = None,
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
+    home: options.Home = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8321,
     verify_key: Annotated[

@@ -6,10 +6,11 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from flows.commands import options
 from flows.settings import before_prefect, home_of
 
 
@@ -27,12 +28,9 @@ class PlanStatus:
 
 
 def status(
-    home: Annotated[Path | None, typer.Option("--home", help="Workspace folder.")] = None,
-    ledger_url: Annotated[
-        str | None,
-        typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: options.Home = None,
+    ledger_url: options.LedgerUrl = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show runs and workers of the Prefect server (PREFECT_API_URL), plans that wait, open releases and the budget.
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands import options
+
 
 def verify(
     bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.", show_default=False)],
@@ -31,7 +33,7 @@ def verify(
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Check a bundle without a signature: digests, fields, answers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check a bundle: signature, digests, fields, place in the ledger, revocation, golden answers.
 
