@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both create the environment in .venv first.
+# Two commands: `make demo` and `make test`. Every target that needs the environment creates it in .venv first.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -22,7 +22,7 @@ demo: $(STAMP)  ## generate narratives, run the whole method on them, code three
 stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, two workers, on free ports; Ctrl-C stops
 	$(BIN)/python scripts/stack.py --folder "$(or $(STACK_FOLDER),stack)" --data "$(DATA)" --codelist "$(CODELIST)"
 
-screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs chromium
+screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
 
 test: $(STAMP)  ## the tests

@@ -54,7 +54,7 @@ def command(options: argparse.Namespace) -> list[str]:
         "model.encoder": encoder,
         "model.trainable": options.trainable,
         "model.pooling": "first",
-        # the paper's rate, also where the profile for a head has another
+        # the paper's rate is for `full`; `lora` and `head` train fewer weights, at ten times that
         "fit.adamw.learning_rate": "5e-5" if options.trainable == "full" else "5e-4",
         **dict(setting.split("=", 1) for setting in options.set),
     }

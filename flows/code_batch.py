@@ -29,7 +29,7 @@ class Coded(BaseModel):
 
 @flow(
     name="code-batch",
-    description="Code a CSV of narratives with a released model.",
+    description="Code a file of narratives (CSV, Parquet, JSON Lines) with a released model.",
     persist_result=False,
     result_serializer="json",
     log_prints=False,

@@ -1,7 +1,8 @@
 """All rivals on the same records: one ingest, then branches times seeds, each a task run of its own.
 
 SWAG-PPM comes from the retrain flow's own stages, once a seed, so that what a retrain has finished is reused here and
-the other way round. With target `match` the formal rivals get the epsilon that SWAG-PPM came out with, rounded up.
+the other way round. With target `match` the formal rivals and the bounded likelihoods get the epsilon that SWAG-PPM
+came out with, rounded up.
 """
 
 from __future__ import annotations

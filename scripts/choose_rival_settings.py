@@ -2,8 +2,8 @@
 """How the tuned rivals' settings were chosen: on the training half alone, never on the test half.
 
 A fifth of the training half is held out; each setting is fitted on the rest, three times with folds and noise of their
-own, at the target epsilon. Families are searched one after another, the noise schedules and class weights with the
-DP-SGD setting that won.
+own, at the target epsilon. Families are searched one after another, the class weights with the DP-SGD setting
+that won; noise and clip schedules take that setting too and are not searched.
 
     python scripts/choose_rival_settings.py WORKSPACE --out docs/results/tuning.json
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The pictures of the docs, taken of a real stack by the steps that the browser's test takes.
+"""The pictures of Prefect's page in the docs, taken of a real stack by the steps that the browser's test takes.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 

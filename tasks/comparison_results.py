@@ -26,11 +26,11 @@ FIGURES = ("frontier", "f1-by-size", "weights", "delta-running-maximum", "class-
 
 SELECTION = (
     "How settings were chosen: rate, optimiser, epochs and batch of the tuned rivals (35 settings), the class weights "
-    "(6) and the formal head's settings (25) by `scripts/choose_rival_settings.py` on the training half of these "
-    "OSHA reports alone, a fifth of it held out, three folds, at ε 5 ([every setting tried](results/tuning.json)); "
-    "AdamW's rate of SWAG-PPM and the non-private fit likewise (`scripts/choose_head_rates.py`, 12 settings). DP-SGD "
-    "in the paper's setting was not searched. None of this is in any ε. Explanations beside the ordering are "
-    "conjectures that no experiment here has tested."
+    "(6), the formal head's settings (25) and the private posterior's (27) by `scripts/choose_rival_settings.py` on "
+    "the training half of these OSHA reports alone, a fifth of it held out, three folds, at ε 5 ([every setting "
+    "tried](results/tuning.json)); AdamW's rate of SWAG-PPM and the non-private fit likewise "
+    "(`scripts/choose_head_rates.py`, 12 settings). DP-SGD in the paper's setting was not searched. None of this is in "
+    "any ε. Explanations beside the ordering are conjectures that no experiment here has tested."
 )
 """How the constants of `tasks.branches` were found: stated wherever a head's results are."""
 

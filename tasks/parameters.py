@@ -1,6 +1,7 @@
 """Parameters of a retrain: what an operator fills in, in a profile, on the command line or in Prefect's form.
 
-Every default is the paper's. A value out of range, an unknown name or a contradiction is refused before work starts.
+Every default that the paper states is the paper's. A value out of range, an unknown name or a contradiction is refused
+before work starts.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -23,15 +24,21 @@ class Provenance:
 
 @cache
 def provenance() -> Provenance:
-    """Of the running code; `unknown` and dirty where it is no git checkout."""
+    """Of the running code; `unknown` and dirty where it is neither a git checkout nor an image built from one."""
     lock = _ROOT / "requirements.lock"
     commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain")
-    return Provenance(
-        code_commit=commit or "unknown",
-        code_dirty=changes is None or changes != "",
-        lock_digest=file_digest(lock) if lock.is_file() else None,
-    )
+    if commit is None:
+        commit, dirty = _built_from(_ROOT / "COMMIT")
+    else:
+        dirty = _git("status", "--porcelain") != ""
+    return Provenance(code_commit=commit, code_dirty=dirty, lock_digest=file_digest(lock) if lock.is_file() else None)
+
+
+def _built_from(file: Path) -> tuple[str, bool]:
+    """The commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
+    described = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    found = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
+    return ("unknown", True) if found is None else (found[1], found[2] is not None)
 
 
 def _git(*arguments: str) -> str | None:

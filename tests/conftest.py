@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="each fault in a run of its own, so many times",
     )
-    parser.addoption("--all-faults", action="store_true", help="all faults in one run")
+    parser.addoption("--all-faults", action="store_true", help="five faults and a full disk in one run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

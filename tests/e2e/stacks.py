@@ -87,11 +87,6 @@ class Stack:
         body = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
         return [a for a in self.post("/artifacts/filter", body).json() if a["key"]]
 
-    def events(self, run_id: str) -> list[str]:
-        """Names of the events of a run."""
-        wanted = {"resource": {"id": [f"prefect.flow-run.{run_id}"]}}
-        return [e["event"] for e in self.post("/events/filter", {"filter": wanted, "limit": 50}).json()["events"]]
-
     def said(self, run_id: str) -> list[str]:
         """The log lines of a run that the server has."""
         return [r["message"] for r in self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}}).json()]

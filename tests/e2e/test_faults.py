@@ -1,8 +1,8 @@
 """Whatever dies, a retrain on the stack ends with the result of an unbroken run, and with one release.
 
-Slow: each run is a process of its own, and servers start again. With `--all-faults` they hit one run, one after the
-other, in a few minutes, if it lasts long enough; `--faults-repeat 5` gives each fault a run of its own, five times,
-each in another stage, with the network cut for five minutes ($AUTOCODER_TEST_CUT_SECONDS).
+Slow: each run is a process of its own, and servers start again. With `--all-faults` five of them, and a full disk
+where one may be mounted, hit one run one after the other, in a few minutes; `--faults-repeat 5` gives each fault a run
+of its own, five times, each in another stage, with the network cut for five minutes ($AUTOCODER_TEST_CUT_SECONDS).
 """
 
 from __future__ import annotations

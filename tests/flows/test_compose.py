@@ -24,6 +24,14 @@ def composed() -> dict[str, Any]:
     return yaml.safe_load(done.stdout)
 
 
+def _mounts(service: dict[str, Any]) -> list[str]:
+    """Volumes as `source:target[:ro]`, in whichever form the tool prints them."""
+    return [
+        v if isinstance(v, str) else f"{v.get('source')}:{v['target']}{':ro' if v.get('read_only') else ''}"
+        for v in service.get("volumes", [])
+    ]
+
+
 def secrets_of(service: dict[str, Any]) -> set[str]:
     return {entry if isinstance(entry, str) else entry["source"] for entry in service.get("secrets", [])}
 
@@ -56,17 +64,35 @@ def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[
             )
 
 
-def test_bundles_are_the_releasing_workers_alone_and_the_gpu_is_reserved(composed: dict[str, Any]) -> None:
+def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(composed: dict[str, Any]) -> None:
     """Training workers have the private workspace and no folder that anything leaves by."""
-    mounts = {name: " ".join(map(str, s.get("volumes", []))) for name, s in composed["services"].items()}
-    assert [name for name, text in mounts.items() if "/workspace/bundles" in text] == ["worker-release"]
+    mounts = {name: " ".join(_mounts(s)) for name, s in composed["services"].items()}
+    bundles = {name: v for name, s in composed["services"].items() for v in _mounts(s) if "/workspace/bundles" in v}
+    assert {name: v.endswith(":ro") for name, v in bundles.items()} == {"worker-release": False, "worker-coding": True}
     assert "/workspace/private" in mounts["worker-gpu"]
-    (looked_at,) = composed["services"]["metrics"]["volumes"]
-    assert looked_at.endswith(":ro") if isinstance(looked_at, str) else looked_at["read_only"]
+    assert mounts["metrics"].endswith(":ro")
     (device,) = composed["services"]["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     for name in ("postgres", "redis", "prefect-server"):
         assert composed["services"][name]["healthcheck"]
+
+
+def test_the_coding_worker_has_neither_records_nor_ledger(composed: dict[str, Any]) -> None:
+    """It serves the queue of `code-batch` alone; the others leave that queue to it."""
+    coding = composed["services"]["worker-coding"]
+    assert secrets_of(coding) == {"prefect_login"}
+    assert not [v for v in _mounts(coding) if "/workspace/private" in v or ":/data" in v]
+    file = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+    served: dict[tuple[str, str], list[str]] = {}
+    for name, service in composed["services"].items():
+        if service.get("command", [""])[0] == "worker":
+            _, pool, *queues = service["command"]
+            for queue in queues:
+                served.setdefault((pool, queue), []).append(name)
+    assert served["cpu", "coding"] == ["worker-coding"]
+    for deployment in file["deployments"]:
+        pool = deployment["work_pool"]
+        assert served[pool["name"], pool["work_queue_name"]], deployment["name"]
 
 
 def test_every_command_of_the_image_is_one_that_its_entrypoint_knows(composed: dict[str, Any]) -> None:

