@@ -1,28 +1,19 @@
-"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside; read."""
+"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in reading.py."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mechanisms.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import (
-    BudgetLine,
     BudgetRefused,
-    SpendPoint,
-    all_accounts,
-    budget_lines,
-    charge_account,
-    read_account,
-    spend_history,
 )
 from storage.ledger.content import (
     carry,
@@ -34,15 +25,10 @@ from storage.ledger.content import (
 )
 from storage.ledger.database import Database, parse_url
 from storage.ledger.decisions import Decision, approvers, signer
-from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
+from storage.ledger.models import Evaluation, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
-from storage.ledger.schema import POLICY_ROW, ledger_row
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from storage.ledger.heads import Head
-    from storage.ledger.verify import Report
+from storage.ledger.reading import Reading
+from storage.ledger.schema import ledger_row
 
 _T = ledger_row.c
 _IDENTITY = (
@@ -58,12 +44,8 @@ _IDENTITY = (
 _SURPLUS = "epsilon at the draw exceeds the reservation"
 
 
-class Ledger:
+class Ledger(Reading):
     """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
-
-    def __init__(self, database: Database, *, policy: Policy | None = None) -> None:
-        self.database = database
-        self._policy = policy
 
     @staticmethod
     def open(url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0) -> Ledger:
@@ -201,27 +183,6 @@ class Ledger:
             raise BudgetRefused(
                 f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
             )
-
-    def _charges(
-        self,
-        connection: Connection,
-        policy: Policy,
-        content: dict[str, Any],
-        epsilon: Decimal,
-        delta: Decimal | None,
-    ) -> tuple[Charge, ...]:
-        formal = content["guarantee_kind"] == "formal"
-        return tuple(
-            charge_account(
-                read_account(connection, content["population"], cohort, content["guarantee_kind"]),
-                policy=policy,
-                relation=content["neighbouring_relation"],
-                privacy_unit=content["privacy_unit"],
-                epsilon=epsilon,
-                delta=delta if formal and delta is not None else amounts.ZERO_DELTA,
-            )
-            for cohort in content["cohorts"]
-        )
 
     def mark_drawn(
         self,
@@ -374,13 +335,6 @@ class Ledger:
 
         return self.database.transact(work)
 
-    def _policy_row(self, connection: Connection) -> Row | None:
-        return chain.newest(connection, POLICY_ROW)
-
-    def _in_force(self, connection: Connection) -> Policy | None:
-        row = self._policy_row(connection)
-        return None if row is None else Policy.parse(row.details["policy"])
-
     def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
         row = self._policy_row(connection)
         if row is None:
@@ -396,113 +350,6 @@ class Ledger:
                 " record the change first: `autocoder ledger change-policy`"
             )
         return Policy.parse(row.details["policy"])
-
-    # -- reading -------------------------------------------------------------------------------------------
-
-    def _current(self, connection: Connection, release_id: str) -> Row:
-        row = chain.newest(connection, _T.release_id == release_id, _T.kind == "release")
-        if row is None:
-            raise InputError(f"release {release_id}: not in this ledger")
-        return row
-
-    def release(self, release_id: str) -> Row:
-        """Return the current row of a release.
-
-        Raises:
-            InputError: when the ledger has no such release.
-        """
-        with self.database.read() as connection:
-            return self._current(connection, release_id)
-
-    def find(self, idempotency_key: str) -> Row | None:
-        """Return the current row of the release of a key, None where it has none."""
-        with self.database.read() as connection:
-            return chain.newest(connection, _T.kind == "release", _T.idempotency_key == idempotency_key)
-
-    def history(self, release_id: str) -> Sequence[Row]:
-        """Return all rows about a release, its audits included, oldest first."""
-        with self.database.read() as connection:
-            self._current(connection, release_id)
-            return chain.select_rows(connection, _T.release_id == release_id)
-
-    def rows(self) -> Sequence[Row]:
-        """Return every row of the chain, oldest first."""
-        with self.database.read() as connection:
-            return chain.select_rows(connection)
-
-    def current(self) -> Sequence[Row]:
-        """Return each release in its current state and every other row, in order of their newest row."""
-        newest = (
-            sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id)
-        ).scalar_subquery()
-        with self.database.read() as connection:
-            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(newest))
-
-    def open_releases(self) -> Sequence[Row]:
-        """Return the releases that are reserved or drawn and not closed."""
-        closed = sa.select(_T.release_id).where(_T.state.in_(("committed", "burned"))).scalar_subquery()
-        newest = (
-            sa.select(sa.func.max(_T.sequence))
-            .where(_T.kind == "release", _T.release_id.not_in(closed))
-            .group_by(_T.release_id)
-        ).scalar_subquery()
-        with self.database.read() as connection:
-            return chain.select_rows(connection, _T.sequence.in_(newest))
-
-    def head(self) -> tuple[int, str]:
-        """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
-        with self.database.read() as connection:
-            return chain.last(connection)
-
-    def policy(self) -> Policy:
-        """Return the policy in force; before the first reservation, the one that this ledger was opened with."""
-        with self.database.read() as connection:
-            return self._in_force(connection) or self._policy or DEFAULT_POLICY
-
-    def budget(self) -> Sequence[BudgetLine]:
-        """Return every account beside its cap: those with spending, and those that the policy names."""
-        with self.database.read() as connection:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            accounts = all_accounts(connection)
-        return budget_lines(policy, accounts)
-
-    def quote(self, plan: ReleasePlan) -> tuple[Charge, ...]:
-        """Return what a plan would be charged now, with the sums before and after; charges nothing.
-
-        Raises:
-            BudgetRefused: when it would be refused for its cost.
-        """
-        content = plan_content(plan)
-        with self.database.read() as connection:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            return self._charges(connection, policy, content, content["epsilon"], content["delta"])
-
-    def refusal(self, plan_digest: str) -> Row | None:
-        """Return the row that refuses this plan, None where nobody did."""
-        with self.database.read() as connection:
-            return chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == plan_digest)
-
-    def release_of(self, plan: ReleasePlan) -> Row | None:
-        """Return the current row of the release that a plan has already, None where it has none."""
-        with self.database.read() as connection:
-            return chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
-
-    def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[SpendPoint]:
-        """Return every charge to a population's accounts of one guarantee kind, oldest first."""
-        with self.database.read() as connection:
-            return spend_history(connection, population, kind)
-
-    def verify(
-        self,
-        *,
-        heads: Iterable[Head] = (),
-        earlier: Iterable[Row] = (),
-        progress: Callable[[int], None] | None = None,
-    ) -> Report:
-        """Check the whole ledger; see `storage.ledger.verify.verify`."""
-        from storage.ledger.verify import verify
-
-        return verify(self.database, heads=heads, earlier=earlier, progress=progress)
 
 
 def _require_same(known: Row, content: dict[str, Any]) -> None:
