@@ -46,11 +46,17 @@ def worker(stack: Stack) -> Iterator[Worker]:
     proxy.close()
 
 
-def longer(stack: Stack) -> dict[str, Any]:
-    """A retrain whose stages take a few seconds each, so that a fault finds one at work."""
+@pytest.fixture(scope="module")
+def pace(pytestconfig: pytest.Config) -> int:
+    """How many times longer training takes where one run must outlast five restarts."""
+    return 5 if pytestconfig.getoption("--all-faults") else 1
+
+
+def longer(stack: Stack, pace: int) -> dict[str, Any]:
+    """A retrain whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
     parameters = small(stack, seed=SEED)
     fit = parameters["parameters"]["fit"]
-    fit["adamw"]["epochs"], fit["sgd"]["epochs"] = 20, 30
+    fit["adamw"]["epochs"], fit["sgd"]["epochs"] = 20 * pace, 30 * pace
     parameters["parameters"]["pseudo_posterior"] |= {"risk_draws": 400, "sensitivity_draws": 400}
     return parameters
 
@@ -62,10 +68,10 @@ def manifests(home: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(stack: Stack, worker: Worker) -> dict[str, bytes]:
+def unbroken(stack: Stack, worker: Worker, pace: int) -> dict[str, bytes]:
     """What a run leaves that nothing happens to."""
     home = stack.folder / "unbroken"
-    parameters = longer(stack)
+    parameters = longer(stack, pace)
     parameters["parameters"]["release"]["enabled"] = False
     run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
     done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
@@ -100,9 +106,9 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
     assert stack.command("ledger", "verify").returncode == 0
 
 
-def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float) -> Scene:
+def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
     """Start a retrain in a workspace of its own, under a label of its own."""
-    parameters = longer(stack)
+    parameters = longer(stack, pace)
     parameters["parameters"]["release"]["label"] = label
     run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
     return Scene(stack, worker, run, cut_seconds)
@@ -122,11 +128,13 @@ def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
     assert stack.post(f"/flow_runs/{run_id}/set_state", retry).json()["status"] == "ACCEPT"
 
 
-def test_all_faults_in_one_run(stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path) -> None:
+def test_all_faults_in_one_run(
+    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int
+) -> None:
     """The disk is full, the run is handed to two, server and database die, Redis forgets, the network is cut."""
     home = stack.folder / "all-faults"
     with own_disk(home) as disk:
-        scene = begin(stack, worker, home, "all-faults", cut_seconds=10)
+        scene = begin(stack, worker, home, "all-faults", cut_seconds=10, pace=pace)
         if disk is not None:
             fill(scene, home, disk, after=2)
         for number, fault in enumerate(IN_ONE_RUN):
@@ -144,7 +152,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_one_fault(
-    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, fault: str, number: int
+    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int, fault: str, number: int
 ) -> None:
     """Each fault alone, in a stage that differs from round to round."""
     home = stack.folder / f"{fault}-{number}"
@@ -152,13 +160,12 @@ def test_one_fault(
         with own_disk(home) as disk:
             if disk is None:
                 pytest.skip("a disk that is full wants a user who may mount one")
-            scene = begin(stack, worker, home, home.name, cut_seconds=0)
+            scene = begin(stack, worker, home, home.name, cut_seconds=0, pace=pace)
             fill(scene, home, disk, after=1 + number)
             check_ended(scene, home, unbroken, officer)
         return
-    scene = begin(
-        stack, worker, home, home.name, cut_seconds=float(os.environ.get("AUTOCODER_TEST_CUT_SECONDS", "300"))
-    )
+    cut = float(os.environ.get("AUTOCODER_TEST_CUT_SECONDS", "300"))
+    scene = begin(stack, worker, home, home.name, cut_seconds=cut, pace=pace)
     hurt(scene, home, fault, after=1 + (number + 3 * list(FAULTS).index(fault)) % STAGES)
     check_ended(scene, home, unbroken, officer)
 
