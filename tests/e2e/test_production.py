@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -48,6 +49,16 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)
+
+
+def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
+    """It stands in the database long before its hour, so that nobody has to be there to schedule it then."""
+    wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-head")["id"]]}}}
+    (first, *_) = stack.wait("its schedule", lambda: stack.post("/flow_runs/filter", wanted).json(), seconds=120)
+    assert first["state_type"] == "SCHEDULED"
+    hour = datetime.fromisoformat(first["expected_start_time"].replace("Z", "+00:00"))
+    assert (hour.day, hour.hour) == (5, 6)
+    assert hour.month in (1, 4, 7, 10)
 
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
