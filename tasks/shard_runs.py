@@ -97,9 +97,10 @@ class ShardRuns:
             yield cls(client, found.id, home, context.device)
 
     def start(self, asked: ShardParameters, *, label: str) -> str:
-        """Ask for a shard, or adopt the run that was asked for it and has not ended; return the run's id.
+        """Ask for a shard, or adopt the run that was asked for it and goes on; return the run's id.
 
-        Runs are named by the shard's key and a number: whoever asks for the same shard gets the same run.
+        Runs are named by the shard's key and a number: whoever asks for the same shard gets the same run. One that has
+        ended is not adopted, nor one that is being cancelled: that is not its end yet, but no output will come of it.
         """
         parameters = {"shard": asked.model_dump(mode="json"), "home": self.home, "device": self.device}
         for number in count(1):
@@ -111,7 +112,7 @@ class ShardRuns:
                     idempotency_key=f"{asked.key}-{number}",
                 )
             )
-            if made.state is None or not made.state.is_final():
+            if made.state is None or not (made.state.is_final() or made.state.is_cancelling()):
                 return str(made.id)
         raise AssertionError  # count never ends
 

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Cancelled, Completed, Crashed, Pending, Running, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running, Scheduled
 
 from storage.errors import StorageError
 from tasks import shard_runs
@@ -75,9 +75,10 @@ def test_who_asks_again_adopts_the_run_on_its_way(server: Server, state: State[A
     assert runs_at(server).start(asked(1), label="another") != first
 
 
-@pytest.mark.parametrize("state", [Crashed(), Cancelled(), Completed()])
-def test_a_run_that_has_ended_is_not_adopted(server: Server, state: State[Any]) -> None:
-    """Also one that completed long ago, whose output was removed since."""
+@pytest.mark.parametrize("state", [Crashed(), Cancelling(), Cancelled(), Completed()])
+def test_a_run_that_has_ended_or_is_about_to_is_not_adopted(server: Server, state: State[Any]) -> None:
+    """Also one that completed long ago, whose output was removed since; adopting one that is being cancelled would use
+    up all attempts before it has ended."""
     first = runs_at(server).start(asked(), label="shard")
     server.becomes(first, state)
     second = runs_at(server).start(asked(), label="shard")
