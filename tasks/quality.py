@@ -21,6 +21,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from storage.codelist import normalise_code
 from storage.errors import InputError
 from storage.tables.reading import Row, as_text, survey
 from storage.tables.writing import kind_of, writing
@@ -150,6 +151,7 @@ class Agreement:
 def agreement(coded: Path, sample: Path, *, seed: int = 0) -> Agreement:
     """Compare the codes that came back with those of the table that was sampled.
 
+    The human's codes went through a table program and are read as `normalise_code` does; the model's stand as they are.
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
     intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
 
@@ -158,24 +160,25 @@ def agreement(coded: Path, sample: Path, *, seed: int = 0) -> Agreement:
     """
     table = survey(coded, text_columns=["code"])
     returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT])
+    codes = [_told(code) for (code,) in table.read(["code"])]
+    known = set(codes)
     human: dict[int, tuple[str, float]] = {}
     missing = 0
     for number, cells in enumerate(returned.read([ROW, HUMAN, WEIGHT]), start=1):
-        row, code, weight = (as_text(cell).strip().removeprefix("'") for cell in cells)
+        row, code, weight = map(_told, cells)
         at, value = _number(row), _number(weight)
         if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or value <= 0:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} is not as it was drawn")
         if int(at) in human:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} is there twice")
         if code:
-            human[int(at)] = (_plain(code), value)
+            human[int(at)] = (normalise_code(code, known), value)
         else:
             missing += 1
     if not human:
         raise InputError(f"--sample: {sample}: no row has a {HUMAN}; fill the column in")
-    model = {at: _plain(as_text(code)) for at, (code,) in enumerate(table.read(["code"]), start=1) if at in human}
     rows = sorted(human)
-    told, given = [human[at][0] for at in rows], [model[at] for at in rows]
+    told, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
     names = sorted({*told, *given})
     place = {name: at for at, name in enumerate(names)}
     a, b = np.array([place[code] for code in told]), np.array([place[code] for code in given])
@@ -223,6 +226,6 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _plain(code: str) -> str:
-    """A code as a table program may have rewritten it: 111.0 is 111."""
-    return code.strip().removesuffix(".0")
+def _told(cell: Any) -> str:
+    """A cell without outer blanks and without the apostrophe that keeps a table program from reading a formula."""
+    return as_text(cell).strip().removeprefix("'")

@@ -110,6 +110,25 @@ def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("model", "human", "agree"),
+    [
+        ("S72", "S72.0", False),
+        ("250", "250.0", False),
+        ("111", "111.0", True),
+        ("'-12", "-12", True),
+        ("'-12", "'-12", True),
+    ],
+)
+def test_two_codes_are_one_only_where_a_table_program_made_them_two(
+    tmp_path: Path, model: str, human: str, agree: bool
+) -> None:
+    """A code that the table holds is another one; an apostrophe before what looks like a formula is no part of it."""
+    coded = write(tmp_path / "coded.csv", [[model], ["250.0"]], ["code"])
+    sample = write(tmp_path / "s.csv", [["1", "1", human]], ["qa_row", "qa_weight", "human_code"])
+    assert agreement(coded, sample).share == float(agree)
+
+
+@pytest.mark.parametrize(
     ("rows", "said"),
     [
         ([["1", "1", ""]], "no row has a human_code"),
