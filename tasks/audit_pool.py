@@ -24,6 +24,7 @@ from mechanisms.inputs import FeatureInputs
 from mechanisms.seeding import derive_seed
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_split
+from storage.errors import InputError
 from tasks.data import SPLITS, load_inputs
 from tasks.stage import Step, Work
 
@@ -72,7 +73,7 @@ class Pool:
 
 
 def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, prepared: ArtifactRef) -> Step:
-    """Features of records, canaries and references."""
+    """Features of records, canaries and references. Its run refuses more canaries than there are records for."""
     return Step(
         name="audit-pool",
         label="audit pool",
@@ -87,6 +88,11 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
     halves = [load_inputs(work.inputs["prepared"], split) for split in SPLITS]
     features = torch.cat([_features(records) for records, _ in halves])
     labels = torch.cat([given for _, given in halves])
+    if 2 * canaries > len(labels):
+        raise InputError(
+            f"--canaries: {canaries} need {2 * canaries} records and there are {len(labels)}; "
+            f"give at most {len(labels) // 2}"
+        )
     texts = [text for split in SPLITS for text in load_split(work.inputs["dataset"], split)["text"]]
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
