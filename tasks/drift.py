@@ -14,6 +14,7 @@ usual marks of credit scoring; KS over 0.1 or 0.2). A million rows make any diff
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def read_period(path: Path, option: str) -> Period:
     """The coded rows of a table that `autocoder code` wrote; rows without a code are left out.
 
     Raises:
-        InputError: too few rows, a missing column, or more than one model or version in it.
+        InputError: too few rows, a missing column, a score that is no number, or more than one model or version in it.
     """
     table = survey(path, text_columns=["code", "score", "model", *_VERSION])
     codes: list[str] = []
@@ -65,9 +66,12 @@ def read_period(path: Path, option: str) -> Period:
         if not code:
             continue
         try:
-            scores.append(float(score))
+            value = float(score)
         except ValueError:
-            raise InputError(f"{option}: {path}, row {number}: the score is no number") from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise InputError(f"{option}: {path}, row {number}: the score is no number")
+        scores.append(value)
         codes.append(code)
         origins[tuple(origin)] += 1
     if len(codes) < _FEWEST:

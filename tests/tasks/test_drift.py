@@ -106,6 +106,8 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
         (good[:10], "has 10 coded rows"),
         ([*good, ["111", "0.5", "other", "OIICS", "2.01"]], "2 models or versions"),
         ([*good, ["111", "high", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
+        ([*good, ["111", "nan", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
+        ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
     ):
         with pytest.raises(InputError, match=said):
             read_period(write(rows), "CODED")
