@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -19,9 +20,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectHTTPStatusError
 
 from storage.errors import InputError, StorageError
+
+_PAGE = 200
+"""Runs that the server gives at once; by default it gives no more."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ def waiting_releases() -> list[Waiting]:
                 flow_run_filter=FlowRunFilter(
                     state=FlowRunFilterState(type=StateTypes(any_=[StateType.PAUSED])),
                 ),
+                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
             )
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         raise StorageError(f"Prefect server: {_said(error)}") from None
@@ -84,7 +90,7 @@ def overview() -> dict[str, Any]:
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
     try:
         with get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(flow_run_filter=recent, limit=200)
+            runs = _by_state(client, recent)
             pools = client.read_work_pools()
             online = {
                 pool.name: sum(
@@ -96,7 +102,18 @@ def overview() -> dict[str, Any]:
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         raise StorageError(f"Prefect server: {_said(error)}") from None
     return {
-        "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
+        "runs": dict(runs),
         "workers": online,
         "waiting": [asdict(run) for run in waiting_releases()],
     }
+
+
+def _by_state(client: SyncPrefectClient, chosen: FlowRunFilter) -> Counter[str]:
+    """How many runs are in each state, by the state's name: its type does not tell late runs from scheduled ones."""
+    found: Counter[str] = Counter()
+    for offset in count(0, _PAGE):
+        page = client.read_flow_runs(flow_run_filter=chosen, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset)
+        found.update(run.state_name or "unknown" for run in page)
+        if len(page) < _PAGE:
+            break
+    return found
