@@ -255,7 +255,10 @@ def server(folder: Path) -> Iterator[str]:
                 if httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=2).status_code == httpx.codes.OK:
                     break
             except httpx.HTTPError:
-                time.sleep(0.2)
+                pass
+            time.sleep(0.2)
+        else:
+            sys.exit("the server did not start")
         yield f"http://127.0.0.1:{port}/api"
     finally:
         process.terminate()

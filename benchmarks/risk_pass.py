@@ -130,6 +130,7 @@ def _memory(options: argparse.Namespace, posterior: Path) -> dict[str, Any]:
     for draws in (few, many):
         command = [sys.executable, __file__, "--memory-of", str(draws), "--posterior", str(posterior)]
         command += ["--device", options.device, "--encoder", options.encoder, "--records", str(options.records)]
+        command += ["--precision", options.precision]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         peaks[draws] = json.loads(answer)
     return {
