@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -21,23 +23,42 @@ from storage.errors import InputError, StorageError
 _BLOCK = "autocoder-notifications"
 
 
+OF_THE_WORKER = ("command", "env", "working_dir")
+"""Job variables that no run may set: a worker's environment says where records, ledger and keys are."""
+
+
 def apply_pools(pools: Mapping[str, int | None]) -> None:
-    """Create process work pools, or set the limit of those that are there.
+    """Create process work pools, or bring those that are there up to date.
 
     Raises:
         StorageError: the server does not answer, or refuses us.
     """
-    template = ProcessWorker.get_default_base_job_template()
+    template = _job_template()
+    with _server() as client:
+        for name, limit in pools.items():
+            pool = WorkPoolCreate(
+                name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
+            )
+            try:
+                client.create_work_pool(pool)
+            except ObjectAlreadyExists:
+                client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit, base_job_template=template))
+
+
+def _job_template() -> dict[str, Any]:
+    """That of a process, without the variables that are the worker's."""
+    template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
+    for name in OF_THE_WORKER:
+        template["variables"]["properties"].pop(name, None)
+        template["job_configuration"][name] = {} if name == "env" else None
+    return template
+
+
+@contextmanager
+def _server() -> Iterator[SyncPrefectClient]:
     try:
         with get_client(sync_client=True) as client:
-            for name, limit in pools.items():
-                pool = WorkPoolCreate(
-                    name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
-                )
-                try:
-                    client.create_work_pool(pool)
-                except ObjectAlreadyExists:
-                    client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
+            yield client
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         raise StorageError(
             f"Prefect server: {type(error).__name__}; is PREFECT_API_URL right, and the login?"
@@ -52,9 +73,10 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
 
     Raises:
         InputError: a rule is none, or names a deployment that is not there.
+        StorageError: the server does not answer, or refuses us.
     """
     applied = []
-    with get_client(sync_client=True) as client:
+    with _server() as client:
         block = None if webhook is None else _block(webhook)
         for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
             actions = [_action(client, action, block) for action in rule["actions"]]
@@ -65,9 +87,11 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
                 automation = AutomationCore.model_validate(rule)
             except ValueError:
                 raise InputError(f"{file}: rule {rule.get('name')} is no automation") from None
-            for known in client.read_automations_by_name(automation.name):
-                client.delete_automation(known.id)
+            # The new one first: whatever dies in between, no rule is missing.
+            known = client.read_automations_by_name(automation.name)
             client.create_automation(automation)
+            for old in known:
+                client.delete_automation(old.id)
             applied.append(automation.name)
     return applied
 

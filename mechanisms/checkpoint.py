@@ -34,6 +34,12 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
         raise _as_os_error(error, path) from None
 
 
+def description(path: Path) -> dict[str, Any]:
+    """Description of a file that `save` wrote, without its tensors."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {}).get("meta", "{}"))
+
+
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (memory-mapped) and description of a file that `save` wrote."""
     with safe_open(path, framework="pt") as file:

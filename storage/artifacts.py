@@ -266,9 +266,16 @@ class Store:
 
     def figures(self, ref: ArtifactRef) -> dict[str, Any]:
         """The aggregate figures a stage finished with."""
+        return self._manifest(ref)["figures"]
+
+    def recipe(self, ref: ArtifactRef) -> dict[str, Any]:
+        """What a stage was asked: `config`, and digests of `inputs` by name."""
+        return self._manifest(ref)["recipe"]
+
+    def _manifest(self, ref: ArtifactRef) -> dict[str, Any]:
         manifest = ref.path / MANIFEST
         there = self.shared.manifest(ref.kind, ref.path.name) if self.shared and not manifest.is_file() else None
-        return json.loads(manifest.read_bytes() if there is None else there)["figures"]
+        return json.loads(manifest.read_bytes() if there is None else there)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 from storage import bundle
@@ -18,7 +19,7 @@ from storage.signing import Signer
 _PUBLIC = "signing-key.pub.pem"
 
 
-def seal(folder: Path, row: Row, signer: Signer | None, *, aside: Path) -> None:
+def seal(folder: Path, row: Row, signer: Signer | None) -> None:
     """Add the ledger's proof and, with a signer, the signature over everything.
 
     A bundle whose seal stands and is this signer's is left as it is; one that a crash left half sealed, or whose
@@ -28,26 +29,31 @@ def seal(folder: Path, row: Row, signer: Signer | None, *, aside: Path) -> None:
         folder: the bundle.
         row: its committed row.
         signer: None leaves the bundle unsigned.
-        aside: a private folder on the same disk, for files on their way.
 
     Raises:
         StorageError: the row does not bear out the bundle.
     """
+    # Files on their way lie beside the bundle: the private workspace may be on another disk.
+    aside = folder.with_name(f".sealing-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
     if signer is None and (folder / SIGNATURE).is_file():
         return
     key = None if signer is None else heads.load_private_key(signer.key)
     wanted = proof_of(row, bundle.content_files(folder), key=key)
     if _standing(folder, wanted, signer):
         return
-    aside.mkdir(parents=True, exist_ok=True)
-    (folder / SIGNATURE).unlink(missing_ok=True)
-    content = json.dumps(wanted, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    write_atomically(aside / PROOF, content.encode())
-    (aside / PROOF).replace(folder / PROOF)
-    if signer is not None:
-        signer.sign(folder, aside / SIGNATURE)
-        (aside / SIGNATURE).replace(folder / SIGNATURE)
-    _sync(folder)
+    aside.mkdir()
+    try:
+        (folder / SIGNATURE).unlink(missing_ok=True)
+        content = json.dumps(wanted, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        write_atomically(aside / PROOF, content.encode())
+        (aside / PROOF).replace(folder / PROOF)
+        if signer is not None:
+            signer.sign(folder, aside / SIGNATURE)
+            (aside / SIGNATURE).replace(folder / SIGNATURE)
+        _sync(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _standing(folder: Path, wanted: dict[str, object], signer: Signer | None) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 from mechanisms.accounting import claim_of
 from mechanisms.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef, Store, digest
-from storage.ledger import ReleasePlan
+from storage.errors import InputError
+from storage.ingest import IngestConfig
+from storage.ledger import ReleasePlan, same_database
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.provenance import provenance
 from tasks.stage import Context
@@ -47,8 +49,18 @@ def method_digest(parameters: RetrainParameters) -> str:
 
 
 def ledger_url(context: Context, settings: LedgerParameters) -> str:
-    """Where the ledger of this run is."""
-    return settings.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
+    """Where the ledger of this run is.
+
+    Raises:
+        InputError: the setting names another ledger than the machine's own. A release on an empty ledger would be
+            asked for no approval and charged to nobody.
+    """
+    own = os.environ.get("AUTOCODER_LEDGER_URL")
+    if own and settings.ledger_url and not same_database(own, settings.ledger_url):
+        raise InputError(
+            "ledger_url: the ledger of this machine is the one in AUTOCODER_LEDGER_URL; leave the setting empty"
+        )
+    return own or settings.ledger_url or context.workspace.ledger_url
 
 
 def unprotected_inputs(dataset: dict[str, Any], *, weights: bool = True) -> tuple[str, ...]:
@@ -75,17 +87,24 @@ def swag_event(
     )
 
 
+def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
+    """What is protected, and how many records it may have."""
+    if ingest.unit_column is None or ingest.max_per_unit is None:
+        return "record", 1
+    return f"unit ({ingest.unit_column})", ingest.max_per_unit
+
+
 def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
     """The claim of this event on these records."""
     ingest = parameters.data.ingest
     config = parameters.pseudo_posterior
     searched = (SEARCHED,) if config.mechanism == "weighted" and config.target_epsilon is not None else ()
-    by_unit = ingest.unit_column is not None and ingest.max_per_unit is not None
+    unit, most = privacy_unit(ingest)
     return claim_of(
         event,
         delta=None,
-        privacy_unit=f"unit ({ingest.unit_column})" if by_unit else "record",
-        max_records_per_unit=ingest.max_per_unit or 1 if by_unit else 1,
+        privacy_unit=unit,
+        max_records_per_unit=most,
         unprotected_inputs=(*unprotected_inputs(dataset, weights=config.mechanism != "censored"), *searched),
     )
 

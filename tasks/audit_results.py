@@ -76,8 +76,9 @@ def write(
         f"{model.trainable} on {Path(model.encoder).name}. Candidates at seeds {', '.join(map(str, seeds))}; "
         f"{settings.trials} reruns of each mechanism, {settings.trial_draws} draws in each for risks and Δ (the "
         f"candidate itself: {parameters.pseudo_posterior.risk_draws}), {settings.canaries} canaries a family, "
-        f"confidence {settings.confidence:.0%}. Target ε of the rivals {'none' if target is None else f'{target:g}'} "
-        f"(`{compare.target_epsilon}`), δ {compare.delta:g}. Machine: {os.cpu_count()} CPU cores, "
+        f"confidence {100 * settings.confidence:.6g} %. "
+        f"Target ε of the rivals {'none' if target is None else f'{target:g}'} (`{compare.target_epsilon}`), "
+        f"δ {compare.delta:g}. Machine: {os.cpu_count()} CPU cores, "
         f"{platform.machine()}. Commit {source.code_commit[:12]}"
         f"{' with uncommitted changes' if source.code_dirty else ''}. Means ± sample standard deviations over seeds.",
         READING,

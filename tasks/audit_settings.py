@@ -22,7 +22,7 @@ class AuditParameters(BaseModel):
         default=50, ge=2, le=100_000, title="Draws a trial", description="For risks and for Delta in each trial."
     )
     canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family")
-    confidence: float = Field(default=0.95, gt=0.5, lt=1, title="Confidence of the lower bound")
+    confidence: float = Field(default=0.95, gt=0.5, le=0.999, title="Confidence of the lower bound")
 
 
 UNWEIGHTED = Branch("swag", "SWAG without weights", "swag", "base")

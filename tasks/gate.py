@@ -20,6 +20,8 @@ from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
 from tasks.plan import PlannedRelease
 
+USUAL_CONFIDENCE = 0.95
+"""An audit at more than this bounds less: enough more, and it can contradict nothing."""
 AUDITED = "audited"
 """Name, among a row's artifacts, of the fit or posterior that an audit looked at."""
 
@@ -51,8 +53,9 @@ class Measured(BaseModel):
         claimed = "nothing" if self.epsilon_claimed is None else f"ε {self.epsilon_claimed:.4g}"
         by = f"{self.trials} reruns and " if self.trials else ""
         return (
-            f"claimed {claimed}, measured at least ε {self.epsilon_lower_bound:.3g} ({self.confidence:.0%} confidence, "
-            f"{by}one membership test: AUC {self.auc:.3f}, TPR {self.tpr_at_fpr_0001:.2%} at FPR 0.1 %): {self.verdict}"
+            f"claimed {claimed}, measured at least ε {self.epsilon_lower_bound:.3g} "
+            f"({100 * self.confidence:.6g} % confidence, {by}one membership test: AUC {self.auc:.3f}, "
+            f"TPR {self.tpr_at_fpr_0001:.2%} at FPR 0.1 %): {self.verdict}"
         )
 
 
@@ -92,12 +95,13 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     """
     plan = planned.plan
     found = measured(ledger, planned.candidate.fitted.sha256, plan.claim)
+    audited = [row.details["confidence"] for row in audits_of(ledger, planned.candidate.fitted.sha256)]
+    if ledger.policy().require_audit and min(audited, default=1.0) > USUAL_CONFIDENCE:
+        raise BudgetRefused(
+            f"policy {ledger.policy().name} releases nothing that was not audited at a confidence of "
+            f"{USUAL_CONFIDENCE:g} or less; run `autocoder audit` with the options of the retrain"
+        )
     if found is None:
-        if ledger.policy().require_audit:
-            raise BudgetRefused(
-                f"policy {ledger.policy().name} releases nothing that was not audited; run `autocoder audit` with the "
-                "options of the retrain"
-            )
         return None
     told = found.model_dump(mode="json") | {"line": found.line}
     if found.verdict != "contradicted":

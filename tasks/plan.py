@@ -6,6 +6,7 @@ It lies in the private workspace, since it holds the references of private artif
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 
 from mechanisms.accounting import claim_of
 from mechanisms.errors import MechanismError
-from mechanisms.events import AnyEvent, BoundedSwagEvent, SwagPpmEvent
-from storage.artifacts import ArtifactRef, digest, write_atomically
+from mechanisms.events import AnyEvent, BoundedSwagEvent, Claim, SwagPpmEvent
+from storage.artifacts import ArtifactRef, Store, digest, write_atomically
 from storage.errors import InputError, StorageError
+from storage.ingest import IngestConfig
 from storage.ledger import ReleasePlan
-from tasks.account import artifact_digests, release_plan
+from tasks.account import artifact_digests, privacy_unit, release_plan, unprotected_inputs
 from tasks.candidate import Candidate
 from tasks.parameters import RetrainParameters
 from tasks.stage import Context
@@ -82,29 +84,27 @@ class PlannedRelease(BaseModel):
     def check(self, context: Context) -> None:
         """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
 
+        Taken at the plan's word: population, label, requester, commit; the officer's signature is over them.
+
         Raises:
             StorageError: an artifact is not the one named, or was changed.
-            MechanismError: the claim is less than the accountant's, or the event is not what was measured.
+            MechanismError: records, model, event or claim are not what ran and was measured.
         """
-        plan, made = self.plan, self.candidate
+        plan, made, store = self.plan, self.candidate, context.store
         named = artifact_digests(dataset=made.dataset, fitted=made.fitted, measured=made.measured)
         if named != plan.artifact_digests:
             raise StorageError("release plan: its artifacts are not those that it is made from; plan again")
-        fitted = context.store.open(made.fitted)
+        fitted = store.open(made.fitted)
+        for other in (made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
+            store.open(other)
+        wrong = [*self._wrong_records(store), *self._wrong_candidate(store)]
         if made.measured is None:
             as_run = _EVENT.validate_json((fitted / "event.json").read_text()) == plan.event
         else:
-            context.store.open(made.measured)
-            at_least = context.store.figures(made.measured)["sensitivity"]
-            match plan.event:
-                case SwagPpmEvent(sensitivity=stated):
-                    as_run = made.bound is None and stated >= at_least
-                case BoundedSwagEvent(bound=stated):
-                    as_run = made.bound == stated and stated >= at_least
-                case _:
-                    as_run = False
-        if not as_run:
-            raise MechanismError("release plan: its event is not what ran and was measured; plan again")
+            as_run = self._as_measured(store.figures(made.measured))
+        wrong += [] if as_run else ["event"]
+        if wrong:
+            raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured; plan again")
         again = claim_of(
             plan.event,
             delta=plan.claim.delta,
@@ -112,8 +112,52 @@ class PlannedRelease(BaseModel):
             max_records_per_unit=plan.claim.max_records_per_unit,
             unprotected_inputs=plan.claim.unprotected_inputs,
         )
-        if again.guarantee_kind != plan.claim.guarantee_kind or (again.epsilon or 0) > (plan.claim.epsilon or 0):
+        # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
+        if (again.epsilon or 0) > (plan.claim.epsilon or 0) or _terms(again) != _terms(plan.claim):
             raise MechanismError("release plan: its event supports no such claim; plan again")
+
+    def _wrong_records(self, store: Store) -> list[str]:
+        """Fields that differ from what the data set says of itself."""
+        facts, ingest = store.figures(self.candidate.dataset), store.recipe(self.candidate.dataset)["config"]["ingest"]
+        unit, most = privacy_unit(IngestConfig.model_validate(ingest))
+        claim, weights = self.plan.claim, isinstance(self.plan.event, SwagPpmEvent)
+        told = {
+            "cohorts": (self.plan.cohorts, tuple(facts["cohorts"])),
+            "data_fingerprint": (self.plan.data_fingerprint, facts["fingerprint"]),
+            "records": (self.plan.records_rounded, facts["records"]),
+            "privacy_unit": (claim.privacy_unit, unit),
+            "max_records_per_unit": (claim.max_records_per_unit, most),
+        }
+        wrong = [name for name, (said, true) in told.items() if said != true]
+        missing = set(unprotected_inputs(facts, weights=weights)) - set(claim.unprotected_inputs)
+        return [*wrong, *(["unprotected_inputs"] if missing else [])]
+
+    def _wrong_candidate(self, store: Store) -> list[str]:
+        """Fields that differ from those of the stage that measured the posterior, or made the fit."""
+        made = self.candidate
+        recipe = store.recipe(made.fitted if made.measured is None else made.measured)
+        config, inputs = recipe["config"], recipe["inputs"]
+        told = {
+            "model": (made.model.model_dump(mode="json"), config["model"]),
+            "seed": (made.seed, config["seed"]),
+            "dataset": (made.dataset.sha256, inputs["dataset"]),
+            "prepared": (made.prepared.sha256, inputs["prepared"]),
+        }
+        if made.measured is not None:
+            told["std_scale"] = (made.std_scale, config["std_scale"])
+            told["posterior"] = (made.fitted.sha256, inputs["posterior"])
+        return [name for name, (said, true) in told.items() if said != true]
+
+    def _as_measured(self, figures: Mapping[str, Any]) -> bool:
+        """Whether a posterior's event is that of its sensitivity's draws."""
+        at_least, bound = figures["sensitivity"], self.candidate.bound
+        match self.plan.event:
+            case SwagPpmEvent(sensitivity=stated, sensitivity_draws=draws):
+                return bound is None and stated >= at_least and draws == figures["draws"]
+            case BoundedSwagEvent(bound=stated):
+                return bound == stated and stated >= at_least
+            case _:
+                return False
 
     def save(self, context: Context) -> Path:
         """Write the plan into the private workspace; return the file."""
@@ -139,3 +183,7 @@ class PlannedRelease(BaseModel):
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "file"
             raise InputError(f"plan {file} is no release plan: {field}: {first['msg']}") from None
+
+
+def _terms(claim: Claim) -> dict[str, Any]:
+    return claim.model_dump(exclude={"epsilon", "epsilon_add_remove", "accountant"})

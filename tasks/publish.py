@@ -23,9 +23,9 @@ from mechanisms.accounting import claim_of
 from storage import bundle
 from storage.artifacts import ArtifactRef, file_digest
 from storage.egress.allowed import CONTENT
-from storage.errors import StorageError
+from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
-from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, release_folder
+from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.seal import seal, workspace_signer
 from storage.signing import Signer
 from tasks import approval, bundling, gate, progress
@@ -91,6 +91,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         signer = _signer(context, settings)
         ledger = open_ledger(context, settings)
         if ledger.release_of(plan) is None:
+            _require_undrawn(context, plan)
             bundling.rehearse(context, candidate, settings)
         stands = approval.standing(context, ledger, planned)
         audit = None if ledger.release_of(plan) is not None else gate.check(ledger, planned)
@@ -103,7 +104,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         reused = row.state == "committed"
         if row.state != "committed":
             progress.report("release", 1, 4)
-            draw = _draw_once(context, row, candidate)
+            draw = _draw_once(context, row, plan, candidate)
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, candidate)
             progress.report("release", 3, 4)
@@ -114,7 +115,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             raise StorageError(
                 f"bundle {folder} is not what was committed: ledger row {row.sequence} has another digest"
             )
-        seal(folder, row, signer, aside=release_folder(context.workspace, release_id))
+        seal(folder, row, signer)
         figures = {
             "release": release_id,
             "state": row.state,
@@ -135,22 +136,32 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         )
 
 
-def _draw_once(context: Context, row: Row, candidate: Candidate) -> Path:
+def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
+    """Refuse a plan that the ledger does not know and that was drawn here all the same: another ledger paid for it."""
+    for draw in draws(context.workspace):
+        if checkpoint.description(draw).get("plan") == plan.idempotency_key:
+            raise StorageError(
+                f"plan {plan.idempotency_key[:16]}: its draw lies in {draw.parent}, and this ledger has no release of "
+                "it; give the ledger that it was charged to, or choose another release.label"
+            )
+
+
+def _draw_once(context: Context, row: Row, plan: ReleasePlan, candidate: Candidate) -> Path:
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
-    if file.is_file():
-        return file
-    if row.state == "drawn":
-        raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"draw-{os.getpid()}.new")
-    try:
-        checkpoint.save(fresh, {"theta": candidate.take(context)}, {"release_id": release_id})
-        with suppress(FileExistsError):  # another process of the same plan was first: its draw is the draw
+    # One name for all: whoever died between writing it and linking it has drawn, and this is the draw.
+    fresh = file.with_name("draw.new")
+    if not file.is_file():
+        if row.state == "drawn":
+            raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not fresh.is_file():
+            described = {"release_id": release_id, "plan": plan.idempotency_key}
+            checkpoint.save(fresh, {"theta": candidate.take(context)}, described)
+        with suppress(FileExistsError):
             os.link(fresh, file)
         checkpoint.sync(file.parent)
-    finally:
-        fresh.unlink(missing_ok=True)
+    fresh.unlink(missing_ok=True)
     return file
 
 
@@ -171,14 +182,18 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, candidat
 
 
 def _signer(context: Context, settings: BundleParameters) -> Signer | None:
-    """Who signs: nobody, the key named, or the workspace's own."""
+    """Who signs: nobody, the machine's key ($AUTOCODER_SIGNING_KEY), the key named, or the workspace's own."""
     if settings.unsigned:
         return None
-    if settings.signing_key is None:
+    own = os.environ.get("AUTOCODER_SIGNING_KEY")
+    if own and settings.signing_key not in (None, own):
+        raise InputError("signing_key: the key of this machine is the one in AUTOCODER_SIGNING_KEY; leave it empty")
+    key = own or settings.signing_key
+    if key is None:
         return workspace_signer(context.workspace.private, context.workspace.home)
     certificate = settings.signing_certificate
     signer = Signer(
-        Path(settings.signing_key).expanduser(),
+        Path(key).expanduser(),
         None if certificate is None else Path(certificate).expanduser(),
         tuple(Path(name).expanduser() for name in settings.certificate_chain),
     )

@@ -125,7 +125,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Seal
     )
     committed = ledger.commit(release_id, bundle_digest=digest)
     signer = workspace_signer(context.workspace.private, home)
-    seal(folder, committed, signer, aside=home / "private" / "aside")
+    seal(folder, committed, signer)
     return Sealed(
         folder=folder,
         home=home,

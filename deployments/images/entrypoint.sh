@@ -1,40 +1,63 @@
 #!/usr/bin/env bash
 # What a container is: server | services | migrate | deploy | metrics | worker POOL QUEUE…
 # Passwords are read from /run/secrets, as far as this container was given them, and are in no image and no argument.
+# One that is there and can't be read ends the container: nothing may fall back to a ledger or a key of its own.
 set -euo pipefail
-secret() { cat "/run/secrets/$1"; }
-has() { [ -r "/run/secrets/$1" ]; }
+SECRETS=${SECRETS:-/run/secrets}
+has() { [ -e "$SECRETS/$1" ]; }
+secret() {
+  [ -r "$SECRETS/$1" ] || { echo "entrypoint: $SECRETS/$1 is missing, or not readable by uid $(id -u)" >&2; return 2; }
+  cat "$SECRETS/$1"
+}
 
 if has prefect_db_password; then
-  export PREFECT_API_DATABASE_CONNECTION_URL="postgresql+asyncpg://prefect:$(secret prefect_db_password)@postgres:5432/prefect"
+  password=$(secret prefect_db_password)
+  export PREFECT_API_DATABASE_CONNECTION_URL="postgresql+asyncpg://prefect:$password@postgres:5432/prefect"
 fi
 if has redis_password; then
-  export PREFECT_REDIS_MESSAGING_URL="redis://:$(secret redis_password)@redis:6379/0"
-  export PREFECT_SERVER_DOCKET_URL="redis://:$(secret redis_password)@redis:6379/1"
+  password=$(secret redis_password)
+  export PREFECT_REDIS_MESSAGING_URL="redis://:$password@redis:6379/0"
+  export PREFECT_SERVER_DOCKET_URL="redis://:$password@redis:6379/1"
 fi
+# Without the password the ledger is still this one, and refuses.
+export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder@postgres:5432/ledger"
 if has ledger_password; then
-  export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$(secret ledger_password)@postgres:5432/ledger"
+  password=$(secret ledger_password)
+  export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@postgres:5432/ledger"
+fi
+# The same for the key that signs bundles; it takes a copy that nobody else may read.
+export AUTOCODER_SIGNING_KEY="$SECRETS/signing_key"
+if has signing_key; then
+  key=$(secret signing_key)
+  export AUTOCODER_SIGNING_KEY="${TMPDIR:-/tmp}/signing-key.pem"
+  (umask 077 && rm -f "$AUTOCODER_SIGNING_KEY" && printf '%s\n' "$key" > "$AUTOCODER_SIGNING_KEY")
 fi
 
 case "${1:-}" in
   server)
-    export PREFECT_SERVER_API_AUTH_STRING="$(secret prefect_login)"
+    login=$(secret prefect_login)
+    export PREFECT_SERVER_API_AUTH_STRING="$login"
     exec prefect server start --no-services --host 0.0.0.0 --port 4200 ;;
   services)
-    export PREFECT_SERVER_API_AUTH_STRING="$(secret prefect_login)"
+    login=$(secret prefect_login)
+    export PREFECT_SERVER_API_AUTH_STRING="$login"
     exec python -m flows.services ;;
   migrate)
+    password=$(secret ledger_owner_password)
     prefect server database upgrade -y
-    AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$(secret ledger_owner_password)@postgres:5432/ledger" \
+    AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$password@postgres:5432/ledger" \
       autocoder ledger migrate --app-role autocoder ;;
   deploy)
-    export PREFECT_API_AUTH_STRING="$(secret prefect_login)"
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
     exec autocoder deploy ;;
   metrics)
-    export PREFECT_API_AUTH_STRING="$(secret prefect_login)"
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
     exec autocoder metrics --serve 0.0.0.0:9464 ;;
   worker)
-    export PREFECT_API_AUTH_STRING="$(secret prefect_login)"
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
     pool=$2
     shift 2
     queues=()

@@ -155,8 +155,8 @@ def _lines(change: str, result: AuditResult) -> str:
         claimed = "nothing" if one.epsilon is None else f"epsilon {one.epsilon:.3g} ({one.guarantee_kind})"
         lines.append(
             f"{one.branch}, seed {one.seed}: claimed {claimed}; measured at least {one.epsilon_lower_bound:.3g} "
-            f"at {one.confidence:.0%} confidence{_uncounted(one)}; AUC {one.auc:.3f}, TPR {one.tpr_at_fpr_0001:.2%} at "
-            f"FPR 0.1 %; {one.verdict}"
+            f"at {100 * one.confidence:.6g} % confidence{_uncounted(one)}; AUC {one.auc:.3f}, "
+            f"TPR {one.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {one.verdict}"
         )
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ Invariants, whatever the order of calls, crashes and processes:
 """
 
 from storage.ledger.budget import Account, BudgetLine, BudgetRefused
+from storage.ledger.database import same_database
 from storage.ledger.decisions import Decision
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
@@ -30,4 +31,5 @@ __all__ = [
     "Policy",
     "ReleasePlan",
     "Row",
+    "same_database",
 ]

@@ -49,6 +49,16 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
+def same_database(one: str, other: str) -> bool:
+    """Whether two URLs name the same ledger; passwords don't count.
+
+    Raises:
+        InputError: one of them names no ledger.
+    """
+    # `set` takes None for no change
+    return parse_url(one)._replace(password=None) == parse_url(other)._replace(password=None)
+
+
 class Database:
     """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
 

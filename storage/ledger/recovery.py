@@ -75,6 +75,11 @@ def draw_path(workspace: Workspace, release_id: str) -> Path:
     return release_folder(workspace, release_id) / DRAW_NAME
 
 
+def draws(workspace: Workspace) -> list[Path]:
+    """Return every draw that lies in a workspace, whichever ledger paid for it."""
+    return sorted((workspace.private / "releases").glob(f"*/{DRAW_NAME}"))
+
+
 def bundle_path(workspace: Workspace, release_id: str) -> Path:
     """Return where a release's bundle is or will be."""
     return workspace.bundles / release_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 from pathlib import Path
@@ -12,7 +13,9 @@ import yaml
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools import validate
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
+from flows import automations
 from flows.profiles import available, load_profile
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
@@ -117,3 +120,14 @@ def test_automations_are_what_prefect_takes() -> None:
                 assert action["run"].split("/")[1] in DEPLOYMENTS
         rule["actions"] = [{"type": "do-nothing"}]
         AutomationCore.model_validate(rule)
+
+
+def test_a_run_sets_neither_its_environment_nor_its_command() -> None:
+    """Records, ledger and keys are where the worker's environment says; what a run asks for in its job is not heard."""
+    template = automations._job_template()
+    asked = {"env": {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "command": "sh", "working_dir": "/x", "name": "n"}
+    for given, as_prefect_has_it in ((template, False), (ProcessWorker.get_default_base_job_template(), True)):
+        made = asyncio.run(ProcessJobConfiguration.from_template_and_values(given, asked))
+        assert (made.command == "sh", made.env == asked["env"], made.name) == (as_prefect_has_it,) * 2 + ("n",)
+        assert (made.working_dir is not None) is as_prefect_has_it
+    assert not set(automations.OF_THE_WORKER) & set(template["variables"]["properties"])

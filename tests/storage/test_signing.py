@@ -109,11 +109,11 @@ def test_a_certificate_signs(sealed: Sealed, folder: Path, key: Path, tmp_path: 
     trusted, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
     certificate = trusted.issue(key, until=NOW + timedelta(days=30))
     signer = Signer(key, certificate, (trusted.file,))
-    seal(folder, sealed.row, signer, aside=tmp_path / "aside")
+    seal(folder, sealed.row, signer)
     sound = check(folder, Verifier(authorities=(trusted.file,)))
     assert sound.signed_by == signer.key_id
     before = (folder / SIGNATURE).read_bytes()
-    seal(folder, sealed.row, signer, aside=tmp_path / "aside")
+    seal(folder, sealed.row, signer)
     assert (folder / SIGNATURE).read_bytes() == before, "sealing again changes nothing"
     with pytest.raises(UnsoundBundle, match="not trusted") as refused:
         check(folder, Verifier(authorities=(other.file,)))
@@ -139,7 +139,7 @@ def test_an_expired_certificate(
             signer.check()
         with monkeypatch.context() as patched:
             patched.setattr(signing, "_check_dates", lambda certificate: None)
-            seal(folder, sealed.row, signer, aside=tmp_path / "aside")
+            seal(folder, sealed.row, signer)
             check(folder, Verifier(authorities=(trusted.file,)))  # the library itself lets it pass
         with pytest.raises(UnsoundBundle, match=problem) as refused:
             check(folder, Verifier(authorities=(trusted.file,)))
@@ -197,13 +197,39 @@ def test_sealing_dies_anywhere(
         raise Died
 
     if step == "Signer.verifies":
-        seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
+        seal(folder, sealed.row, sealed.signer)
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, deadly)
         with pytest.raises(Died):
-            seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
-    seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
+            seal(folder, sealed.row, sealed.signer)
+    seal(folder, sealed.row, sealed.signer)
     assert check(folder, sealed.verifier).files == 20
+    assert not list(folder.parent.glob(".sealing-*"))
+
+
+def test_the_private_workspace_may_be_on_another_disk(
+    sealed: Sealed, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in docker-compose.yml, whose bundles have a volume of their own: nothing is renamed into their folder."""
+    import os
+
+    real = os.rename
+
+    def within(source: str | Path, target: str | Path) -> None:
+        assert Path(source).parents[1] == folder.parent or Path(source).parent == folder.parent
+        real(source, target)
+
+    moved = []
+
+    def replace(self: Path, target: Path) -> Path:
+        moved.append(self)
+        within(self, target)
+        return target
+
+    monkeypatch.setattr(Path, "replace", replace)
+    seal(folder, sealed.row, sealed.signer)
+    assert moved
+    check(folder, sealed.verifier)
 
 
 def test_a_full_disk_while_sealing(
@@ -218,10 +244,10 @@ def test_a_full_disk_while_sealing(
     with monkeypatch.context() as patched:
         patched.setattr(Signer, "sign", full)
         with pytest.raises(OSError, match="No space"):
-            seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
+            seal(folder, sealed.row, sealed.signer)
     with pytest.raises(UnsoundBundle, match="not signed"):
         check(folder, sealed.verifier)
-    seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
+    seal(folder, sealed.row, sealed.signer)
     check(folder, sealed.verifier)
 
 
@@ -229,5 +255,5 @@ def test_a_row_of_another_bundle_seals_nothing(sealed: Sealed, folder: Path, tmp
     """Content that is not what was committed gets no proof."""
     shutil.copy(folder / "LICENSE", folder / "PRIVACY.md")
     with pytest.raises(StorageError, match="does not bear out"):
-        seal(folder, sealed.row, sealed.signer, aside=tmp_path / "aside")
+        seal(folder, sealed.row, sealed.signer)
     assert not (folder / PROOF).exists()

@@ -1,0 +1,150 @@
+"""What a plan is held against and who pays for it: nothing written by hand, no other ledger or key, one draw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from jobs import Job
+
+from mechanisms import checkpoint
+from mechanisms.errors import MechanismError
+from storage.errors import InputError, StorageError
+from storage.ledger import Ledger, heads
+from storage.paths import Workspace
+from tasks import publish
+from tasks.account import ledger_url
+from tasks.parameters import BundleParameters, LedgerParameters
+from tasks.plan import PlannedRelease
+from tasks.stage import Context
+
+
+@pytest.fixture
+def planned(finished: Job) -> PlannedRelease:
+    """The plan of the finished job, which is released."""
+    (file,) = (finished.home / "private" / "plans").glob("*.json")
+    return PlannedRelease.load(file)
+
+
+@pytest.fixture
+def context(finished: Job) -> Context:
+    """Its workspace; none of these tests changes it."""
+    return Context(home=str(finished.home))
+
+
+EDITS: dict[str, Callable[[Any], Any]] = {
+    "std_scale": lambda d: d["candidate"].update(std_scale=1e-12),
+    "seed": lambda d: d["candidate"].update(seed=1),
+    "model": lambda d: d["candidate"]["model"].update(max_length=64),
+    "cohorts": lambda d: d["plan"].update(cohorts=["1999"]),
+    "data_fingerprint": lambda d: d["plan"].update(data_fingerprint="0" * 64),
+    "records": lambda d: d["plan"].update(records_rounded=10**6),
+    "privacy_unit": lambda d: d["plan"]["claim"].update(privacy_unit="person"),
+    "unprotected_inputs": lambda d: d["plan"]["claim"].update(unprotected_inputs=[]),
+    "event": lambda d: d["plan"]["event"].update(sensitivity_draws=10**6),
+    "no such claim (assumptions)": lambda d: d["plan"]["claim"].update(assumptions=[]),
+    "no such claim (draws)": lambda d: d["plan"]["claim"].update(draws=10**6, mc_failure_prob=1e-6),
+    "no such claim (epsilon)": lambda d: d["plan"]["claim"].update(epsilon=0.1),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_plan_edited_by_hand_is_refused(context: Context, planned: PlannedRelease, name: str) -> None:
+    """Each field that the artifacts know better; the message names it."""
+    planned.check(context)
+    content = planned.model_dump(mode="json")
+    EDITS[name](content)
+    with pytest.raises(MechanismError, match=name.partition(" (")[0]):
+        PlannedRelease.model_validate_json(json.dumps(content)).check(context)
+
+
+def test_a_plan_of_other_artifacts_is_refused(context: Context, planned: PlannedRelease) -> None:
+    """The prepared inputs of another data set, say: their digest is in the recipe of what was measured."""
+    made = planned.candidate
+    other = made.model_copy(update={"prepared": made.dataset})
+    with pytest.raises(MechanismError, match="prepared"):
+        planned.model_copy(update={"candidate": other}).check(context)
+
+
+def test_no_setting_leads_to_another_ledger_than_the_machines(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty ledger asks for no approval and has all its budget; passwords make no other ledger."""
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql://autocoder:secret@db/ledger")
+    own = LedgerParameters(ledger_url="postgresql+psycopg://autocoder@db/ledger")
+    assert ledger_url(context, own) == "postgresql://autocoder:secret@db/ledger"
+    for other in (f"sqlite:///{tmp_path / 'empty.db'}", "postgresql+psycopg://autocoder@db/other"):
+        with pytest.raises(InputError, match="AUTOCODER_LEDGER_URL"):
+            ledger_url(context, LedgerParameters(ledger_url=other))
+    monkeypatch.delenv("AUTOCODER_LEDGER_URL")
+    assert ledger_url(context, LedgerParameters(ledger_url="sqlite:///x.db")) == "sqlite:///x.db"
+
+
+@pytest.mark.slow
+def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
+    context: Context, planned: PlannedRelease, tmp_path: Path
+) -> None:
+    """The draw lies in the workspace, and that ledger does not know it: refused before anything is reserved."""
+    url = f"sqlite:///{tmp_path / 'empty.db'}"
+    with pytest.raises(StorageError, match="this ledger has no release of it"):
+        publish.release.fn(context, planned, BundleParameters(ledger_url=url))
+    assert not [row for row in Ledger.open(url).rows() if row.kind == "release"]
+
+
+def test_the_machines_signing_key_wins(
+    context: Context, planned: PlannedRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No setting puts another in its place, and where it is missing the workspace's own does not step in."""
+    key, _ = heads.new_keys(tmp_path / "keys")
+    monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(key))
+    signer = publish._signer(context, BundleParameters())
+    assert signer is not None
+    assert signer.key == key
+    with pytest.raises(InputError, match="AUTOCODER_SIGNING_KEY"):
+        publish._signer(context, BundleParameters(signing_key=str(tmp_path / "other.pem")))
+    monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(tmp_path / "gone.pem"))
+    with pytest.raises(InputError, match=r"gone\.pem"):
+        publish._signer(context, BundleParameters())
+
+
+@pytest.mark.parametrize("dies", ["os.link", "checkpoint.sync"])
+def test_who_died_after_drawing_has_drawn(
+    planned: PlannedRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """Killed between the draw's file and its final name: the same draw is taken up, no second one is made."""
+    context = Context(home=str(Workspace(tmp_path / "home").create().home))
+    row: Any = SimpleNamespace(release_id="0" * 16, state="reserved")
+    taken: list[torch.Tensor] = []
+
+    class Source:
+        def take(self, context: Context) -> torch.Tensor:
+            taken.append(torch.randn(4))
+            return taken[-1]
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    source: Any = Source()
+    with monkeypatch.context() as patched:
+        if dies == "os.link":
+            patched.setattr(publish.os, "link", killed)
+        else:
+            real = checkpoint.sync
+
+            def sync(path: Path) -> None:
+                real(path)
+                if (path / "draw.safetensors").exists():
+                    raise KeyboardInterrupt
+
+            patched.setattr(publish.checkpoint, "sync", sync)
+        with pytest.raises(KeyboardInterrupt):
+            publish._draw_once(context, row, planned.plan, source)
+    file = publish._draw_once(context, row, planned.plan, source)
+    assert len(taken) == 1
+    assert torch.equal(checkpoint.load(file)[0]["theta"], taken[0])
+    assert [p.name for p in file.parent.iterdir()] == ["draw.safetensors"]
