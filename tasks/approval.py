@@ -65,10 +65,10 @@ def keep(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
 
 
 def admit(context: Context, ledger: Ledger, planned: PlannedRelease, decision: Decision) -> str:
-    """Keep a decision that counts; return who signed it.
+    """Keep a decision that counts, a refusal in the ledger too; return who signed it.
 
     Raises:
-        InputError: it is wrong, stale, or repeats what its signer has decided already.
+        InputError: it is wrong or stale, an approval repeats its signer's, or a refusal comes after the release.
     """
     name = signer(
         decision,
@@ -78,10 +78,13 @@ def admit(context: Context, ledger: Ledger, planned: PlannedRelease, decision: D
         terms=release_terms(planned.plan),
         requester=planned.plan.requester,
     )
-    for known in kept(context, planned):
-        same = (known.key_id, known.digest, known.decision) == (decision.key_id, decision.digest, decision.decision)
-        if same:
-            raise InputError(f"approval by {name}: given already; each person counts once")
+    if decision.decision == "refuse":
+        ledger.refuse(planned.plan, decision)  # before the file, and again after a death: it records only the first
+    elif any(
+        (known.key_id, known.digest, known.decision) == (decision.key_id, decision.digest, decision.decision)
+        for known in kept(context, planned)
+    ):
+        raise InputError(f"approval by {name}: given already; each person counts once")
     keep(context, planned, decision)
     return name
 

@@ -150,8 +150,8 @@ def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_u
     context = Context(home=str(workspace))
     ledger = publish.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
     name = approval.admit(context, ledger, planned, decision)
-    if decision.decision == "refuse":
-        row = ledger.refuse(planned.plan, decision)
+    row = ledger.refusal(planned.digest)
+    if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
     missing = approval.standing(context, ledger, planned).missing
     return f"approved by {name}; " + (f"{missing} more wanted" if missing else "`autocoder release` may go on")

@@ -65,6 +65,16 @@ def approve(job: Job, plan: str, name: str) -> str:
     return command("approve", plan, "--key", str(job.home.parent / name / "signing-key.pem"))
 
 
+def refuse(job: Job, plan: str, name: str) -> str:
+    """One approver's refusal."""
+    return command("refuse", plan, "--key", str(job.home.parent / name / "signing-key.pem"), "--reason", "too early")
+
+
+def refusals(job: Job) -> list:
+    """Refusals in the ledger."""
+    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "refusal"]
+
+
 def releases(job: Job) -> list:
     """Releases in the ledger."""
     return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
@@ -75,6 +85,31 @@ def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tupl
     job, _ = site
     with pytest.raises(InputError, match=r"2 signed approvals.*release\.enabled=false.*release/release"):
         command(*job.arguments("--dry-run")[3:])
+
+
+@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.approval.keep"])
+def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
+    site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Wherever it died: no refusal stands beside the plan that the ledger does not have, and there is one row."""
+    job, plan = site
+    approve(job, plan, "officer")
+    decisions = Path(plan).with_name(f"{Path(plan).stem}.decisions")
+    before = {path: path.read_bytes() for path in decisions.iterdir()}
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt  # nothing of ours catches it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, dies)
+        with pytest.raises(AssertionError):
+            refuse(job, plan, "officer")
+    assert {path: path.read_bytes() for path in decisions.iterdir()} == before, (
+        "the approval stands till the ledger has it"
+    )
+    assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
+    assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
+    assert [row.reason for row in refusals(job)] == ["officer refused: too early"]
 
 
 @pytest.mark.slow
@@ -120,13 +155,10 @@ def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) 
 def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     """Recorded with its reason, and not to be had by later approvals. Slow: a server of its own."""
     job, plan = site
-    key = str(job.home.parent / "director" / "signing-key.pem")
-    assert command("refuse", plan, "--key", key, "--reason", "one is enough").startswith("refused by director")
+    assert refuse(job, plan, "director").startswith("refused by director")
     approve(job, plan, "officer")
     after = job.command("release", plan)
     assert after.returncode == 2
-    assert "director refused: one is enough" in after.stderr
-    assert [row.reason for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "refusal"] == [
-        "director refused: one is enough"
-    ]
+    assert "director refused: too early" in after.stderr
+    assert [row.reason for row in refusals(job)] == ["director refused: too early"]
     assert releases(job) == []
