@@ -129,12 +129,12 @@ def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
 
 
 def test_all_faults_in_one_run(
-    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int
+    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int, turn: int
 ) -> None:
     """The disk is full, the run is handed to two, server and database die, Redis forgets, the network is cut."""
-    home = stack.folder / "all-faults"
+    home = stack.folder / f"all-faults-{turn}"
     with own_disk(home) as disk:
-        scene = begin(stack, worker, home, "all-faults", cut_seconds=10, pace=pace)
+        scene = begin(stack, worker, home, home.name, cut_seconds=10, pace=pace)
         if disk is not None:
             fill(scene, home, disk, after=2)
         for number, fault in enumerate(IN_ONE_RUN):
@@ -144,8 +144,11 @@ def test_all_faults_in_one_run(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Rounds of each fault, as many as are asked for."""
+    repeat = int(metafunc.config.getoption("--faults-repeat") or 0)
+    if "turn" in metafunc.fixturenames:
+        metafunc.parametrize("turn", range(max(1, repeat)))
     if "fault" in metafunc.fixturenames:
-        rounds = range(int(metafunc.config.getoption("--faults-repeat") or 0))
+        rounds = range(0 if metafunc.config.getoption("--all-faults") else repeat)
         metafunc.parametrize(
             ("fault", "number"), [(f, n) for n in rounds for f in (*FAULTS, "disk-full")], ids=lambda value: str(value)
         )
