@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 from storage import bundle
+from storage.archive import SUFFIX, pack
 from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Row
 from storage.revocations import Revocations, Revoked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_LONGEST_NAME = 200
 
 
 class Handover(BaseModel):
@@ -51,18 +55,37 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
     return row
 
 
-def record_handover(ledger: Ledger, release: Row, *, partner: str, requester: str) -> Row:
-    """Record that a bundle goes to a partner; the same partner on the same day is one row."""
+def hand_over(
+    ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
+) -> tuple[Path, Row]:
+    """Pack a bundle into the folder `out` and record to whom it goes; the same partner on the same day is one row.
+
+    The row comes before the archive is put in place, so that none lies there that the ledger does not know of.
+
+    Raises:
+        InputError: partner or requester is no name, or the folder cannot be written.
+    """
+    partner = _name("--to", partner)
     details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
-    key = f"handover-{release.release_id}-{_today()}-{partner}"[:300]
-    return ledger.record(_row("handover", release, f"handed over to {partner}", requester, details, key))
+    key = f"handover-{release.release_id}-{_today()}-{partner}"
+    entry = _row("handover", release, f"handed over to {partner}", requester, details, key)
+    archive = out / f"{release.release_id}{SUFFIX}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".handover-", dir=out) as aside:
+            packed = pack(folder, Path(aside) / archive.name)
+            row = ledger.record(entry)
+            packed.replace(archive)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
+    return archive, row
 
 
 def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester: str) -> Row:
     """Record that a release is not to be used any more; a second revocation changes nothing.
 
     Raises:
-        InputError: no reason is given.
+        InputError: no reason is given, or the requester is no name.
         StorageError: nothing was committed that could be revoked.
     """
     if not reason.strip() or len(reason) > 1000:
@@ -123,11 +146,19 @@ def _row(kind: str, release: Row, label: str, requester: str, details: dict[str,
             "cohorts": release.cohorts,
             "data_fingerprint": release.data_fingerprint,
             "release_id": release.release_id,
-            "requester": requester,
+            "requester": _name("--requester", requester),
             "idempotency_key": key,
             "details": details,
         }
     )
+
+
+def _name(option: str, text: str) -> str:
+    """A name as the ledger takes it, with room for the words that go around it."""
+    text = text.strip()
+    if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
+        raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters, without tabs and line breaks")
+    return text
 
 
 def _today() -> str:

@@ -73,11 +73,10 @@ def handover(
         if not found:
             typer.echo("nothing was handed over so far")
         return
-    if release is None or not (to or "").strip() or out is None:
+    if release is None or to is None or out is None:
         raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
-    from storage.archive import SUFFIX, pack
     from storage.bundle_check import check
-    from storage.registry import record_handover, require_committed
+    from storage.registry import hand_over, require_committed
     from storage.signing import Verifier
 
     folder = workspace.bundles / release
@@ -86,17 +85,13 @@ def handover(
         key = workspace.home / "signing-key.pub.pem"
     verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()))
     sound = check(folder, verifier, unsigned=allow_unsigned)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        archive = pack(folder, out / f"{release}{SUFFIX}")
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}") from None
-    done = record_handover(ledger, row, partner=(to or "").strip(), requester=requester)
+    archive, done = hand_over(ledger, row, folder, out, partner=to, requester=requester)
+    partner = done.details["partner"]
     if as_json:
         told = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest, "row": done.sequence}
-        typer.echo(json.dumps(told | {"partner": (to or "").strip(), "release_row": row.sequence}))
+        typer.echo(json.dumps(told | {"partner": partner, "release_row": row.sequence}))
         return
-    typer.echo(f"{archive}  for {(to or '').strip()}: ledger row {done.sequence}, release row {row.sequence}")
+    typer.echo(f"{archive}  for {partner}: ledger row {done.sequence}, release row {row.sequence}")
 
 
 def revoke(

@@ -59,6 +59,28 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     assert "golden.jsonl: narrative 1: the model answers otherwise" in err
 
 
+def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
+    """What is missing or no name is said with the option's name, and nothing is left in the outbox."""
+    release = str(sealed.row.release_id)
+    handed = ("handover", release, "--out", tmp_path / "outbox", "--home", sealed.home)
+    for arguments, problem in (
+        (("verify", sealed.folder), "--key"),
+        (("verify", tmp_path / "none", "--key", sealed.verifier.key), "no such bundle"),
+        (("handover", "--home", sealed.home), "--to"),
+        (("handover", "--list", "--home", tmp_path), "no ledger at"),
+        ((*handed, "--to", "x" * 201), "--to: give a name"),
+        ((*handed, "--to", "Statistics\tOffice"), "--to: give a name"),
+        ((*handed, "--to", " "), "--to: give a name"),
+        ((*handed, "--to", "x", "--requester", ""), "--requester: give a name"),
+        ((*handed, "--to", "x", "--requester", "y" * 301), "--requester: give a name"),
+        (("revoke", release, "--reason", "z", "--requester", "", "--home", sealed.home), "--requester: give a name"),
+        (("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home), "not in this ledger"),
+    ):
+        with pytest.raises(StorageError, match=problem):
+            run(*(str(part) for part in arguments))
+    assert not (tmp_path / "outbox").exists()
+
+
 def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     """From the workspace to a partner and back: the archive verifies until the list says otherwise."""
     release, key = str(sealed.row.release_id), sealed.verifier.key
@@ -79,16 +101,3 @@ def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     assert json.loads(out)["file"] == "privacy_statement.json"
     with pytest.raises(StorageError, match="was revoked"):
         run("handover", release, "--to", "Labour Office", "--out", tmp_path, *home)
-
-
-def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
-    """What is missing is said with the option's name."""
-    for arguments, problem in (
-        (("verify", sealed.folder), "--key"),
-        (("verify", tmp_path / "none", "--key", sealed.verifier.key), "no such bundle"),
-        (("handover", "--home", sealed.home), "--to"),
-        (("handover", "--list", "--home", tmp_path), "no ledger at"),
-        (("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home), "not in this ledger"),
-    ):
-        with pytest.raises(StorageError, match=problem):
-            run(*(str(part) for part in arguments))

@@ -13,7 +13,7 @@ from storage.bundle_check import check
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Row
 from storage.ledger.heads import load_private_key, new_keys
-from storage.registry import handovers, record_handover, record_revocation, require_committed, revocation_list
+from storage.registry import hand_over, handovers, record_revocation, require_committed, revocation_list
 from storage.revocations import Revocations, Revoked
 
 
@@ -31,24 +31,54 @@ def released(ledger: Ledger, key: str = "first") -> Row:
     return ledger.commit(row.release_id, bundle_digest="b" * 64)
 
 
-def test_handovers_are_rows_of_the_ledger(ledger: Ledger) -> None:
-    """Each partner once a day, charged nothing, and the chain stays sound."""
+def to(partner: str, ledger: Ledger, row: Row, place: Path) -> Row:
+    """Hand a bundle of one file over."""
+    bundle = place / "bundles" / str(row.release_id)
+    bundle.mkdir(parents=True, exist_ok=True)
+    (bundle / "LICENSE").write_text("free")
+    return hand_over(ledger, row, bundle, place / "outbox", partner=partner, requester="r")[1]
+
+
+def test_handovers_are_rows_of_the_ledger(ledger: Ledger, tmp_path: Path) -> None:
+    """Each partner once a day, charged nothing, and the chain stays sound; all of a partner's name counts."""
     row = released(ledger)
-    first = record_handover(ledger, row, partner="Statistics Office", requester="r")
-    again = record_handover(ledger, row, partner="Statistics Office", requester="r")
-    record_handover(ledger, row, partner="Labour Office", requester="r")
+    first = to("Statistics Office", ledger, row, tmp_path)
+    again = to(" Statistics Office ", ledger, row, tmp_path)
+    to("Labour Office", ledger, row, tmp_path)
+    to("A" * 199 + "B", ledger, row, tmp_path)
+    to("A" * 199 + "C", ledger, row, tmp_path)
     assert first == again
-    assert [entry.partner for entry in handovers(ledger)] == ["Statistics Office", "Labour Office"]
+    assert [entry.partner[-9:] for entry in handovers(ledger)] == ["cs Office", "ur Office", "AAAAAAAAB", "AAAAAAAAC"]
     assert {entry.release_row for entry in handovers(ledger)} == {row.sequence}
     assert not first.charges
     assert ledger.verify().ok
+    assert [path.name for path in (tmp_path / "outbox").iterdir()] == [f"{row.release_id}.tar.zst"]
+
+
+@pytest.mark.parametrize("step", ["storage.registry.pack", "storage.ledger.Ledger.record", "pathlib.Path.replace"])
+def test_no_archive_that_the_ledger_does_not_know_of(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Whichever step fails; the same command then makes it good."""
+    row = released(ledger)
+
+    def fails(*_: object) -> None:
+        raise StorageError("the ledger is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, fails)
+        with pytest.raises(StorageError, match="locked"):
+            to("Statistics Office", ledger, row, tmp_path)
+    assert not list((tmp_path / "outbox").iterdir())
+    to("Statistics Office", ledger, row, tmp_path)
+    assert len(handovers(ledger)) == len(list((tmp_path / "outbox").iterdir())) == 1
 
 
 def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> None:
     """It is on the list, with the reason, and is not handed over any more; a second revocation is the first."""
     row = released(ledger)
     assert row.release_id
-    record_handover(ledger, row, partner="Statistics Office", requester="r")
+    to("Statistics Office", ledger, row, tmp_path)
     first = record_revocation(ledger, row.release_id, reason="an error in the code list", requester="r")
     assert record_revocation(ledger, row.release_id, reason="another reason", requester="r") == first
     (entry,) = handovers(ledger)
