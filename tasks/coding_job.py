@@ -2,6 +2,8 @@
 
 The answers of each finished piece lie in a hidden folder beside the output, without the narratives. When all are there,
 one pass over the input merges the two. The same command after a crash finds the answers and codes only what is missing.
+Just before the output is put in place, a mark beside it says which job it is of; the mark goes last of all, so that a
+job that died while clearing up is known to be done.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.artifacts import digest, file_digest
+from storage.artifacts import digest, file_digest, write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.reading import Row, Table, pieces, survey
 from storage.tables.writing import harmless, kind_of, writing
@@ -28,7 +30,7 @@ from tasks.coding_columns import Added, Narratives, output_schema
 
 _FORMAT = 1
 _STAGE = "code"
-_JOB, _LOCK, _FINISHED = "job.json", "lock", "finished.json"
+_JOB, _LOCK = "job.json", "lock"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class CodingJob:
     def folder(self) -> Path:
         """Where the answers of finished pieces are kept until the output is whole."""
         return self.out.with_name(f".{self.out.name}.coding")
+
+    @property
+    def mark(self) -> Path:
+        """What tells, until all is cleared up, that the output is this job's."""
+        return self.out.with_name(f".{self.out.name}.coded")
 
     def key(self, coder: Coder) -> str:
         """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
@@ -94,15 +101,15 @@ def run(coder: Coder, job: CodingJob) -> Coded:
         raise InputError(f"--data: {job.table.source.name} has a column name twice, which only CSV can hold")
     _check_output(job, coder)
     with _locked(job):
-        _begin(job, coder)
-        if _finished(job):  # all but clearing up was done when an earlier run died
-            told = _tally(job, resumed=job.table.rows)
-        else:
+        told = _finished(job, coder)  # not None: all but clearing up was done when an earlier run died
+        if told is None:
+            _begin(job, coder)
             before = _before(job, schema, coder) if job.append else None
             resumed = _code(coder, job)
             told = _tally(job, resumed=resumed)
-            _merge(coder, job, schema, before)
+            _merge(coder, job, schema, before, told)
         shutil.rmtree(job.folder)
+        job.mark.unlink(missing_ok=True)
     return told
 
 
@@ -122,7 +129,7 @@ def _code(coder: Coder, job: CodingJob) -> int:
     return resumed
 
 
-def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None) -> None:
+def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, told: Coded) -> None:
     """Write the output beside its name, then put it there."""
     fresh, origin = job.folder / "output", tuple(coder.origin.values())
     with writing(fresh, kind_of(job.out), schema) as write:
@@ -138,10 +145,8 @@ def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None
     if file_digest(job.table.source.path) != job.table.sha256:
         raise StorageError(f"{job.table.source.name} changed while it was coded; run again")
     _sync(fresh)
-    mark = job.folder / _FINISHED
-    mark.write_text(json.dumps({"sha256": file_digest(fresh)}))
-    _sync(mark)
-    _sync(job.folder)
+    mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": told.blank, "review": told.review}
+    write_atomically(job.mark, json.dumps(mark).encode())
     fresh.replace(job.out)
     _sync(job.out.parent)
 
@@ -169,7 +174,7 @@ def _parts(job: CodingJob) -> list[Path]:
 def _check_output(job: CodingJob, coder: Coder) -> None:
     if job.out.is_dir():
         raise InputError(f"--out: {job.out} is a folder; name a file")
-    if job.out.exists() and not (job.append or job.overwrite or (_begun(job, coder) and _finished(job))):
+    if job.out.exists() and not (job.append or job.overwrite or _finished(job, coder)):
         raise InputError(f"--out: {job.out} is there; --overwrite replaces it, --append adds the rows to it")
 
 
@@ -193,12 +198,15 @@ def _begin(job: CodingJob, coder: Coder) -> None:
     fresh.replace(job.folder / _JOB)
 
 
-def _finished(job: CodingJob) -> bool:
+def _finished(job: CodingJob, coder: Coder) -> Coded | None:
+    """What an earlier run of the same job did, where its output is in place."""
     try:
-        mark = json.loads((job.folder / _FINISHED).read_text())
-        return bool(mark["sha256"] == file_digest(job.out))
+        mark = json.loads(job.mark.read_text())
+        if (mark["key"], mark["sha256"]) == (job.key(coder), file_digest(job.out)):
+            return Coded(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
     except (OSError, ValueError, KeyError):
-        return False
+        pass
+    return None
 
 
 def _before(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:

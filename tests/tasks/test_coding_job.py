@@ -117,6 +117,35 @@ def test_it_goes_on_after_a_death_anywhere(
     assert not (tmp_path / ".out.csv.coding").exists()
 
 
+@pytest.mark.parametrize("removed", [0, 1, 4, 99])
+@pytest.mark.parametrize("last_first", [False, True])
+def test_rows_are_added_once_wherever_the_clearing_up_dies(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int, last_first: bool
+) -> None:
+    """In whichever order a folder's files go: the same command adds no row again, and tells the same figures."""
+    run(coder, job(table, tmp_path / "whole.csv"))
+    whole = run(coder, job(table, tmp_path / "whole.csv", append=True))
+    out = tmp_path / "out.csv"
+    run(coder, job(table, out))
+    real = coding_job.shutil.rmtree
+
+    def dies(folder: Path) -> None:
+        for path in sorted(folder.iterdir(), reverse=last_first)[:removed]:
+            path.unlink()
+        if not list(folder.iterdir()):
+            real(folder)
+        raise KeyboardInterrupt  # nothing of ours catches it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coding_job.shutil, "rmtree", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(coder, job(table, out, append=True))
+    again = run(coder, job(table, out, append=True))
+    assert (again.rows, again.blank, again.review) == (whole.rows, whole.blank, whole.review)
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv", "whole.csv"]
+
+
 def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
     coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
