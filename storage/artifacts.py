@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
@@ -279,8 +280,8 @@ class Store:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file, all or nothing, synced; two processes may do it at once."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    """Replace a small file, all or nothing, synced; threads and machines may do it at once."""
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)

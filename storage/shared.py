@@ -119,9 +119,11 @@ class Shared:
         if not self._folder:
             self._fs.put_file(str(file), to)
             return
-        partial = f"{to}.{uuid4().hex}.partial"
-        self._fs.put_file(str(file), partial)
-        Path(partial).replace(to)
+        partial = Path(f"{to}.{uuid4().hex}.partial")
+        self._fs.put_file(str(file), str(partial))
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())  # the manifest says that it is there, after a power cut, too
+        partial.replace(to)
 
     def _create(self, to: str, content: bytes) -> None:
         """A small file, all or nothing, unless there is one. A server that knows no conditions replaces it."""

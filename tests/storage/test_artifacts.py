@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.artifacts import MANIFEST, Store
+from storage.artifacts import MANIFEST, Store, write_atomically
 from storage.errors import StorageError
 
 RECIPE: dict[str, Any] = {"config": {"a": 1}, "inputs": {"x": "0" * 64}, "code": "c"}
@@ -73,6 +74,21 @@ def test_damaged_output_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         return
     with pytest.raises(StorageError, match="file file"):
         make(Store(tmp_path))
+
+
+def test_a_small_file_is_whole_though_two_write_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers on one workspace may have the same process number: the second begins and ends within the first."""
+    real, file = os.fsync, tmp_path / "file"
+
+    def another_first(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        write_atomically(file, b"second")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", another_first)
+    write_atomically(file, b"first")
+    assert file.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def _slow(folder: str, started: Any) -> None:

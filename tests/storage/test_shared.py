@@ -155,6 +155,21 @@ def test_an_upload_that_dies_before_its_last_act_is_no_stage(url: str, tmp_path:
         assert content(made.path).items() >= FILES.items()
 
 
+def test_files_are_on_the_disk_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is synced before it has its name, so that a power cut leaves no manifest of empty files."""
+    synced: list[int] = []
+    real = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    place = tmp_path / "shared"
+    monkeypatch.setattr(os, "fsync", noted)
+    make(Store(tmp_path / "a", Shared(str(place))))
+    assert {file.stat().st_ino for file in place.rglob("*") if file.is_file()} <= set(synced)
+
+
 def _publish_much(folder: str, url: str) -> None:
     make(Store(Path(folder), Shared(url)), {f"part{i}": bytes([i]) * (4 << 20) for i in range(16)})
 
