@@ -45,23 +45,23 @@ def _psi(now: Period, reference: Period) -> float:
 
 
 @pytest.mark.parametrize(
-    ("now", "verdict"),
+    ("now", "verdict", "moved"),
     [
-        (period(3000, shares=(0.2, 0.3, 0.4, 0.09, 0.01), seed=1), "drift"),
-        (period(3000, shares=(0.25, 0.3, 0.35, 0.09, 0.01), seed=1), "look"),
-        (period(3000, power=0.5, seed=1), "drift"),
-        (period(3000, power=0.75, seed=1), "look"),
-        (period(100_000, shares=(0.41, 0.3, 0.19, 0.09, 0.01), seed=1), "stable"),
+        (period(3000, shares=(0.2, 0.3, 0.4, 0.09, 0.01), seed=1), "drift", {"111", "1311"}),
+        (period(3000, shares=(0.25, 0.3, 0.35, 0.09, 0.01), seed=1), "look", {"111", "1311"}),
+        (period(3000, power=0.5, seed=1), "drift", None),
+        (period(3000, power=0.75, seed=1), "look", None),
+        (period(100_000, shares=(0.41, 0.3, 0.19, 0.09, 0.01), seed=1), "stable", None),
     ],
     ids=["codes", "codes a little", "scores", "scores a little", "certain but too small to matter"],
 )
-def test_what_moved_is_found(now: Period, verdict: str) -> None:
+def test_what_moved_is_found(now: Period, verdict: str, moved: set[str] | None) -> None:
     """Codes or scores; of the codes those that moved most are named first."""
     found = compare(now, period(3000))
     assert found.verdict == verdict
     assert found.line.startswith(verdict.upper())
-    if "codes" in found.line and verdict == "drift" and found.psi > 0.1:
-        assert {code for code, _, _ in found.moved[:2]} == {"111", "1311"}
+    if moved is not None:
+        assert {code for code, _, _ in found.moved[:2]} == moved
 
 
 def test_distances_are_scipy_s() -> None:
