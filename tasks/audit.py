@@ -80,7 +80,7 @@ def measure(
             confidence=settings.confidence,
             trials_of=trials_of,
         ),
-        modules=("mechanisms.audit", "mechanisms.swag", "tasks.audit"),
+        modules=("tasks.audit",),
     )
 
 

@@ -80,7 +80,7 @@ def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, 
         config={"model": model.model_dump(mode="json"), "canaries": canaries, "seed": seed},
         inputs={"dataset": dataset, "prepared": prepared},
         body=partial(_pool, model=model, canaries=canaries, seed=seed),
-        modules=("mechanisms.classifier", "tasks.audit_pool"),
+        modules=("tasks.audit_pool",),
     )
 
 

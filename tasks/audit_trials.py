@@ -39,8 +39,6 @@ from tasks.train import build
 _AT_ONCE = 8
 """Trials a chunk: their parameters and optimiser states stay in the cache of a core."""
 
-_MODULES = ("mechanisms.audit_trials", "mechanisms.training", "mechanisms.dpsgd", "tasks.audit_trials")
-
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
@@ -87,7 +85,7 @@ def chain(parameters: RetrainParameters, *, trials: int, draws: int, pool: Artif
         },
         inputs={"pool": pool, "dataset": dataset},
         body=partial(_chain, model=parameters.model, fit=fit, config=config, rounds=rounds, trials=trials),
-        modules=_MODULES,
+        modules=("tasks.audit_trials",),
     )
 
 
@@ -134,7 +132,7 @@ def non_private(
         },
         inputs={"pool": pool, "dataset": dataset},
         body=partial(_non_private, model=parameters.model, phase=phase, seed=seed, trials=trials),
-        modules=_MODULES,
+        modules=("tasks.audit_trials",),
     )
 
 
@@ -183,7 +181,7 @@ def private(
         body=partial(
             _private, name=branch.name, model=parameters.model, seed=seed, trials=trials, epsilon=epsilon, linear=linear
         ),
-        modules=(*_MODULES, "mechanisms.formal_head", "mechanisms.private_posterior"),
+        modules=("tasks.audit_trials",),
     )
 
 

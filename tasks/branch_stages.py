@@ -68,7 +68,7 @@ def calibrate(
         config={"mechanism": config.model_dump(mode="json"), "records": records, "unit": records_per_unit},
         inputs={},
         body=partial(_calibrate, config=config, records=records, unit=records_per_unit),
-        modules=("mechanisms.dpsgd", "mechanisms.formal_head", "mechanisms.private_posterior"),
+        modules=("tasks.branch_stages",),
     )
 
 
@@ -134,10 +134,7 @@ def fit(
         config=config,
         inputs=inputs,
         body=body,
-        modules=(
-            *("mechanisms.training", "mechanisms.dpsgd", "mechanisms.formal_head", "mechanisms.private_posterior"),
-            "tasks.train",
-        ),
+        modules=("tasks.branch_stages",),
     )
 
 
@@ -215,7 +212,7 @@ def measure(
         },
         inputs={"dataset": dataset, "prepared": prepared, "fitted": fitted},
         body=partial(_measure, model=model, seed=seed, std_scale=parameters.swag.std_scale if drawn else None),
-        modules=("mechanisms.metrics", "mechanisms.swag", "tasks.branch_stages"),
+        modules=("tasks.branch_stages",),
     )
 
 

@@ -81,7 +81,7 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
         config=config,
         inputs={"dataset": dataset},
         body=partial(_prepare, model=model, seed=seed),
-        modules=("mechanisms.classifier", "tasks.data"),
+        modules=("tasks.data",),
     )
 
 

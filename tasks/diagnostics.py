@@ -75,7 +75,7 @@ def look(
         },
         inputs=inputs,
         body=partial(_look, parameters=parameters, settings=settings, rounds=tuple(posteriors)),
-        modules=("mechanisms.diagnostics", "mechanisms.pseudo_posterior", "tasks.diagnostics"),
+        modules=("tasks.diagnostics",),
     )
 
 
@@ -192,7 +192,7 @@ def leave_out(
         },
         inputs={"dataset": dataset, "prepared": prepared, "measured": measured},
         body=partial(_leave_out, parameters=parameters, count=settings.leave_out, bound=bound),
-        modules=("mechanisms.leave_one_out", "mechanisms.audit_trials", "mechanisms.diagnostics", "tasks.diagnostics"),
+        modules=("tasks.diagnostics",),
     )
 
 

@@ -102,7 +102,7 @@ def shard(draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
         config=draws.model_dump(mode="json"),
         inputs=dict(inputs),
         body=partial(_shard, draws=draws),
-        modules=("mechanisms.pseudo_posterior", "tasks.draws"),
+        modules=("tasks.draws",),
     )
 
 

@@ -37,7 +37,7 @@ def evaluate(
         },
         inputs={"dataset": dataset, "prepared": prepared} | {f"posterior_{k}": ref for k, ref in posteriors.items()},
         body=partial(_evaluate, model=model, fit=fit, rounds=tuple(posteriors)),
-        modules=("mechanisms.metrics", "mechanisms.swag", "tasks.evaluate"),
+        modules=("tasks.evaluate",),
     )
 
 

@@ -37,7 +37,7 @@ def risks(
         config=_common(model, fit, config) | {"draws": config.risk_draws},
         inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior},
         body=partial(_risks, model=model, fit=fit, config=config),
-        modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
+        modules=("tasks.posterior",),
     )
 
 
@@ -55,7 +55,7 @@ def weights(config: PseudoPosteriorConfig, *, risks: ArtifactRef | None) -> Step
         config={"c": config.c, "g": config.g},
         inputs={"risks": risks},
         body=partial(_weights, c=config.c, g=config.g),
-        modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
+        modules=("tasks.posterior",),
     )
 
 
@@ -89,7 +89,7 @@ def sensitivity(
         inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior}
         | ({"weights": weights} if weighted else {}),
         body=partial(_sensitivity, model=model, fit=fit, config=config, bounded=bounded),
-        modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
+        modules=("tasks.posterior",),
     )
 
 
@@ -132,7 +132,7 @@ def reweight(config: PseudoPosteriorConfig, *, measured: ArtifactRef | None) -> 
         config={"k": config.k},
         inputs={"measured": measured},
         body=partial(_reweight, k=config.k),
-        modules=("mechanisms.pseudo_posterior", "tasks.posterior"),
+        modules=("tasks.posterior",),
     )
 
 

@@ -44,7 +44,7 @@ def fine_tune(
         | _bound(bounded),
         inputs=needed,
         body=partial(_fine_tune, model=model, phase=fit.adamw, seed=fit.seed, bounded=bounded),
-        modules=("mechanisms.training", "tasks.train"),
+        modules=("tasks.train",),
     )
 
 
@@ -87,7 +87,7 @@ def collect_swag(
         | _bound(bounded),
         inputs=needed | ({"weights": weights} if weighted else {}),
         body=partial(_collect_swag, model=model, phase=fit.sgd, config=fit.swag, seed=fit.seed, bounded=bounded),
-        modules=("mechanisms.training", "mechanisms.swag", "tasks.train"),
+        modules=("tasks.train",),
     )
 
 
