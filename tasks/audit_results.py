@@ -14,6 +14,7 @@ from storage.artifacts import write_atomically
 from tasks.audit_findings import NATURAL, bound_of, changed_groups, findings, gained, grouped, reruns, spread, verdict
 from tasks.audit_settings import AuditParameters
 from tasks.branches import CompareParameters
+from tasks.pages import svg
 from tasks.parameters import RetrainParameters
 from tasks.provenance import provenance
 
@@ -24,7 +25,7 @@ READING = (
     "held-out share; no released model was trained on it. `swag` is the chain's first posterior, without weights: it "
     "is never released, and its ε is what its own sensitivity would claim."
 )
-FAMILIES = {
+HEADINGS = {
     "pairs": "candidate: trained or not, pairs of a code",
     "in-distribution": "reruns: every record by a coin",
     "mislabelled": "reruns: wrong code",
@@ -99,7 +100,7 @@ def write(
         "dash: no reruns. In braces what the reruns measured would themselves have claimed at most: SWAG-PPM's claim "
         "depends on the records, canaries raise it, and a bound counts against a claim only above these too.",
         _table(
-            ("branch", *FAMILIES.values()),
+            ("branch", *HEADINGS.values()),
             (_bounds_row(group[0]) for group in grouped(main)),
         ),
         "## Stronger tests, and memorisation",
@@ -185,7 +186,7 @@ def _bounds_row(one: Any) -> tuple[str, ...]:
         f"{found[name]['epsilon']:.2f} ({found[name]['correct']}/{found[name]['guesses']}){_own(found[name])}"
         if name in found
         else "–"
-        for name in FAMILIES
+        for name in HEADINGS
     ]
     return (one.title, *cells)
 
@@ -230,13 +231,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def roc_figure(audited: Sequence[Any]) -> bytes:
     """SVG: ROC of each branch in log-log, the loss dashed and the likelihood ratio solid; grey is guessing."""
-    import io
-
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
-    FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     axes.plot([1e-4, 1], [1e-4, 1], color="0.6", linewidth=1)
     for number, one in enumerate(audited):
@@ -252,6 +249,4 @@ def roc_figure(audited: Sequence[Any]) -> bytes:
     axes.set_ylabel("share of trained records recognised (TPR)")
     axes.set_title("Who was trained on? Likelihood ratio, and loss alone (dashed)", fontsize=10)
     axes.legend(fontsize=7, loc="lower right")
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return svg(figure).encode()
