@@ -122,7 +122,7 @@ def _check_probabilities(delta: float, confidence: float) -> None:
         raise MechanismError(f"delta is {delta} and confidence {confidence}; both must be probabilities below 1")
 
 
-def choose(scores: np.ndarray, bits: np.ndarray, *, points: int = 40) -> Rule:
+def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
     """The rule that gives the largest one-run bound on these scores (delta 0). Measure it on others.
 
     scores float [k], large for members; bits bool [k]. Ties at a threshold all count, as `apply` counts them.
@@ -132,7 +132,7 @@ def choose(scores: np.ndarray, bits: np.ndarray, *, points: int = 40) -> Rule:
     k = len(ordered)
     if k == 0:
         return Rule(-math.inf, math.inf)
-    sizes = np.unique(np.concatenate([[0], np.geomspace(1, k, points).astype(int)]))
+    sizes = np.unique(np.concatenate([[0], np.geomspace(1, k, 40).astype(int)]))
     right_in = np.concatenate([[0], np.cumsum(member)])[sizes]
     right_out = np.concatenate([[0], np.cumsum(~member[::-1])])[sizes]
     made = sizes[:, None] + sizes[None, :]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -261,8 +260,3 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def local_folder(path: Path) -> str:
-    """The form in which a local encoder folder goes into `ModelConfig.encoder`."""
-    return str(path.resolve())

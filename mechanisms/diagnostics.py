@@ -6,7 +6,6 @@ Nothing here is part of a claim. Everything is computed from private tensors; on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,8 @@ _TAIL_SHARE = 0.2
 """Share of the draws taken as the tail."""
 _FEWEST = 50
 """Draws below which a tail of ten values would be fitted."""
+_LEVELS, _DIRECTIONS = (0.5, 0.8, 0.9, 0.95, 0.99), 200
+"""Of the intervals whose coverage is looked at, and in how many random directions."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ class Coverage:
     """Length of the mean's move from the earlier to the later half, in standard deviations of an iterate's."""
 
 
-def coverage(
-    post: swag.Posterior, *, seed: int, directions: int = 200, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.99)
-) -> Coverage:
+def coverage(post: swag.Posterior, *, seed: int) -> Coverage:
     """Fit SWAG to the first half of the iterates held and see whether the second half lies where it says.
 
     A posterior that SGD has settled in covers its later iterates about as often as it says. Far below: the iterates
@@ -139,8 +138,8 @@ def coverage(
     half = len(held) // 2
     early, late = torch.stack(held[:half]), torch.stack(held[half:])
     g = generator(seed, "coverage")
-    random = torch.randn(directions, early.shape[1], generator=g)
-    wanted = [float(student.ppf(0.5 + level / 2, half - 1)) for level in levels]
+    random = torch.randn(_DIRECTIONS, early.shape[1], generator=g)
+    wanted = [float(student.ppf(0.5 + level / 2, half - 1)) for level in _LEVELS]
 
     def shares(first: Tensor, second: Tensor) -> tuple[float, ...]:
         std = first.var(0, correction=1).mul(1 + 1 / half).sqrt()
@@ -149,7 +148,7 @@ def coverage(
 
     spread = early.var(0, correction=1).sum().sqrt()
     return Coverage(
-        nominal=tuple(levels),
+        nominal=_LEVELS,
         parameters=shares(early, late),
         directions=shares(early @ random.T, late @ random.T),
         drift=float((late.mean(0) - early.mean(0)).norm() / spread),

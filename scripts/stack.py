@@ -33,6 +33,8 @@ from psycopg import sql
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("prefect", "ledger_owner", "autocoder")
 PREFECT = (sys.executable, "-m", "prefect")
+PATIENCE = 180
+"""Seconds in which a component has to answer."""
 
 
 def free_port() -> int:
@@ -42,12 +44,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(what: str, ready: Callable[[], bool], *, seconds: float = 180) -> None:
+def wait_for(what: str, ready: Callable[[], bool]) -> None:
     """Wait until `ready()` is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not ready():
         if time.monotonic() > deadline:
-            sys.exit(f"stack: {what} does not answer after {seconds:.0f} s; see the logs")
+            sys.exit(f"stack: {what} does not answer after {PATIENCE} s; see the logs")
         time.sleep(0.2)
 
 

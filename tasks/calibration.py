@@ -139,14 +139,14 @@ def _threshold(
     return {"target_accuracy": target} | found
 
 
-def thresholds_on_generated(released: Released, *, records: int = _GENERATED) -> dict[str, Any] | None:
+def thresholds_on_generated(released: Released) -> dict[str, Any] | None:
     """`thresholds_for` a released model on generated narratives; None where it shares too few codes with them.
 
     The narratives are made anew from a fixed seed that is not the demo's own, and owe nothing to any record.
     """
     at = {code: place for place, code in enumerate(released.codes)}
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
-        made = write_demo_data(Path(folder), records=records, seed=_GENERATED_SEED)
+        made = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
         with made.csv.open(newline="", encoding="utf-8") as file:
             rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in csv.DictReader(file)]
     labels = torch.tensor([label for _, label in rows])
@@ -154,7 +154,7 @@ def thresholds_on_generated(released: Released, *, records: int = _GENERATED) ->
         return None
     logits = released.logits([text for text, _ in rows])
     return thresholds_for(
-        logits, labels, fitted_on=f"{records} generated narratives (storage.demo_data); no agency's records"
+        logits, labels, fitted_on=f"{_GENERATED} generated narratives (storage.demo_data); no agency's records"
     )
 
 

@@ -11,6 +11,7 @@ from tasks.comparison import BranchSummary
 from tasks.pages import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
 
 _KINDS = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (BLUE, "^")}
+_GAP = 0.045
 
 
 def frontier(summaries: Sequence[BranchSummary]) -> str:
@@ -59,12 +60,12 @@ def frontier(summaries: Sequence[BranchSummary]) -> str:
     return svg(figure)
 
 
-def _apart(heights: Sequence[float], gap: float = 0.045) -> list[float]:
-    """Heights of labels, given those of their points from the highest down: never nearer to each other than `gap`."""
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Heights of labels, given those of their points from the highest down: never nearer to each other than _GAP."""
     placed: list[float] = []
     for height in heights:
-        placed.append(min(height, placed[-1] - gap) if placed else height)
-    excess = max(0.0, gap / 2 - placed[-1]) if placed else 0.0
+        placed.append(min(height, placed[-1] - _GAP) if placed else height)
+    excess = max(0.0, _GAP / 2 - placed[-1]) if placed else 0.0
     return [height + excess for height in placed]
 
 

@@ -148,7 +148,7 @@ class Agreement:
         return told | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
 
 
-def agreement(coded: Path, sample: Path, *, seed: int = 0) -> Agreement:
+def agreement(coded: Path, sample: Path) -> Agreement:
     """Compare the codes that came back with those of the table that was sampled.
 
     The human's codes went through a table program and are read as `normalise_code` does; the model's stand as they are.
@@ -183,7 +183,7 @@ def agreement(coded: Path, sample: Path, *, seed: int = 0) -> Agreement:
     place = {name: at for at, name in enumerate(names)}
     a, b = np.array([place[code] for code in told]), np.array([place[code] for code in given])
     weights = np.array([human[at][1] for at in rows])
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     resampled = [
         _share_and_kappa(a[pick], b[pick], weights[pick], len(names))
         for pick in (rng.integers(0, len(rows), len(rows)) for _ in range(_BOOTSTRAP))

@@ -145,7 +145,6 @@ def main() -> None:
     url, home, rounds, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     Workspace(home).create()
     random_ = random.Random(seed)
-    start = time.monotonic()
     for warm in range(3):
         start = time.monotonic()
         killed(url, home, f"warm-{warm}", at=None, after=None)
