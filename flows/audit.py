@@ -17,9 +17,10 @@ from flows.retrain import settled
 from mechanisms.events import Claim
 from storage.artifacts import ArtifactRef
 from tasks import audit, audit_branches, audit_ledger, audit_pool, branch_stages, gate
+from tasks.account import privacy_unit
 from tasks.audit_settings import AuditParameters, check, choose_branches
 from tasks.branches import Branch, CompareParameters
-from tasks.comparison import Outcome, unit_of
+from tasks.comparison import Outcome
 from tasks.failures import private_errors
 from tasks.parameters import RetrainParameters
 from tasks.stage import Context, submit
@@ -129,7 +130,7 @@ def as_retrained(
     if own.mechanism == "weighted":
         return settled(context, parameters), compare
     if compare.target_epsilon == "match":
-        _, unit = unit_of(parameters)
+        _, unit = privacy_unit(parameters.data.ingest)
         compare = compare.model_copy(update={"target_epsilon": unit * own.target_epsilon})
     return parameters, compare
 
@@ -144,7 +145,7 @@ def _trials(
     claim: Claim,
     pool: ArtifactRef,
 ) -> tuple[ArtifactRef, str]:
-    _, unit = unit_of(parameters)
+    _, unit = privacy_unit(parameters.data.ingest)
     calibrated = None
     if branch.kind == "formal" and done.target is not None:
         step = branch_stages.calibrate(

@@ -28,7 +28,7 @@ from mechanisms.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks import branch_plan, branch_stages, comparison, comparison_report, data, preflight, progress
-from tasks.account import swag_event
+from tasks.account import privacy_unit, swag_event
 from tasks.branches import Branch, CompareParameters, choose, of_round
 from tasks.comparison import BranchSummary, Outcome
 from tasks.failures import private_errors
@@ -141,7 +141,7 @@ def fitted(
         InputError: a batch larger than the data, or settings that contradict each other.
     """
     _check(parameters, settings, chosen)
-    _, unit = comparison.unit_of(parameters)
+    _, unit = privacy_unit(parameters.data.ingest)
     preflight.check(context, parameters)
     dataset = _need(submit(context, data.ingest(parameters.data)))
     facts = context.store.figures(dataset)
@@ -239,7 +239,7 @@ def _run(
 ) -> list[Outcome]:
     """Every branch at every seed. The noise is solved first, once a branch; then `slots` fits run at once."""
     store = context.store
-    _, unit = comparison.unit_of(parameters)
+    _, unit = privacy_unit(parameters.data.ingest)
     noise: dict[str, ArtifactRef] = {}
     for branch in chosen:
         if branch.kind == "formal" and target is not None:

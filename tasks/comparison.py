@@ -15,7 +15,7 @@ from mechanisms.accounting import claim_of
 from mechanisms.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Evaluation
-from tasks.account import TRUST_MODEL, unprotected_inputs
+from tasks.account import TRUST_MODEL, privacy_unit, unprotected_inputs
 from tasks.branches import Branch, CompareParameters
 from tasks.parameters import RetrainParameters
 from tasks.provenance import provenance
@@ -66,27 +66,20 @@ class BranchSummary(BaseModel):
 
 def claim(outcome: Outcome, parameters: RetrainParameters, compare: CompareParameters, facts: dict[str, Any]) -> Claim:
     """The claim that the event of an outcome supports."""
-    by_unit, m = unit_of(parameters)
+    unit, most = privacy_unit(parameters.data.ingest)
     inputs = unprotected_inputs(facts, weights=outcome.branch.round not in (None, "censored"))
     formal = outcome.branch.kind == "formal"
     made = _claim_of(
         outcome.event,
         delta=(outcome.branch.delta or compare.delta) if formal else None,
-        privacy_unit=f"unit ({parameters.data.ingest.unit_column})" if by_unit else "record",
-        max_records_per_unit=m,
+        privacy_unit=unit,
+        max_records_per_unit=most,
         unprotected_inputs=(*inputs, *outcome.branch.unprotected),
     )
     if made.epsilon is not None and made.epsilon < SMALLEST_EPSILON:
         raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
         made = made.model_copy(update=raised)
     return made
-
-
-def unit_of(parameters: RetrainParameters) -> tuple[bool, int]:
-    """(whether the unit is a column's, records it may own)."""
-    ingest = parameters.data.ingest
-    by_unit = ingest.unit_column is not None and ingest.max_per_unit is not None
-    return by_unit, (ingest.max_per_unit or 1) if by_unit else 1
 
 
 def record(

@@ -9,7 +9,7 @@ from mechanisms import checkpoint
 from mechanisms.target import search
 from storage.artifacts import ArtifactRef
 from tasks import internal, progress
-from tasks.account import claim, swag_event
+from tasks.account import claim, privacy_unit, swag_event
 from tasks.parameters import RetrainParameters
 from tasks.stage import Context
 
@@ -57,8 +57,7 @@ def settle(
     config = parameters.pseudo_posterior
     if config.target_epsilon is None or not searches(parameters):
         return parameters
-    ingest = parameters.data.ingest
-    unit = (ingest.max_per_unit or 1) if ingest.unit_column is not None else 1
+    _, unit = privacy_unit(parameters.data.ingest)
 
     def delta(c: float, k: float | None) -> float:
         update = {"c": c, "g": 0.0, "k": config.k if k is None else k, "reweight": k is not None}
