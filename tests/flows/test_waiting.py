@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from jobs import prefect_server
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -18,8 +19,9 @@ def release() -> None:
     """Stands for the flow of that name; it is not run."""
 
 
+@pytest.mark.slow
 def test_every_run_is_counted_and_the_oldest_waits_first(tmp_path: Path) -> None:
-    """More runs than the server gives at once."""
+    """More runs than the server gives at once. Slow: it starts, and is given all of them."""
     with (
         prefect_server(tmp_path) as url,
         temporary_settings({PREFECT_API_URL: url}),
