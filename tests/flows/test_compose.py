@@ -105,3 +105,63 @@ def test_every_command_of_the_image_is_one_that_its_entrypoint_knows(composed: d
         assert f"  {service['command'][0]})" in text
     for path in (script, ROOT / "deployments" / "postgres" / "10-roles.sh", ROOT / "scripts" / "stack_secrets.sh"):
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+
+
+def enter(folder: Path, *command: str, secrets: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The entrypoint with these secrets; in place of `prefect` stands what prints its environment."""
+    (folder / "secrets").mkdir(exist_ok=True)
+    for name, content in secrets.items():
+        (folder / "secrets" / name).write_text(content)
+    stub = folder / "bin" / "prefect"
+    stub.parent.mkdir(exist_ok=True)
+    stub.write_text("#!/bin/sh\nenv\n")
+    stub.chmod(0o755)
+    env = {"PATH": f"{stub.parent}:/usr/bin:/bin", "SECRETS": str(folder / "secrets"), "TMPDIR": str(folder)}
+    script = str(ROOT / "deployments" / "images" / "entrypoint.sh")
+    return subprocess.run(["bash", script, *command], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_a_container_without_its_secrets_falls_back_to_nothing(tmp_path: Path) -> None:
+    """No login: it ends. No password, no signing key: the same ledger all the same, and a key that is not there."""
+    worker = ("worker", "cpu", "coding")
+    ended = enter(tmp_path, *worker, secrets={})
+    assert ended.returncode == 2
+    assert "prefect_login is missing" in ended.stderr
+    told = enter(tmp_path, *worker, secrets={"prefect_login": "operator:x"}).stdout.splitlines()
+    assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder@postgres:5432/ledger" in told
+    assert f"AUTOCODER_SIGNING_KEY={tmp_path}/secrets/signing_key" in told
+    told = enter(tmp_path, *worker, secrets={"ledger_password": "p", "signing_key": "KEY\n"}).stdout.splitlines()
+    assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder:p@postgres:5432/ledger" in told
+    (copy,) = (line.partition("=")[2] for line in told if line.startswith("AUTOCODER_SIGNING_KEY="))
+    assert Path(copy).read_text() == "KEY\n"
+    assert Path(copy).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_that_is_there_and_cannot_be_read_ends_the_container(tmp_path: Path) -> None:
+    """A folder in its place, which nobody can read as a file, whoever runs this test."""
+    (tmp_path / "secrets" / "ledger_password").mkdir(parents=True)
+    ended = enter(tmp_path, "worker", "cpu", "default", secrets={"prefect_login": "operator:x"})
+    assert ended.returncode != 0
+    assert "AUTOCODER_LEDGER_URL" not in ended.stdout
+
+
+def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path: Path) -> None:
+    """Each is mounted alone, into a container whose user is not the one who made it."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "stack_secrets.sh", tmp_path / "scripts")
+    stub = tmp_path / "autocoder"
+    stub.write_text("#!/bin/sh\nprintf KEY > secrets/signing-key.pem\n")
+    stub.chmod(0o755)
+    made: list[dict[str, str]] = []
+    for _ in range(2):
+        command = ["bash", str(tmp_path / "scripts" / "stack_secrets.sh")]
+        subprocess.run(command, env={"PATH": "/usr/bin:/bin", "BIN": str(tmp_path)}, check=True, capture_output=True)
+        made.append({file.name: file.read_text() for file in sorted((tmp_path / "secrets").iterdir())})
+    assert made[0] == made[1], "nothing that is there is overwritten"
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    named = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["secrets"]
+    for entry in named.values():
+        file = tmp_path / entry["file"]
+        assert file.stat().st_mode & 0o777 == 0o444, file
+        assert file.read_text()
+    assert (tmp_path / "secrets" / "signing-key.pem").stat().st_mode & 0o077 == 0
