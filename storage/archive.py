@@ -2,6 +2,8 @@
 
 The same bundle gives the same bytes with the same version of the compressor. Reading trusts nothing: only regular files
 of names that a bundle may have are written, each to a path of our own making, and never more than their sizes allow.
+Every header is taken as it stands: `tarfile` would follow those that speak for the next entry (long names, PAX, sparse
+files) into memory, however large they say they are.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from storage.errors import InputError
 
 SUFFIX = ".tar.zst"
 _LEVEL, _CHUNK, _WINDOW = 10, 1 << 20, 1 << 27
+_BLOCK = tarfile.BLOCKSIZE
 
 
 def pack(folder: Path, out: Path) -> Path:
@@ -57,20 +60,19 @@ def unpack(archive: Path, into: Path) -> Path:
         with (
             archive.open("rb") as file,
             zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(file) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as tar,
         ):
-            for entry in tar:
+            for entry in _entries(unpacked):
                 place = _place(entry)
                 top = into / place.parts[0]
                 if folder not in (None, top):
                     raise UnsoundBundle(archive.name, "holds two folders")
                 folder = top
-                _extract(tar, entry, top.joinpath(*place.parts[1:]))
+                _extract(unpacked, entry, top.joinpath(*place.parts[1:]))
     except OSError as error:
         if error.filename is None or Path(error.filename) != archive:
             raise
         raise InputError(f"{archive}: {error.strerror}") from None
-    except (zstandard.ZstdError, tarfile.TarError, EOFError):
+    except (zstandard.ZstdError, tarfile.TarError, UnicodeDecodeError):
         raise UnsoundBundle(archive.name, "is damaged, or no archive of a bundle") from None
     if folder is None:
         raise UnsoundBundle(archive.name, "is empty")
@@ -93,10 +95,18 @@ def opened(path: Path) -> Iterator[Path]:
         yield unpack(path, Path(scratch))
 
 
+def _entries(unpacked: zstandard.ZstdDecompressionReader) -> Iterator[tarfile.TarInfo]:
+    """Each header in turn, up to the empty one and the end; whoever takes it reads the content and its padding."""
+    while any(block := unpacked.read(_BLOCK)):
+        yield tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+    if len(block) < _BLOCK or any(rest := unpacked.read(tarfile.RECORDSIZE)) or len(rest) == tarfile.RECORDSIZE:
+        raise tarfile.ReadError("cut off, or there is more")  # at the end the compressor's checksum was compared
+
+
 def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     place = PurePosixPath(entry.name)
     shown = entry.name if len(entry.name) <= 80 and entry.name.isprintable() else "(an entry with an odd name)"
-    if not entry.isreg():
+    if entry.type != tarfile.REGTYPE:
         raise UnsoundBundle(shown, "is no regular file; an archive of a bundle holds nothing else")
     parts = place.parts
     plain = entry.name == "/".join(parts) and not place.is_absolute() and not {"..", "."} & set(parts)
@@ -105,21 +115,21 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     name = "/".join(parts[1:])
     if name not in FILES:
         raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")
-    if entry.size > FILES[name].max_bytes:
+    if not 0 <= entry.size <= FILES[name].max_bytes:
         raise UnsoundBundle(name, f"is larger than {FILES[name].max_bytes >> 20} MB")
     return place
 
 
-def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
-    content = tar.extractfile(entry)
-    if content is None or target.exists():
+def _extract(unpacked: zstandard.ZstdDecompressionReader, entry: tarfile.TarInfo, target: Path) -> None:
+    if target.exists():
         raise UnsoundBundle(entry.name, "is there twice")
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
         left = entry.size
         while left:
-            chunk = content.read(min(_CHUNK, left))
+            chunk = unpacked.read(min(_CHUNK, left))
             if not chunk:
                 raise UnsoundBundle(entry.name, "is cut off")
             file.write(chunk)
             left -= len(chunk)
+    unpacked.read(-entry.size % _BLOCK)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -97,6 +99,50 @@ def test_an_entry_that_would_go_elsewhere(tmp_path: Path, name: str, fields: dic
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.tar.zst", "in", "to"]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_SPARSE],
+)
+def test_a_header_that_speaks_for_another_entry(tmp_path: Path, kind: bytes) -> None:
+    """Refused as it stands; the megabytes that it announces are not read into memory."""
+    size = 64 << 20
+    made = archive(tmp_path / "a.tar.zst", (entry("b/README.md", size, type=kind), bytes(size)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsoundBundle, match="no regular file"):
+            unpack(made, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pax_headers": {"size": "-5"}},
+        {"pax_headers": {"size": "1e400"}},
+        {"pax_headers": {"GNU.sparse.size": "many"}},
+        {"pax_headers": {"GNU.sparse.map": "a,b", "GNU.sparse.size": "10"}},
+        {"pax_headers": {"path": "b\0/README.md"}},
+        {"name": "b" * 300 + "/README.md"},
+        {"size": -4},
+        {"name": "\udcff/README.md"},
+    ],
+)
+def test_a_header_of_nonsense(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Told as damage in one line, whatever tar's own reader would have made of it."""
+    made = entry("b/README.md")
+    for field, value in fields.items():
+        setattr(made, field, value)
+    archive_format = tarfile.PAX_FORMAT if "pax_headers" in fields else tarfile.GNU_FORMAT
+    header = made.tobuf(archive_format, errors="surrogateescape")
+    (tmp_path / "a.tar.zst").write_bytes(zstandard.compress(header + b"text".ljust(512, b"\0") + bytes(1024)))
+    (tmp_path / "to").mkdir()
+    with pytest.raises(UnsoundBundle):
+        unpack(tmp_path / "a.tar.zst", tmp_path / "to")
+    assert not list((tmp_path / "to").rglob("*"))
+
+
 def test_a_file_twice_and_two_folders(tmp_path: Path) -> None:
     """What a reader shows and what another extracts must be the same."""
     one = (entry("b/README.md"), b"text")
@@ -123,6 +169,7 @@ def test_a_bomb(tmp_path: Path) -> None:
     [
         lambda content: content[: len(content) // 2],
         lambda content: content[:100] + b"\x00" * 50 + content[150:],
+        lambda content: zstandard.compress(zstandard.decompress(content, 1 << 30) + bytes(20_000)),
         lambda content: b"",
         lambda content: b"not an archive at all, but text",
     ],
