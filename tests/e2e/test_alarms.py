@@ -41,17 +41,17 @@ def test_a_failure_is_notified(stack: Stack, sink: Sink) -> None:
     parameters["parameters"]["data"]["source"] = "/no/such/records.csv"
     run = start(stack, "retrain/demo", parameters).json()
     assert stack.wait("its failure", lambda: ended(stack, run["id"]))["state_type"] == "FAILED"
-    (text,) = stack.wait("its notification", lambda: sink.having("failed", run["name"]), seconds=60)
+    (text,) = stack.wait("its notification", lambda: sink.having("failed", run["name"]))
     assert "/no/such/records.csv" in text
     assert "Traceback" not in text
 
 
 def test_a_waiting_release_and_a_low_budget_are_notified(stack: Stack, sink: Sink, released: str) -> None:
     """The first when it suspends, with its address; the second by housekeeping, from the ledger's own sums."""
-    (waiting, *_) = stack.wait("the notification", lambda: sink.having("waits for an approval"), seconds=60)
+    (waiting, *_) = stack.wait("the notification", lambda: sink.having("waits for an approval"))
     assert "/runs/flow-run/" in waiting
     assert start(stack, "housekeeping/housekeeping", {"low_share": 1.0}).is_success
-    stack.wait("the notification", lambda: sink.having("Budget low", "demo"), seconds=120)
+    stack.wait("the notification", lambda: sink.having("Budget low", "demo"))
     account = sink.having("Budget low", "demo")[0]
     assert "has epsilon" in account
 

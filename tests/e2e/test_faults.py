@@ -184,8 +184,8 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack, work
     asked = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     assert stack.post(f"/flow_runs/{run['id']}/set_state", asked).json()["status"] == "ACCEPT"
     # Prefect gives a run 30 s to end by itself; how long it takes is not this test's to measure
-    stack.wait("the end of its process", lambda: not [p for p in processes_of(run) if _alive(p)], seconds=60)
-    stack.wait("its state", lambda: stack.run(run["id"])["state_type"] == "CANCELLED", seconds=60)
+    stack.wait("the end of its process", lambda: not [p for p in processes_of(run) if _alive(p)])
+    stack.wait("its state", lambda: stack.run(run["id"])["state_type"] == "CANCELLED")
     assert not list((home / "private").glob("plans/*"))
     assert not list((home / "bundles").iterdir())
     assert release_run(stack, run["id"]) is None
