@@ -126,7 +126,7 @@ class Stack:
             env=self.environment(**changes),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=300,
         )
 
 

@@ -72,9 +72,9 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
     assert (sent["fit"]["adamw"]["epochs"], sent["fit"]["sgd"]["epochs"], sent["fit"]["swag"]["rank"]) == (2, 4, 3)
 
     operator.open_run(run_id)
-    expect(page.get_by_text("Running").first).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("Running").first).to_be_visible(timeout=300_000)
     assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
-    expect(page.get_by_text("Completed").first).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=300_000)
     operator.open_run(run_id, tab="Artifacts")
     page.get_by_text("release-plan").first.click()
     (plan,) = [a for a in stack.artifacts(run_id) if a["key"] == "release-plan"]
@@ -100,4 +100,4 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
     (row,) = releases(stack, of_run=run_id)
     assert (row.state, row.approvals) == ("committed", ("officer",))
     operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
-    expect(page.get_by_text("Completed").first).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("Completed").first).to_be_visible(timeout=300_000)
