@@ -8,7 +8,7 @@ from typing import Any
 
 from storage import bundle
 from storage.bundle import PROOF, SIGNATURE, STATEMENT, UnsoundBundle
-from storage.egress.allowed import FILES, check_codes, read_files
+from storage.egress.allowed import FILES, check_codes, check_layers, read_files
 from storage.errors import InputError
 from storage.ledger.heads import key_id
 from storage.proof import check_proof
@@ -55,6 +55,7 @@ def check(folder: Path, verifier: Verifier | None, *, revocations: Path | None =
         raise UnsoundBundle(PROOF, "is missing: the bundle was not finished, run its release again")
     found = read_files(folder, allowed=frozenset(FILES))
     check_codes(found)
+    check_layers(found)
     proof, statement = found[PROOF], found[STATEMENT]
     check_proof(folder, proof, statement, key=public)
     row = proof["row"]

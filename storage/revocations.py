@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from storage.bundle import STATEMENT, UnsoundBundle
 from storage.errors import InputError
@@ -82,7 +82,7 @@ class Revocations(BaseModel):
             found = Revocations.model_validate(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise InputError(f"--revocations {path}: {error.strerror}") from None
-        except (ValueError, ValidationError):
+        except (ValueError, RecursionError):
             raise InputError(f"--revocations {path}: no revocation list") from None
         if found.signature is None or found.key_id != key_id(key):
             raise InputError(f"--revocations {path}: not signed with the key that signed the bundle")

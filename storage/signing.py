@@ -168,7 +168,7 @@ def _signing_certificate(folder: Path) -> Certificate | None:
         if not chain:
             return None
         return x509.load_der_x509_certificate(base64.b64decode(chain["certificates"][0]["rawBytes"], validate=True))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
 
 

@@ -215,7 +215,7 @@ def read_thresholds(path: Path) -> dict[str, Any]:
         str(found["fitted_on"])
     except OSError:
         raise MechanismError(f"{path} cannot be read") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, MechanismError):
             raise
         raise MechanismError(f"{path} is no thresholds file: it lacks a field, or is damaged") from None

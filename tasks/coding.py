@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from mechanisms import export
@@ -87,7 +86,7 @@ class Coder:
             titles = {row["code"]: row["title"] for row in listed}
             release = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
             first = listed[0]
-        except (OSError, ValueError, KeyError, IndexError):
+        except (OSError, ValueError, KeyError, IndexError, RecursionError):
             raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
         # A list without a name or a version is told from others by its content.
         name = first.get("classification") or "unnamed"
@@ -95,11 +94,15 @@ class Coder:
         own = folder / THRESHOLDS
         try:
             known = read_thresholds(thresholds or own) if thresholds or own.is_file() else None
+        except MechanismError as error:
+            raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
+        try:
             model = export.load(folder)
         except MechanismError as error:
             raise InputError(f"--bundle: {error}") from None
-        except (OSError, RuntimeError, KeyError, ValueError, SafetensorError):
-            raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded") from None
+        except Exception as error:  # the libraries below raise whatever a damaged model meets
+            what = type(error).__name__
+            raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
         return cls(
             release=str(release),
             digest=bundle_digest(folder),

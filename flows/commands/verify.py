@@ -100,13 +100,18 @@ def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> 
             raise InputError("--golden: torch and transformers are not installed")
         return None
     from mechanisms import export
-    from mechanisms.errors import MechanismError
     from storage.bundle import UnsoundBundle
     from tasks import golden
 
+    # the libraries below raise whatever a model meets that is not as it should be
     try:
         released = export.load(folder)
-    except MechanismError:
-        raise UnsoundBundle("config.json", "the model cannot be loaded with it") from None
-    golden.check(released, found[GOLDEN])
+    except Exception as error:
+        raise UnsoundBundle("config.json", f"the model cannot be loaded with it ({type(error).__name__})") from None
+    try:
+        golden.check(released, found[GOLDEN])
+    except UnsoundBundle:
+        raise
+    except Exception as error:
+        raise UnsoundBundle(GOLDEN, f"the model cannot answer ({type(error).__name__})") from None
     return len(found[GOLDEN])

@@ -143,7 +143,10 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
             raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
         with path.open("rb") as file:
             check_pickle(name, file.read(8))
-        found[name] = kind.read(name, path)
+        try:
+            found[name] = kind.read(name, path)
+        except RecursionError:
+            raise UnsoundBundle(name, "is nested too deeply") from None
     return found
 
 
@@ -164,3 +167,19 @@ def check_codes(found: dict[str, Any]) -> tuple[str, ...]:
         if not set(answer["codes"]) <= set(codes):
             raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
     return codes
+
+
+def check_layers(found: dict[str, Any]) -> None:
+    """The layers above the encoder, whose configurations have to be of their tensors' shapes and the codes' number.
+
+    Raises:
+        UnsoundBundle: they differ.
+    """
+    if "modules.json" not in found:
+        return
+    width, tensors = found["1_Pooling/config.json"]["embedding_dimension"], found["2_Dense/model.safetensors"]
+    dense, codes = found["2_Dense/config.json"], len(found["config.json"]["id2label"])
+    if (dense["in_features"], dense["out_features"]) != (width, codes):
+        raise UnsoundBundle("2_Dense/config.json", "is not between the encoder's features and the codes")
+    if tensors != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
+        raise UnsoundBundle("2_Dense/model.safetensors", "holds other tensors than its configuration says")

@@ -8,13 +8,12 @@ the signer saw stand beside it, so that the ledger's row can be held against the
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from storage.errors import InputError
 from storage.ledger import chain
@@ -72,7 +71,7 @@ class Decision(BaseModel):
         try:
             content = text if text.lstrip().startswith("{") else base64.b64decode(text, altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
-        except (ValidationError, ValueError, binascii.Error):
+        except (ValueError, RecursionError):
             raise InputError("approval: this is no signed decision; paste what `autocoder approve` printed") from None
 
 

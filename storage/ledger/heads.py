@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from storage.errors import InputError
 from storage.ledger import chain
@@ -190,7 +190,7 @@ def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
         head = Head.model_validate(content)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not an exported ledger head") from error
     if key is not None:
         check_signature(head, key)

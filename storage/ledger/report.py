@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine
@@ -54,7 +52,7 @@ def read_export(path: Path) -> Sequence[Row]:
         return [Row.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError, ValidationError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
 
 

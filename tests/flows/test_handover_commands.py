@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sealed_bundle import Sealed
@@ -57,6 +60,31 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     code, _, err = run("verify", folder, "--key", key)
     assert code == 1
     assert "golden.jsonl: narrative 1: the model answers otherwise" in err
+
+
+def far_ids(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """Each word with a number that the encoder has no row for."""
+    vocabulary = {word: number + 10**6 for word, number in tokenizer["model"]["vocab"].items()}
+    return tokenizer | {"model": tokenizer["model"] | {"vocab": vocabulary}}
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda content: content | {"num_attention_heads": 0}),
+        ("tokenizer.json", far_ids),
+        ("config.json", lambda content: content | {"max_position_embeddings": 1}),
+    ],
+)
+def test_a_model_that_its_libraries_choke_on(
+    sealed: Sealed, tmp_path: Path, file: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Unsound, in one line with the type of what they raised, though its proof fits."""
+    folder = sealed.copy(tmp_path)
+    (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
+    code, _, err = run("verify", sealed.unsigned_proof(folder), "--allow-unsigned")
+    assert code == 1
+    assert re.search(r"NOT SOUND  (config.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
 
 
 def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:

@@ -205,6 +205,39 @@ def test_the_proof_tells_nothing_of_the_records(sealed: Sealed) -> None:
     assert whole["recorded_at"][:16] not in text
 
 
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(SIGNATURE, DEEP), (STATEMENT, DEEP), ("README.md", b"---\n" + DEEP + b"\n---\n")]
+)
+def test_what_is_nested_too_deeply(sealed: Sealed, tmp_path: Path, name: str, content: bytes) -> None:
+    """JSON and YAML that no reader can follow to its end; whether or not the signature is looked at."""
+    folder = sealed.copy(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(UnsoundBundle) as refused:
+        if name == SIGNATURE:
+            check(folder, sealed.verifier)
+        else:
+            read_files(folder, allowed=frozenset(FILES))
+    assert refused.value.file == name
+
+
+def test_layers_that_do_not_fit_each_other(sealed: Sealed, tmp_path: Path) -> None:
+    """In a bundle whose house, or whoever needs no signature, made the proof to it."""
+    for name, field in (
+        ("2_Dense/config.json", "in_features"),
+        ("2_Dense/config.json", "out_features"),
+        ("1_Pooling/config.json", "embedding_dimension"),
+    ):
+        folder = sealed.copy(tmp_path / field)
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {field: config[field] + 1}))
+        with pytest.raises(UnsoundBundle, match="not between the encoder's features and the codes"):
+            check(sealed.unsigned_proof(folder), None, unsigned=True)
+    check(sealed.unsigned_proof(sealed.copy(tmp_path / "whole")), None, unsigned=True)
+
+
 def test_field_and_key_that_nobody_expects(sealed: Sealed, tmp_path: Path) -> None:
     """An unknown field and a repeated key are refused, and the field is named."""
     folder = sealed.copy(tmp_path, seal=False)

@@ -136,6 +136,7 @@ def test_a_list_is_believed_by_its_signature(sealed: Sealed, tmp_path: Path) -> 
         (forged.model_dump_json(), "not signed with the key"),
         (unsigned.model_dump_json(), "not signed with the key"),
         ("[]", "no revocation list"),
+        ("[" * 100_000, "no revocation list"),
     ):
         with pytest.raises(InputError, match=problem):
             check(sealed.folder, sealed.verifier, revocations=write(text))

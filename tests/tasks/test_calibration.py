@@ -116,3 +116,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) ->
     path.write_text(json.dumps(told | change))
     with pytest.raises(MechanismError, match=r"thresholds\.json"):
         read_thresholds(path)
+
+
+def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
+    """Nested deeper than a reader can follow."""
+    (tmp_path / "thresholds.json").write_text("[" * 100_000)
+    with pytest.raises(MechanismError, match="no thresholds file"):
+        read_thresholds(tmp_path / "thresholds.json")

@@ -137,6 +137,19 @@ def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: 
         Coder.open(folder)
 
 
+def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A thresholds file by its own option; a model that the libraries choke on by the type of what they raised."""
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^--thresholds: "):
+        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
+    with pytest.raises(InputError, match=r"--bundle: .* cannot be loaded \(ZeroDivisionError\)"):
+        Coder.open(folder)
+
+
 def test_narratives_are_joined_as_in_training() -> None:
     """By the template, or with a bar; all blank is blank, whatever the template says."""
     rows = [("Cook", "burned hand"), ("", "fell"), (None, "  ")]

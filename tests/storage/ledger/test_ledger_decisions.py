@@ -196,7 +196,7 @@ def test_the_token_is_one_line_and_reads_back(plan):
     assert "\n" not in decision.token
     assert Decision.read(f" {decision.token[:80]}\n{decision.token[80:]} ") == decision
     assert Decision.read(decision.model_dump_json()) == decision
-    for text in ("", "officer", "B. Officer approves", decision.token[:-8], "{}"):
+    for text in ("", "officer", "B. Officer approves", decision.token[:-8], "{}", '{"a":' * 100_000):
         with pytest.raises(InputError, match="no signed decision"):
             Decision.read(text)
 
