@@ -69,10 +69,11 @@ def main() -> None:
     """Run the command; errors of the user's or the machine's making end in one line, not in a traceback."""
     # Before torch starts its threads: waiting ones sleep instead of spinning, which halves the time on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from tasks.failures import SAFE, StageError
+    from tasks.failures import SAFE, StageError, private_errors
 
     try:
-        app()
+        with private_errors("autocoder"):  # most commands have one of their own, which names the stage
+            app()
     except StageError as error:
         _end(str(error), code=1)
     except SAFE as error:

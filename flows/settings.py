@@ -11,8 +11,17 @@ DEFAULT_HOME = "workspace"
 
 
 def home_of(given: Path | None) -> Path:
-    """The workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace."""
-    return (given or Path(os.environ.get("AUTOCODER_HOME", DEFAULT_HOME))).expanduser().resolve()
+    """The workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
+
+    Raises:
+        InputError: it is a file.
+    """
+    home = (given or Path(os.environ.get("AUTOCODER_HOME", DEFAULT_HOME))).expanduser().resolve()
+    if home.exists() and not home.is_dir():
+        from storage.errors import InputError
+
+        raise InputError(f"--home {home}: it is a file; name a folder, by the option or AUTOCODER_HOME")
+    return home
 
 
 def workspace_of(plan: Path) -> Path:

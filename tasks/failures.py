@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
@@ -46,9 +47,7 @@ def private_errors(stage: str) -> Iterator[None]:
     except Exception as error:
         disk = _disk_trouble(error)
         if disk is None:
-            raise StageError(
-                f"{stage}: {type(error).__name__} at {_place(error)}; run again to resume, or report it"
-            ) from None
+            raise StageError(f"{stage}: {_kind(error)} at {_place(error)}; run again to resume, or report it") from None
         raise StorageError(f"{stage}: {disk}; free space or fix it, then run again") from None
 
 
@@ -69,6 +68,14 @@ def _disk_trouble(error: Exception) -> str | None:
     if number is None:
         return type(error).__name__ if isinstance(error, OSError) else None
     return f"{_DISK.get(number) or os.strerror(number)}{file}"
+
+
+def _kind(error: Exception) -> str:
+    """Its type; of values that a model refused also which fields, by our names alone."""
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    known = [str(one["loc"][0]) for one in error.errors() if one["loc"] and one["type"] != "extra_forbidden"]
+    return f"ValidationError ({error.title}: {', '.join(sorted(set(known))) or 'fields'})"
 
 
 def _place(error: BaseException) -> str:

@@ -28,7 +28,10 @@ def demo_data(
     """
     from flows.console import ConsoleListener
     from storage.demo_data import write_demo_data
+    from storage.errors import InputError
 
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out: {out} is a file; name a folder")
     with ConsoleListener(quiet=quiet) as console:
         written = write_demo_data(out, records=records, seed=seed, progress=console.bar("writing narratives"))
     if as_json:

@@ -222,13 +222,13 @@ def change_policy(
     as_json: AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
+    from flows.settings import home_of
     from storage.ledger import Decision, Ledger, Policy
     from storage.paths import Workspace
 
     loaded = Policy.load(policy)
-    given = [Path(text).read_text(encoding="utf-8") if _is_file(text) else text for text in approval or ()]
-    decisions = [Decision.read(text) for text in given]
-    url = ledger_url or Workspace(home).create().ledger_url
+    decisions = [Decision.read(_content(text)) for text in approval or ()]
+    url = ledger_url or Workspace(home_of(home)).create().ledger_url
     row = Ledger.open(url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
     if as_json:
         _print_json(row.as_json())
@@ -236,8 +236,16 @@ def change_policy(
     typer.echo(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
 
 
-def _is_file(text: str) -> bool:
-    return len(text) < 250 and Path(text).is_file()
+def _content(text: str) -> str:
+    """What a file of this name holds; where there is none, the text itself."""
+    from storage.errors import InputError
+
+    if len(text) >= 250 or not Path(text).is_file():
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"--approval {text}: it cannot be read as text; name what `autocoder approve` wrote") from None
 
 
 @app.command()

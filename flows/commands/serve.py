@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,8 @@ def serve(
 
     if (tls_certificate is None) != (tls_key is None):
         raise InputError("--tls-certificate and --tls-key go together")
+    if tls_certificate is not None and tls_key is not None:
+        _check_tls(tls_certificate, tls_key)
     key = _key(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
         try:
@@ -90,6 +93,24 @@ def serve(
             f"{coder.classification} {coder.version}, release {coder.release}: {scheme}://{host}:{port}/", err=True
         )
         uvicorn.Server(config).run()
+
+
+def _check_tls(certificate: Path, key: Path) -> None:
+    """Try both before a model is loaded and an address told."""
+    from storage.errors import InputError
+
+    for option, path in (("--tls-certificate", certificate), ("--tls-key", key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise InputError(f"{option} {path}: {error.strerror}") from None
+    try:
+        # with a password, since for an encrypted key without one it would be asked for on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError:
+        raise InputError(
+            f"--tls-certificate {certificate}: with --tls-key {key} it is no certificate and its unencrypted key in PEM"
+        ) from None
 
 
 def _key(file: Path | None, *, no_key: bool, host: str) -> str | None:

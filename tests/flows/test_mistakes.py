@@ -1,0 +1,82 @@
+"""Plausible mistakes end in one line that names the option, before any work; so does what nobody foresaw."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from storage.ledger import Evaluation, Ledger
+
+SECRET = "Worker Jane Roe lost a finger"
+
+
+class Told:
+    """The command in this process; the exit code and what stderr says."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str]:
+        self.monkeypatch.setattr(sys, "argv", ["autocoder", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), self.capsys.readouterr().err
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Run a command."""
+    return Told(capsys, monkeypatch)
+
+
+def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) -> None:
+    """A file in place of a folder, no folder, no text, no certificate."""
+    file, policy, away = tmp_path / "file", tmp_path / "policy.yaml", tmp_path / "away" / "x.png"
+    file.write_bytes(b"\xff\xfe\x00")
+    policy.write_text("name: strict\ndefault: {asymptotic-local: {epsilon: 100}}\n")
+    change = ("ledger", "change-policy", "--policy", policy, "--requester", "lead", "--reason", "start")
+    serve = ("serve", "--no-key", "--allow-unsigned")
+    for arguments, said in (
+        (("diagnose", "--home", file), f"--home {file}: it is a file"),
+        (("status", "--home", file), f"--home {file}: it is a file"),
+        ((*change, "--home", file), f"--home {file}: it is a file"),
+        ((*change, "--home", tmp_path / "home", "--approval", file), f"--approval {file}: it cannot be read as text"),
+        (("demo-data", "--out", file), f"--out: {file} is a file"),
+        (("drift", "now.csv", "--reference", "then.csv", "--plot", away), f"--plot: no folder {away.parent}"),
+        ((*serve, "--tls-certificate", away, "--tls-key", file), f"--tls-certificate {away}: No such file"),
+        ((*serve, "--tls-certificate", file, "--tls-key", away), f"--tls-key {away}: No such file"),
+        ((*serve, "--tls-certificate", file, "--tls-key", file), f"--tls-certificate {file}: with --tls-key {file}"),
+    ):
+        status, error = told(*arguments)
+        assert (status, error.startswith(f"error: {said}"), error.count("\n")) == (2, True, 1), error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy.yaml"]
+
+
+def test_what_nobody_foresaw(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the system's errors its words and the file, of any other the type and the place; never a value."""
+
+    def wrong_fields(_: str) -> None:
+        Evaluation.model_validate(
+            {"label": "x", "population": [SECRET], "data_fingerprint": "f", "requester": "", SECRET: 1}
+        )
+
+    def no_text(_: str) -> None:
+        SECRET.encode("utf-16").decode("utf-8")
+
+    def no_access(_: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/ledger.db")
+
+    for fails, code, said in (
+        (wrong_fields, 1, "ValidationError (Evaluation: population, requester) at test_mistakes.py"),
+        (no_text, 1, "UnicodeDecodeError at test_mistakes.py"),
+        (no_access, 2, "Permission denied (/data/ledger.db)"),
+    ):
+        monkeypatch.setattr(Ledger, "existing", fails)
+        status, error = told("ledger", "list", "--home", tmp_path)
+        assert (status, error.count("\n")) == (code, 1)
+        assert error.startswith(f"error: autocoder: {said}")
+        assert "Jane" not in error
