@@ -95,6 +95,8 @@ class Stack:
             "DO_NOT_TRACK": "1",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER": "json",
+            "PREFECT_LOGGING_COLORS": "false",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 

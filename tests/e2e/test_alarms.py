@@ -70,6 +70,17 @@ def test_metrics_of_the_runs_on_the_stack(stack: Stack, released: str) -> None:
     assert all(s.value > 0 for s in families["autocoder_budget_epsilon_left"])
 
 
+def test_logs_are_json_lines_that_name_their_run(stack: Stack, released: str) -> None:
+    """Of workers and of the runs that they start; a collector needs no pattern."""
+    lines = (stack.folder / "logs" / "worker-cpu.log").read_text().splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {"INFO", "ERROR"} <= {one["levelname"] for one in told}, "a run has failed"
+    by_run: dict[str, set[str]] = {}
+    for one in told:
+        by_run.setdefault(one.get("flow_run_name") or "", set()).add(one.get("task_run_name") or "")
+    assert any({"ingest", "features"} <= tasks for tasks in by_run.values()), by_run
+
+
 def test_status_of_the_stack(stack: Stack, released: str) -> None:
     """Workers, runs and the ledger; exit code 1, since a run has failed."""
     told = stack.command("status", "--json")
