@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from flows.settings import home_of, same_house
 from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Ledger
+from storage.ledger.policy import DEFAULT_POLICY
 from tasks import approval, plan_report, publish, report
 from tasks.failures import private_errors
 from tasks.metrics import MetricsListener
@@ -28,6 +29,9 @@ from tasks.plan import PlannedRelease
 from tasks.progress import listening
 from tasks.publish import Released
 from tasks.stage import Context
+
+DEMO = "demo"
+"""The population of invented narratives: released without approval until somebody puts a policy in force."""
 
 
 class SignedDecision(RunInput):
@@ -80,13 +84,20 @@ def _wait_for_approvals(context: Context, planned: PlannedRelease, ledger: Ledge
     """Return when the plan may be released; leave the process by Prefect's signal while it may not.
 
     Raises:
-        StorageError: somebody refused, or approvals are missing and this run cannot wait.
+        StorageError: somebody refused, approvals are missing and this run cannot wait, or there is no policy.
     """
     problem = ""
     for number in count(1):
         _end_on_refusal(context, planned, ledger)
         stands = approval.standing(context, ledger, planned)
-        if not stands.missing or ledger.release_of(planned.plan) is not None:
+        if ledger.release_of(planned.plan) is not None:
+            return
+        if deployment.id and stands.policy.digest == DEFAULT_POLICY.digest and planned.plan.population != DEMO:
+            raise StorageError(
+                f"plan {plan}: no budget policy is in force, and without one a deployment releases the population "
+                f"{DEMO} alone; record the agency's (`autocoder ledger change-policy`), then Retry"
+            )
+        if not stands.missing:
             return
         if not deployment.id:
             missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,8 +15,8 @@ from jobs import Job
 from typer.testing import CliRunner
 
 from flows.cli import app
-from storage.errors import InputError
-from storage.ledger import Ledger
+from storage.errors import InputError, StorageError
+from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
 from tasks.failures import SAFE
 
@@ -162,3 +163,30 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     assert "director refused: too early" in after.stderr
     assert [row.reason for row in refusals(job)] == ["director refused: too early"]
     assert releases(job) == []
+
+
+def test_without_a_policy_a_deployment_releases_the_demo_alone(
+    finished: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked under the default policy: that is for invented records, and for whoever sits at the command."""
+    from flows import release as flow
+    from tasks.plan import PlannedRelease
+    from tasks.stage import Context
+
+    context = Context(home=str(Workspace(tmp_path / "home").create().home))
+    ledger = Ledger.open(Workspace(tmp_path / "home").ledger_url)
+    (file,) = (finished.home / "private" / "plans").glob("*.json")
+    demo = PlannedRelease.load(file)
+    real = demo.model_copy(update={"plan": demo.plan.model_copy(update={"population": "injuries"})})
+
+    def wait(planned: PlannedRelease) -> None:
+        flow._wait_for_approvals(context, planned, ledger, plan="PLAN", days=1)
+
+    wait(real)
+    monkeypatch.setattr(flow, "deployment", SimpleNamespace(id="of-a-deployment"))
+    wait(demo)
+    with pytest.raises(StorageError, match="no budget policy is in force"):
+        wait(real)
+    open_to_all = {"name": "own", "default": {"asymptotic-local": {"epsilon": 100}}}
+    ledger.change_policy(Policy.parse(open_to_all), requester="lead", reason="decided")
+    wait(real)
