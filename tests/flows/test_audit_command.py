@@ -166,7 +166,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert said["verdict"] == "contradicted"
     assert said["overridden_by"] == "officer"
     assert re.fullmatch(
-        r"claimed ε 0\.0\S+, measured at least ε \S+ \(95% .*\): contradicted; overridden by officer: memo 12",
+        r"claimed ε 0\.0\S+, measured at least ε \S+ \(95 % .*\): contradicted; overridden by officer: memo 12",
         said["line"],
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
