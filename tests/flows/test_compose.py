@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +147,22 @@ def test_a_secret_that_is_there_and_cannot_be_read_ends_the_container(tmp_path: 
     assert "AUTOCODER_LEDGER_URL" not in ended.stdout
 
 
-def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path: Path) -> None:
-    """Each is mounted alone, into a container whose user is not the one who made it."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "stack_secrets.sh", tmp_path / "scripts")
-    stub = tmp_path / "autocoder"
+def make_secrets(folder: Path) -> None:
+    """`scripts/stack_secrets.sh` in this folder; a stub makes the key."""
+    (folder / "scripts").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "scripts" / "stack_secrets.sh", folder / "scripts")
+    stub = folder / "autocoder"
     stub.write_text("#!/bin/sh\nprintf KEY > secrets/signing-key.pem\n")
     stub.chmod(0o755)
+    command = ["bash", str(folder / "scripts" / "stack_secrets.sh")]
+    subprocess.run(command, env={"PATH": "/usr/bin:/bin", "BIN": str(folder)}, check=True, capture_output=True)
+
+
+def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path: Path) -> None:
+    """Each is mounted alone, into a container whose user is not the one who made it."""
     made: list[dict[str, str]] = []
     for _ in range(2):
-        command = ["bash", str(tmp_path / "scripts" / "stack_secrets.sh")]
-        subprocess.run(command, env={"PATH": "/usr/bin:/bin", "BIN": str(tmp_path)}, check=True, capture_output=True)
+        make_secrets(tmp_path)
         made.append({file.name: file.read_text() for file in sorted((tmp_path / "secrets").iterdir())})
     assert made[0] == made[1], "nothing that is there is overwritten"
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
@@ -165,3 +172,19 @@ def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path:
         assert file.stat().st_mode & 0o777 == 0o444, file
         assert file.read_text()
     assert (tmp_path / "secrets" / "signing-key.pem").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user")
+def test_another_user_of_the_host_reads_no_secret() -> None:
+    """Shown by the kernel: refused behind the closed folder, and read as soon as that is open."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others anyway
+        folder = Path(name)
+        folder.chmod(0o755)
+        make_secrets(folder)
+        key = folder / "secrets" / "signing_key"
+        other = ["setpriv", "--reuid=10001", "--regid=10001", "--clear-groups", "cat", str(key)]
+        refused = subprocess.run(other, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0
+        assert "Permission denied" in refused.stderr
+        (folder / "secrets").chmod(0o755)
+        assert subprocess.run(other, capture_output=True, text=True, check=True).stdout == "KEY"
