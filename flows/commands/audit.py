@@ -105,6 +105,8 @@ def audit(
     for one in list(varied.values())[1:]:
         choose_branches(vary_branches, one)
         check(one, less)
+    if results is not None:
+        options.require_place("--results", results)
     before_prefect(workspace, make_home=True)
 
     import flows.audit as job

@@ -39,6 +39,7 @@ def calibrate(
     from storage.errors import InputError
     from tasks.failures import private_errors
 
+    options.require_place("--out", out)
     if out.exists():
         raise InputError(f"--out: {out} is there; name another file")
     with private_errors("calibrate"):

@@ -190,14 +190,12 @@ def code(
 def _looked_through(file: _File, quiet: bool) -> Table:
     """The input, read to its end: what is wrong with it shows before a model is loaded."""
     from flows.console import ConsoleListener
-    from storage.errors import InputError
     from storage.tables.reading import survey
     from storage.tables.writing import kind_of
     from tasks import progress
 
     kind_of(file.out)
-    if not file.out.parent.is_dir():
-        raise InputError(f"--out: no folder {file.out.parent}")
+    options.require_place("--out", file.out)
     with ConsoleListener(quiet=quiet) as listener, progress.listening(listener):
         progress.started("read the table through")
         return survey(file.data, text_columns=file.columns)

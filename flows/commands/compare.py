@@ -62,6 +62,8 @@ def compare(
     except ValidationError as error:
         raise InputError("compare: " + "; ".join(explain(entry) for entry in error.errors())) from None
     choose(branches, model=chosen.model)
+    if results is not None:
+        options.require_place("--results", results)
     before_prefect(workspace, make_home=True)
 
     import flows.compare as job

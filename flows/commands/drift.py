@@ -41,8 +41,8 @@ def drift(
         raise InputError("give --reference or --bundle")
     if plot is not None and plot.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot: {plot.name} ends in none of .png, .svg, .pdf")
-    if plot is not None and not plot.parent.is_dir():
-        raise InputError(f"--plot: no folder {plot.parent}")
+    if plot is not None:
+        options.require_place("--plot", plot)
     from tasks.failures import private_errors
 
     with private_errors("drift"):

@@ -39,3 +39,17 @@ Results = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def require_place(option: str, file: Path) -> None:
+    """Look, before work begins, whether the file that an option names can be written at its end.
+
+    Raises:
+        InputError: its folder is not there, or it is a folder itself.
+    """
+    from storage.errors import InputError
+
+    if not file.parent.is_dir():
+        raise InputError(f"{option}: no folder {file.parent}")
+    if file.is_dir():
+        raise InputError(f"{option}: {file} is a folder; name a file")

@@ -40,6 +40,7 @@ def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) ->
     policy.write_text("name: strict\ndefault: {asymptotic-local: {epsilon: 100}}\n")
     change = ("ledger", "change-policy", "--policy", policy, "--requester", "lead", "--reason", "start")
     serve = ("serve", "--no-key", "--allow-unsigned")
+    records = ("compare", "--data", file, "--codelist", file, "--home", tmp_path / "home")
     for arguments, said in (
         (("diagnose", "--home", file), f"--home {file}: it is a file"),
         (("status", "--home", file), f"--home {file}: it is a file"),
@@ -47,6 +48,9 @@ def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) ->
         ((*change, "--home", tmp_path / "home", "--approval", file), f"--approval {file}: it cannot be read as text"),
         (("demo-data", "--out", file), f"--out: {file} is a file"),
         (("drift", "now.csv", "--reference", "then.csv", "--plot", away), f"--plot: no folder {away.parent}"),
+        (("calibrate", "--data", file, "--out", away), f"--out: no folder {away.parent}"),
+        ((*records, "--results", away), f"--results: no folder {away.parent}"),
+        ((*records, "--results", tmp_path), f"--results: {tmp_path} is a folder"),
         ((*serve, "--tls-certificate", away, "--tls-key", file), f"--tls-certificate {away}: No such file"),
         ((*serve, "--tls-certificate", file, "--tls-key", away), f"--tls-key {away}: No such file"),
         ((*serve, "--tls-certificate", file, "--tls-key", file), f"--tls-certificate {file}: with --tls-key {file}"),
