@@ -25,8 +25,8 @@ stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, two worker
 screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
 
-test: $(STAMP)  ## the tests
-	$(BIN)/pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
+	$(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --dist loadgroup $(PYTEST_ARGS)
 
 check: $(STAMP)  ## formatter, linter, types, import arrows
 	$(BIN)/ruff format --check .

@@ -32,7 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A run on a fast machine may end before the last fault comes: that test is for whoever asks for it."""
+    """Files stay together where tests run side by side, and those of one stack too, which go on from each other.
+
+    A run on a fast machine may end before the last fault comes: that test is for whoever asks for it.
+    """
     for item in items:
+        stack = item.path.parent.name == "e2e"
+        item.add_marker(pytest.mark.xdist_group("e2e" if stack else f"{item.path.parent.name}/{item.path.stem}"))
         if getattr(item, "originalname", "") == "test_all_faults_in_one_run" and not config.getoption("--all-faults"):
             item.add_marker(pytest.mark.skip(reason="asked for by --all-faults"))
