@@ -140,9 +140,8 @@ def fitted(
     Raises:
         InputError: a batch larger than the data, or settings that contradict each other.
     """
-    _check(parameters, settings, chosen)
+    refuse_early(context, parameters, settings, chosen)
     _, unit = privacy_unit(parameters.data.ingest)
-    preflight.check(context, parameters)
     dataset = _need(submit(context, data.ingest(parameters.data)))
     facts = context.store.figures(dataset)
     if settings.batch_size > facts["train"] and any(b.family == "dp-sgd" and not b.tuned for b in chosen):
@@ -159,12 +158,20 @@ def fitted(
     return Fitted(dataset, prepared, facts, seeds, chains, target, claimed)
 
 
-def _check(parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]) -> None:
+def refuse_early(
+    context: Context, parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]
+) -> None:
+    """What needs no work to be refused; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
     if settings.slots > 1 and not (parameters.model.trainable == "head" and parameters.model.pooling == "mean"):
         raise InputError("--slots: more than 1 needs model.trainable=head, pooling=mean; dropout masks share one seed")
     reweighted = any(branch.name == "swag-ppm-reweighted" for branch in chosen)
     if reweighted and not parameters.pseudo_posterior.reweight:
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
+    preflight.check(context, parameters)
 
 
 def _chains(

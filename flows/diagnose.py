@@ -50,9 +50,8 @@ def diagnose(
     """
     context = Context(home=str(Path(home).expanduser().resolve()), device=device)
     with private_errors("diagnose"), listening(report.PrefectListener()):
-        _check(parameters, settings)
+        refuse_early(context, parameters, settings)
         context.workspace.create()
-        preflight.check(context, parameters)
         parameters = settled(context, parameters)
         made = chain(parameters, lambda step: submit(context, step))
         posteriors, measured = _whole(made.posteriors), _whole(made.measured)
@@ -96,10 +95,16 @@ def diagnose(
         return DiagnoseResult(report=str(file), epsilon=epsilon, verdicts=verdicts, figures=figures)
 
 
-def _check(parameters: RetrainParameters, settings: DiagnoseParameters) -> None:
+def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> None:
+    """What needs no work to be refused; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
     batched = parameters.model.trainable == "head" and parameters.model.pooling == "mean"
     if settings.leave_out and not batched:
         raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
+    preflight.check(context, parameters)
 
 
 def _whole(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:

@@ -96,7 +96,7 @@ def audit(
     except ValidationError as error:
         raise InputError("audit: " + "; ".join(explain(entry) for entry in error.errors())) from None
     names = "swag,all" if all_branches else branches
-    choose_branches(names, chosen)
+    wanted = choose_branches(names, chosen)
     check(chosen, spent)
     varied = {"": chosen} | {
         change: parameters(profile, [*(settings or []), *_changes(change)], data=data, codelist=codelist)
@@ -110,9 +110,14 @@ def audit(
     before_prefect(workspace, make_home=True)
 
     import flows.audit as job
+    from flows.compare import refuse_early
     from flows.console import ConsoleListener
+    from tasks.failures import private_errors
     from tasks.progress import listening
+    from tasks.stage import Context
 
+    with private_errors("audit"):
+        refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         runs = {
             change: job.audit_branches_flow(

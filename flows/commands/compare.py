@@ -61,14 +61,18 @@ def compare(
         )
     except ValidationError as error:
         raise InputError("compare: " + "; ".join(explain(entry) for entry in error.errors())) from None
-    choose(branches, model=chosen.model)
+    wanted = choose(branches, model=chosen.model)
     if results is not None:
         options.require_place("--results", results)
     before_prefect(workspace, make_home=True)
 
     import flows.compare as job
     from flows.console import ConsoleListener
+    from tasks.failures import private_errors
+    from tasks.stage import Context
 
+    with private_errors("compare"):
+        job.refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
     with ConsoleListener(quiet=quiet) as listener, job.heard_by(listener, slots=shared.slots):
         result = job.compare(parameters=chosen, settings=shared, branches=branches, home=str(workspace), device=device)
     if results is not None:

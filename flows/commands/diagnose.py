@@ -50,9 +50,13 @@ def diagnose(
     import flows.diagnose as job
     from flows.console import ConsoleListener
     from tasks.diagnostics import DiagnoseParameters
+    from tasks.failures import private_errors
     from tasks.progress import listening
+    from tasks.stage import Context
 
     closely = DiagnoseParameters(leave_out=leave_out, refits=refits, study_draws=draws, horizon=horizon)
+    with private_errors("diagnose"):
+        job.refuse_early(Context(home=str(workspace), device=device), chosen, closely)
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         done = job.diagnose(parameters=chosen, settings=closely, home=str(workspace), device=device)
     typer.echo(done.model_dump_json(indent=2) if as_json else done.report)

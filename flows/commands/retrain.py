@@ -77,15 +77,20 @@ def retrain(
 
     import flows.retrain as job
     from flows.console import ConsoleListener
+    from tasks import preflight
+    from tasks.failures import private_errors
     from tasks.parameters import FanOut
     from tasks.progress import listening
     from tasks.stage import Context
 
     fan_out = FanOut(shards=shards)
+    context = Context(home=str(workspace), device=device, fan_out=fan_out)
     if dry_run:
-        steps, row = job.dry_run(chosen, Context(home=str(workspace), device=device, fan_out=fan_out))
+        steps, row = job.dry_run(chosen, context)
         _show_dry_run(steps, row, chosen, workspace, device, as_json)
         return
+    with private_errors("retrain"):
+        preflight.check(context, chosen)  # the flow looks too, but only once Prefect's server has started
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         result = job.retrain(parameters=chosen, home=str(workspace), device=device, fan_out=fan_out)
     if as_json:
