@@ -26,7 +26,7 @@ screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of
 	$(BIN)/python scripts/screenshots.py
 
 test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
-	$(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(STAMP)  ## formatter, linter, types, import arrows
 	$(BIN)/ruff format --check .

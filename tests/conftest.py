@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ["tiny_models", "sealed_bundle", "s3_server"]
 
@@ -32,12 +34,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files stay together where tests run side by side, and those of one stack too, which go on from each other.
-
-    A run on a fast machine may end before the last fault comes: that test is for whoever asks for it.
-    """
+    """A run on a fast machine may end before the last fault comes: that test is for whoever asks for it."""
     for item in items:
-        stack = item.path.parent.name == "e2e"
-        item.add_marker(pytest.mark.xdist_group("e2e" if stack else f"{item.path.parent.name}/{item.path.stem}"))
         if getattr(item, "originalname", "") == "test_all_faults_in_one_run" and not config.getoption("--all-faults"):
             item.add_marker(pytest.mark.skip(reason="asked for by --all-faults"))
+
+
+class _ByFile(LoadFileScheduling):
+    """Files side by side, but all that share one stack in one process: they go on from each other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "e2e" if "/e2e/" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    """Where `-n` asks for several processes."""
+    return _ByFile(config, log)
