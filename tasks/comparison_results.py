@@ -33,6 +33,10 @@ SELECTION = (
     "any ε. Explanations beside the ordering are conjectures that no experiment here has tested."
 )
 """How the constants of `tasks.branches` were found: stated wherever a head's results are."""
+ORDERING = (
+    "Weighted F1. A gap counts where it is more than twice the root of the two variances over seeds together; "
+    "anything less is within the spread."
+)
 
 NO_SELECTION = (
     "No setting was searched for this trainable part: the tuned rivals have a larger batch and the paper's rate. "
@@ -126,7 +130,7 @@ def ordering(summaries: Sequence[BranchSummary]) -> list[str]:
             reason = f"; perhaps: {_REASONS[higher, lower]}" if gap <= 0 and (higher, lower) in _REASONS else ""
             figures = f"{f1[higher][0]:.3f} to {f1[lower][0]:.3f}"
             lines.append(f"- {higher} above {lower} ({why}): {figures}, {verdict}{reason}")
-    return ["\n".join(lines)] if lines else []
+    return [ORDERING, "\n".join(lines)] if lines else []
 
 
 def _markdown(table: Table) -> str:
