@@ -96,14 +96,14 @@ def audit(
     except ValidationError as error:
         raise InputError("audit: " + "; ".join(explain(entry) for entry in error.errors())) from None
     names = "swag,all" if all_branches else branches
-    wanted = choose_branches(names, chosen)
+    wanted = {"": choose_branches(names, chosen)}
     check(chosen, spent)
     varied = {"": chosen} | {
         change: parameters(profile, [*(settings or []), *_changes(change)], data=data, codelist=codelist)
         for change in vary or []
     }
-    for one in list(varied.values())[1:]:
-        choose_branches(vary_branches, one)
+    for change, one in list(varied.items())[1:]:
+        wanted[change] = choose_branches(vary_branches, one)
         check(one, less)
     if results is not None:
         options.require_place("--results", results)
@@ -117,7 +117,9 @@ def audit(
     from tasks.stage import Context
 
     with private_errors("audit"):
-        refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
+        for change, one in varied.items():  # a mistake in the last change is told before the first audit
+            context = Context(home=str(workspace), device=device)
+            refuse_early(context, one, fewer if change else shared, wanted[change])
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         runs = {
             change: job.audit_branches_flow(

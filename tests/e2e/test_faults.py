@@ -149,9 +149,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", range(max(1, repeat)))
     if "fault" in metafunc.fixturenames:
         rounds = range(0 if metafunc.config.getoption("--all-faults") else repeat)
-        metafunc.parametrize(
-            ("fault", "number"), [(f, n) for n in rounds for f in (*FAULTS, "disk-full")], ids=lambda value: str(value)
-        )
+        none = [pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))]
+        each = [(f, n) for n in rounds for f in (*FAULTS, "disk-full")]
+        metafunc.parametrize(("fault", "number"), each or none, ids=lambda value: str(value))
 
 
 def test_one_fault(

@@ -174,7 +174,10 @@ def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path:
     assert (tmp_path / "secrets" / "signing-key.pem").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become another user")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"),
+    reason="needs root, to become another user, and setpriv (Debian: util-linux)",
+)
 def test_another_user_of_the_host_reads_no_secret() -> None:
     """Shown by the kernel: refused behind the closed folder, and read as soon as that is open."""
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others anyway
