@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import socket
 import statistics
@@ -35,26 +36,33 @@ PLAIN = """
 import time
 before = time.perf_counter()
 import prefect.flows, prefect.tasks, prefect.client.orchestration, prefect.artifacts
-print(time.perf_counter() - before)
-import sys
+said = {"import": time.perf_counter() - before, "stages": {}}
+import json, sys
 from pathlib import Path
 from flows import profiles, retrain
 from tasks import publish
 from tasks.plan import PlannedRelease
+from tasks.progress import Listener, listening
 from tasks.stage import Context, run_step
+
+class Seconds(Listener):
+    def finished(self, label, figures, *, reused, seconds):
+        said["stages"][label] = seconds
 
 home, profile, data, codelist = sys.argv[1:]
 parameters = profiles.parameters(profile, [], data=Path(data), codelist=Path(codelist))
 context = Context(home=home)
 context.workspace.create()
-made = retrain.chain(parameters, lambda step: run_step(context, step))
-last = parameters.rounds[-1]
-planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
-                                      posterior=made.posteriors[last], measured=made.measured[last],
-                                      prefect_run_id=None)
-planned.save(context)
-publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
-publish.release.fn(context, planned, parameters.release)
+with listening(Seconds()):
+    made = retrain.chain(parameters, lambda step: run_step(context, step))
+    last = parameters.rounds[-1]
+    planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
+                                          posterior=made.posteriors[last], measured=made.measured[last],
+                                          prefect_run_id=None)
+    planned.save(context)
+    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    publish.release.fn(context, planned, parameters.release)
+print(json.dumps(said))
 """
 """A retrain without a flow, a task or a server."""
 
@@ -81,30 +89,71 @@ def main() -> None:
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The command against the same in plain Python, one after the other."""
+    """The command against the same in plain Python; they take turns at being first."""
     data, codelist = records(options, folder, number=2000)
     job = [options.profile, str(data), str(codelist)]
-    plain, orchestrated = [], []
+    sides: dict[str, list[dict[str, Any]]] = {"plain": [], "orchestrated": []}
     with server(folder, options.database) as api:
         env = environment() if options.own_server else environment(PREFECT_API_URL=api)
         for repeat in range(options.repeats):
-            home = str(folder / f"plain-{repeat}")
-            seconds, said = timed([sys.executable, "-c", PLAIN, home, *job], environment())
-            plain.append(seconds - float(said))
-            home = str(folder / f"orchestrated-{repeat}")
-            command = [sys.executable, "-m", "flows.cli", "retrain", "--quiet", "--home", home]
-            command += ["--profile", job[0], "--data", job[1], "--codelist", job[2]]
-            orchestrated.append(timed(command, env)[0])
-    costs = [b - a for a, b in zip(plain, orchestrated, strict=True)]
+            for side in sorted(sides, reverse=repeat % 2 == 0):
+                home = folder / f"{side}-{repeat}"
+                sides[side].append(plain(home, *job) if side == "plain" else orchestrated(home, *job, env=env))
+                shutil.rmtree(home)
+    pairs = list(zip(sides["plain"], sides["orchestrated"], strict=True))
+    costs = [b["wall"] - a["wall"] for a, b in pairs]
     return {
         "profile": options.profile,
         "server": "started by the command" if options.own_server else "running",
-        "plain_s": [round(s, 1) for s in plain],
-        "orchestrated_s": [round(s, 1) for s in orchestrated],
+        "seconds": {side: [shown(one) for one in runs] for side, runs in sides.items()},
+        "costs_s": [round(cost, 1) for cost in costs],
         "cost_s": round(statistics.median(costs), 1),
-        "cost_share": round(statistics.median(c / a for c, a in zip(costs, plain, strict=True)), 3),
+        "cost_share": round(statistics.median(c / a["wall"] for c, (a, _) in zip(costs, pairs, strict=True)), 3),
+        "cost_processor_s": round(statistics.median(b["processor"] - a["processor"] for a, b in pairs), 1),
         "targets": {"osha-head cost_share": 0.05, "demo cost_s": 15},
     }
+
+
+def plain(home: Path, *job: str) -> dict[str, Any]:
+    """Seconds of the plain process, by the clock and of its processor, and of its stages; without Prefect's import."""
+    with processor() as used:
+        wall, said = timed([sys.executable, "-c", PLAIN, str(home), *job], environment())
+    told = json.loads(said)
+    away = told["import"]
+    return {"wall": wall - away, "processor": used[0] - away, "import": away, "stages": told["stages"]}
+
+
+def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Mapping[str, str]) -> dict[str, Any]:
+    """The same of the command, whose stages' seconds are those of its metrics."""
+    from tasks import metrics
+
+    command = [sys.executable, "-m", "flows.cli", "retrain", "--quiet", "--home", str(home)]
+    command += ["--profile", profile, "--data", data, "--codelist", codelist]
+    with processor() as used:
+        wall, _ = timed(command, env)
+    samples = metrics.read(home / "private").items()
+    found = {dict(labels)["stage"]: s for (name, labels), s in samples if name == "autocoder_stage_last_seconds"}
+    return {"wall": wall, "processor": used[0], "stages": found}
+
+
+def shown(one: dict[str, Any]) -> dict[str, Any]:
+    """The seconds of a side, with what is left outside the stages."""
+    outside = one["wall"] - sum(one["stages"].values())
+    rounded = {name: round(s, 1) for name, s in one.items() if name != "stages"} | {"outside": round(outside, 1)}
+    return rounded | {"stages": {label: round(s, 2) for label, s in one["stages"].items()}}
+
+
+@contextmanager
+def processor() -> Iterator[list[float]]:
+    """Processor seconds of the processes that were started and ended within."""
+
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime
+
+    taken = [used()]
+    yield taken
+    taken[0] = used() - taken[0]
 
 
 # -- claim 2 -----------------------------------------------------------------------------------------------
