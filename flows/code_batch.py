@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from flows.settings import home_of
-from storage.errors import InputError
 from storage.tables.reading import survey
 from tasks.coding import Coder, newest_bundle
 from tasks.coding_columns import Added, Narratives
@@ -39,8 +39,8 @@ def code_batch(
     out: str,
     column: str = "Final Narrative",
     bundle: str | None = None,
-    top_k: int = 1,
-    threshold: float | None = None,
+    top_k: Annotated[int, Field(ge=1, le=50)] = 1,
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None,
     home: str | None = None,
 ) -> Coded:
     """Write a file with the input's columns and the codes. A run that died goes on where it stopped.
@@ -55,10 +55,6 @@ def code_batch(
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
     """
     with private_errors("code-batch"):
-        if not 1 <= top_k <= 50:
-            raise InputError(f"top_k: {top_k} is not between 1 and 50")
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise InputError(f"threshold: {threshold} is not between 0 and 1")
         table = survey(Path(data).expanduser(), text_columns=(column,))
         workspace = home_of(Path(home) if home else None)
         coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(workspace))

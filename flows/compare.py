@@ -35,7 +35,7 @@ from tasks.failures import private_errors
 from tasks.metrics import MetricsListener
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.progress import Listener
-from tasks.stage import Context, Step, run_step, submit
+from tasks.stage import Context, Device, Step, run_step, submit
 
 
 class CompareResult(BaseModel):
@@ -64,7 +64,7 @@ def compare(
     settings: CompareParameters,
     branches: str = "all",
     home: str | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     fan_out: FanOut | None = None,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.

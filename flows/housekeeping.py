@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -55,11 +56,11 @@ class Kept(BaseModel):
 def housekeeping(
     home: str | None = None,
     ledger: LedgerParameters | None = None,
-    attempts: int = 4,
-    days: int = 7,
-    pending_minutes: int = 15,
-    release_minutes: int = 60,
-    low_share: float = 0.2,
+    attempts: Annotated[int, Field(ge=1, le=100)] = 4,
+    days: Annotated[int, Field(ge=1, le=365)] = 7,
+    pending_minutes: Annotated[int, Field(ge=1, le=1440)] = 15,
+    release_minutes: Annotated[int, Field(ge=1, le=1440)] = 60,
+    low_share: Annotated[float, Field(ge=0, le=1)] = 0.2,
 ) -> Kept:
     """One round.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import FlowRun
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
+from prefect.input.actions import read_flow_run_input
+from prefect.input.run_input import keyset_from_base_key
 from prefect.runtime import deployment, flow_run
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -21,17 +23,14 @@ from flows.settings import home_of, same_house
 from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Ledger
 from storage.ledger.policy import DEFAULT_POLICY
-from tasks import approval, plan_report, publish, report
+from tasks import approval, plan_report, preflight, publish, report
 from tasks.failures import private_errors
 from tasks.metrics import MetricsListener
-from tasks.parameters import BundleParameters
+from tasks.parameters import DEMO, BundleParameters
 from tasks.plan import PlannedRelease
 from tasks.progress import listening
 from tasks.publish import Released
-from tasks.stage import Context
-
-DEMO = "demo"
-"""The population of invented narratives: released without approval until somebody puts a policy in force."""
+from tasks.stage import Context, Device
 
 
 class SignedDecision(RunInput):
@@ -56,9 +55,9 @@ class SignedDecision(RunInput):
 def release(
     plan: str,
     home: str | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     ledger: BundleParameters | None = None,
-    wait_days: int = 30,
+    wait_days: Annotated[int, Field(ge=1, le=365)] = 30,
 ) -> Released:
     """Release a plan; one that is released already returns its release, one that died goes on.
 
@@ -74,6 +73,8 @@ def release(
     measured = MetricsListener(context.workspace.private, "release")
     with private_errors("release"), listening(report.PrefectListener(), measured):
         same_house(Path(plan), Path(context.home))
+        preflight.check_device(context)
+        publish.check(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
         _wait_for_approvals(context, planned, publish.open_ledger(context, settings), plan=plan, days=wait_days)
         report.publish_budget(context, settings)
@@ -102,23 +103,49 @@ def _wait_for_approvals(context: Context, planned: PlannedRelease, ledger: Ledge
         if not deployment.id:
             missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"
             raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
-        text = plan_report.plan_markdown(planned, ledger, stands, file=plan)
-        report.publish_plan(text)
-        said = f"**The last answer does not count.** {problem}\n\n" if problem else ""
+        answer = _answer(number)
+        if answer is None:
+            text = plan_report.plan_markdown(planned, ledger, stands, file=plan)
+            report.publish_plan(text)
+            said = f"**The last answer does not count.** {problem}\n\n" if problem else ""
+            answer = _ask(number, said + text, days=days)
+        if not answer:
+            continue
         try:
-            given = suspend_flow_run(
-                wait_for_input=SignedDecision.with_initial_data(description=said + text),
-                timeout=days * 86_400,
-                key=f"decision-{number}",  # the same at each start from the top, so that Prefect gives back its answer
-            )
-        except ValidationError:
-            continue  # never answered: the run was taken up after a crash that caught it waiting, and asks anew
-        try:
-            approval.admit(context, ledger, planned, Decision.read(given.decision))
+            approval.admit(context, ledger, planned, Decision.read(answer))
             problem = ""
         except InputError as error:
             problem = str(error)
             get_run_logger().warning("The answer does not count: %s", problem)
+
+
+def _key(number: int) -> str:
+    return f"decision-{number}"  # the same at each start from the top
+
+
+def _answer(number: int) -> str | None:
+    """The answer to this question; "" if it was asked and not answered, None if it was not asked yet.
+
+    Prefect keeps questions and answers with the run. It forgets that it asked when a run that crashed is taken up, and
+    then would ask a question that is there already, which fails.
+    """
+    keys = keyset_from_base_key(f"suspended-{_key(number)}")
+    given = read_flow_run_input(keys["response"])
+    if given is not None:
+        return SignedDecision.model_validate(given).decision
+    return None if read_flow_run_input(keys["schema"]) is None else ""
+
+
+def _ask(number: int, text: str, *, days: int) -> str:
+    """Leave the process by Prefect's signal, to start from the top with the answer."""
+    try:
+        return suspend_flow_run(
+            wait_for_input=SignedDecision.with_initial_data(description=text),
+            timeout=days * 86_400,
+            key=_key(number),
+        ).decision
+    except ValidationError:
+        return ""  # died between suspending and asking: nobody was asked anything, and Prefect thinks that somebody was
 
 
 def _end_on_refusal(context: Context, planned: PlannedRelease, ledger: Ledger) -> None:
@@ -144,10 +171,10 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
             FlowRun,
             run_deployment(
                 name,
+                # no device: that of the retrain need not be one that the release's worker has
                 parameters={
                     "plan": str(plan_file),
                     "home": context.home,
-                    "device": context.device,
                     "ledger": settings.model_dump(mode="json", include=set(BundleParameters.model_fields)),
                 },
                 timeout=0,

@@ -30,7 +30,7 @@ from tasks.parameters import FanOut, RetrainParameters
 from tasks.plan import PlannedRelease
 from tasks.progress import listening
 from tasks.publish import Released
-from tasks.stage import Context, Step, submit
+from tasks.stage import Context, Device, Step, submit
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def chain(
     log_prints=False,
 )
 def retrain(
-    parameters: RetrainParameters, home: str | None = None, device: str = "auto", fan_out: FanOut | None = None
+    parameters: RetrainParameters, home: str | None = None, device: Device = "auto", fan_out: FanOut | None = None
 ) -> RetrainResult:
     """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
 

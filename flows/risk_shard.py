@@ -13,7 +13,7 @@ from tasks.failures import private_errors
 from tasks.metrics import MetricsListener
 from tasks.progress import listening
 from tasks.shard_runs import ShardParameters
-from tasks.stage import Context
+from tasks.stage import Context, Device
 
 
 @flow(
@@ -23,7 +23,7 @@ from tasks.stage import Context
     result_serializer="json",
     log_prints=False,
 )
-def risk_shard(shard: ShardParameters, home: str | None = None, device: str = "auto") -> ArtifactRef:
+def risk_shard(shard: ShardParameters, home: str | None = None, device: Device = "auto") -> ArtifactRef:
     """Compute a shard, or find it finished. Run again after a crash it goes on from its checkpoint.
 
     Args:

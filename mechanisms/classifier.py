@@ -57,9 +57,9 @@ class ModelConfig(BaseModel):
     max_length: int = Field(
         default=128, ge=8, le=512, title="Longest narrative", description="Tokens; longer narratives are cut."
     )
-    lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank")
+    lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
     lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
 
     @model_validator(mode="after")
     def _lora_has_a_standard_head(self) -> ModelConfig:

@@ -52,7 +52,13 @@ class PseudoPosteriorConfig(BaseModel):
         description="What one draw may cost. `censored` and `both` need it; for `weighted`, c and k are searched for "
         "it by fits on the records, g is 0. Empty: c, g and k as given.",
     )
-    risk_draws: int = Field(default=500, ge=1, le=1_000_000, title="Draws for risks")
+    risk_draws: int = Field(
+        default=500,
+        ge=1,
+        le=1_000_000,
+        title="Draws for risks",
+        description="A record's risk is its largest |log-likelihood| over these.",
+    )
     sensitivity_draws: int = Field(
         default=500,
         ge=1,
@@ -60,12 +66,28 @@ class PseudoPosteriorConfig(BaseModel):
         title="Draws S for the sensitivity",
         description="A fresh draw exceeds the maximum over S draws with probability 1/(S+1).",
     )
-    c: float = Field(default=1.0, gt=0, le=10, allow_inf_nan=False, title="Scale c of the weight map")
-    g: float = Field(default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map")
+    c: float = Field(
+        default=1.0,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        title="Scale c of the weight map",
+        description="alpha = clip(c (1 - risk) + g, 0, 1).",
+    )
+    g: float = Field(
+        default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
+    )
     reweight: bool = Field(
         default=True, title="Reweight", description="Apply equation 7 and fit a third time; `weighted` alone."
     )
-    k: float = Field(default=0.95, gt=0, lt=1, allow_inf_nan=False, title="Constant k of equation 7")
+    k: float = Field(
+        default=0.95,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        title="Constant k of equation 7",
+        description="Of Delta, what reweighting aims at.",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
         title="Precision of the risk pass",

@@ -44,14 +44,18 @@ class OptimiserPhase(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Optimiser phase")
 
-    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser")
-    learning_rate: float = Field(default=5e-5, gt=0, le=100, allow_inf_nan=False, title="Learning rate")
-    epochs: int = Field(default=10, ge=1, le=10_000, title="Epochs")
-    batch_size: int = Field(default=8, ge=1, le=65_536, title="Batch size")
+    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
+    learning_rate: float = Field(
+        default=5e-5, gt=0, le=100, allow_inf_nan=False, title="Learning rate", description="At the start."
+    )
+    epochs: int = Field(default=10, ge=1, le=10_000, title="Epochs", description="Passes over the records.")
+    batch_size: int = Field(default=8, ge=1, le=65_536, title="Batch size", description="Records a step.")
     schedule: Literal["constant", "linear"] = Field(
         default="constant", title="Schedule", description="`linear` falls to zero over the phase."
     )
-    weight_decay: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay")
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay", description="0: none."
+    )
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     max_grad_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, title="Gradient norm cap", description="Of the batch; empty for none."

@@ -7,7 +7,7 @@ gradient-descent rival has the tuned one, so that what tells them apart is the m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -43,12 +43,23 @@ class CompareParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Compare")
 
-    target_epsilon: float | Literal["match"] = Field(default="match", title="Target epsilon")
-    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
-    seeds: int = Field(default=5, ge=1, le=100, title="Seeds")
+    target_epsilon: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | Literal["match"] = Field(
+        default="match",
+        title="Target epsilon",
+        description="Of the formal and the bounded branches; `match`: what SWAG-PPM claims at the first seed.",
+    )
+    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta", description="Of the formal branches.")
+    seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")
     epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
-    batch_size: int = Field(default=512, ge=1, title="Expected batch of DP-SGD in the paper's setting")
-    slots: int = Field(default=1, ge=1, le=64, title="Branches at once")
+    batch_size: int = Field(
+        default=512,
+        ge=1,
+        title="Expected batch of DP-SGD",
+        description="In the paper's setting; the tuned branches have their own.",
+    )
+    slots: int = Field(
+        default=1, ge=1, le=64, title="Branches at once", description="Processes; heads on mean-pooled features only."
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def fill(
     thresholds = calibration.thresholds_on_generated(released)
     if thresholds is not None:
         bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
-    licence, licence_id = _licence(settings)
+    licence, licence_id = licence_of(settings)
     (folder / bundle.LICENCE).write_text(licence, encoding="utf-8")
     text = card.model_card(
         claimed,
@@ -91,7 +91,7 @@ def rehearse(context: Context, candidate: Candidate, settings: BundleParameters)
     Raises:
         MechanismError, StorageError: say what cannot leave.
     """
-    _licence(settings)
+    licence_of(settings)
     dataset = context.store.open(candidate.dataset)
     codes = load_codes(dataset)
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
@@ -184,8 +184,12 @@ def _write_codes(path: Path, codes: Sequence[Code], classification: str, version
         writer.writerows([entry.code, entry.title, classification, version] for entry in codes)
 
 
-def _licence(settings: BundleParameters) -> tuple[str, str | None]:
-    """Text of the licence and its SPDX id, None for one that the operator gave."""
+def licence_of(settings: BundleParameters) -> tuple[str, str | None]:
+    """Text of the licence and its SPDX id, None for one that the operator gave.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     if settings.licence is None:
         ours = metadata.distribution("swag-ppm-autocoder").read_text("licenses/LICENSE")
         if ours is None:

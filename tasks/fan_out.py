@@ -4,7 +4,8 @@ Shards are stages: found by their keys, resumed from their own checkpoints, comp
 numbers and the digests of their inputs; what they found out about records stays in the store. The pass that asked for
 them waits, asks again for a shard whose run died, and takes a shard itself when no worker does.
 
-    shard's run died, failed or was cancelled   asked for again, `attempts` times in all; the others go on
+    shard's run died, failed, was cancelled
+    or deleted                                  asked for again, `attempts` times in all; the others go on
     two workers got the same shard              on one workspace the second waits and finds it; else the first counts
     the asking run died                         shards that run go on; taken up again, it finds what is finished and
                                                 adopts the runs that are on their way (they are named by shard)
@@ -116,12 +117,12 @@ class _Pass:
         states = runs.states([shard.run for shard in self.open])
         changed = False
         for shard in list(self.open):
-            state, said = states.get(shard.run, (shard.state, ""))
+            state, said = states.get(shard.run, (None, "its run was deleted"))
             changed |= state is not shard.state
             shard.state = state
             if state is StateType.COMPLETED:
                 self._close(shard)
-            elif state in _LOST:
+            elif state is None or state in _LOST:
                 self._again(shard, said, runs)
         return changed
 
@@ -142,7 +143,7 @@ class _Pass:
 
     def _take(self, shard: _Shard, runs: ShardRuns) -> None:
         """Compute one here; its run, if it begins all the same, waits for us or finds the output."""
-        runs.cancel(shard.run)
+        runs.cancel([shard.run])
         run_step(self.context, shard.step)
         self._close(shard)
 
@@ -153,11 +154,13 @@ class _Pass:
 
     @contextmanager
     def _none_left_behind(self, runs: ShardRuns) -> Iterator[None]:
-        """Where the pass ends early (an error, a cancelled run), shards that have not begun are not computed."""
+        """Where the pass ends early, shards that have not begun are not computed.
+
+        Those at work may end after an error, to be found by the next try; a pass that somebody stops takes them along.
+        """
         try:
             yield
-        except BaseException:
-            for shard in self.open:
-                if shard.state in _WAITING:
-                    runs.cancel(shard.run)
+        except BaseException as end:
+            stopped = not isinstance(end, Exception)
+            runs.cancel([s.run for s in self.open if s.state in _WAITING or (stopped and s.begun)])
             raise

@@ -120,6 +120,10 @@ class FanOut(BaseModel):
         return self.model_copy(update={"shards": 1})
 
 
+DEMO = "demo"
+"""The population of invented narratives: deployments release it without approval until a policy is in force."""
+
+
 class LedgerParameters(BaseModel):
     """Which ledger, under which policy."""
 
@@ -195,12 +199,15 @@ class ReleaseParameters(BundleParameters):
         "change of records or method, is another release and spends again.",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
-    requester: str = Field(default="operator", title="Requester", min_length=1, max_length=200)
+    requester: str = Field(
+        default="operator", title="Requester", description="Who asks, for the ledger.", min_length=1, max_length=200
+    )
     deployment: str | None = Field(
         default=None,
         title="Release deployment",
         description="Hand the plan to this deployment (`release/release`), which waits for the approvals that the "
-        "policy asks for; empty: release in this run, which only a policy without approvals allows.",
+        "policy asks for; empty: release in this run, which a command may where the policy asks for none, and a "
+        "deployment only of the population `demo`.",
         pattern=r"^[^/]+/[^/]+$",
     )
     supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")

@@ -6,13 +6,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.runtime import deployment
+
 from mechanisms import classifier, encoders
 from mechanisms.errors import MechanismError
 from storage.errors import InputError, StorageError
 from storage.ingest import check_source
 from storage.ledger import Ledger, Policy
+from tasks import publish
 from tasks.account import ledger_url
-from tasks.parameters import RetrainParameters
+from tasks.parameters import DEMO, RetrainParameters
 from tasks.provenance import provenance
 from tasks.shard_runs import ShardRuns
 from tasks.stage import Context
@@ -39,19 +42,13 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
-    try:
-        device = classifier.device_of(context.device)
-        if device.type not in _ENCODE_PER_SECOND:
-            raise RuntimeError
-        if device.type == "cuda" and not _has_cuda():
-            raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
-    except RuntimeError:
-        raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda") from None
+    device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
     found = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
     _check_ledger(context, parameters)
-    estimate = _estimate(parameters, rows=found.estimated_rows, device=device.type)
+    _check_release(context, parameters)
+    estimate = _estimate(parameters, rows=found.estimated_rows, device=device)
     existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
@@ -60,6 +57,23 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
             "free space, lower swag.rank, or choose another --home"
         )
     return estimate
+
+
+def check_device(context: Context) -> str:
+    """`cpu` or `cuda`.
+
+    Raises:
+        MechanismError: there is no such device.
+    """
+    try:
+        kind = classifier.device_of(context.device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in _ENCODE_PER_SECOND:
+        raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda")
+    if kind == "cuda" and not _has_cuda():
+        raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
+    return kind
 
 
 def _check_shards(context: Context, parameters: RetrainParameters) -> None:
@@ -84,13 +98,18 @@ def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
     policy = Policy.load(Path(wanted.policy).expanduser()) if wanted.policy else None
     url = ledger_url(context, parameters.release)
     if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists():
-        in_force = Ledger.open(url, policy=policy).policy()
+        ledger = Ledger.open(url, policy=policy)
+        in_force = ledger.policy()
+        if wanted.supersedes is not None:
+            ledger.release(wanted.supersedes)
         if policy is not None and policy.digest != in_force.digest:
             raise InputError(
                 f"release.policy: {wanted.policy} is not the policy in force ({in_force.name}); "
                 "record it with `autocoder ledger change-policy`, or leave release.policy empty"
             )
         policy = in_force
+    elif wanted.supersedes is not None:
+        raise InputError(f"release.supersedes: {wanted.supersedes} is not in this ledger, which is not there yet")
     policy = policy or Policy.load(None)
     if not wanted.enabled:
         return
@@ -107,6 +126,19 @@ def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
         )
     if policy.require_clean_code and provenance().code_dirty:
         raise InputError(f"policy {policy.name} releases only from committed code; commit the changes first")
+
+
+def _check_release(context: Context, parameters: RetrainParameters) -> None:
+    """What a release in this very run needs. A deployment hands its plan to another, whose worker alone signs."""
+    wanted = parameters.release
+    if not wanted.enabled or wanted.deployment is not None:
+        return
+    if deployment.id and parameters.data.population != DEMO:
+        raise InputError(
+            f"release.deployment: a deployment releases the population {DEMO} alone by itself; name the deployment "
+            "that waits for approvals and signs (release/release), or set release.enabled=false"
+        )
+    publish.check(context, wanted)
 
 
 def _has_cuda() -> bool:

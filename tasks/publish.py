@@ -57,6 +57,18 @@ def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
     return Ledger.open(ledger_url(context, settings), policy=loaded)
 
 
+def check(context: Context, settings: BundleParameters) -> None:
+    """Refuse before anybody waits or trains what could not sign a bundle, or a licence that cannot be read.
+
+    Raises:
+        InputError: names the field.
+        UnsoundBundle: the certificate has expired.
+    """
+    bundling.licence_of(settings)
+    if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
+        _signer(context, settings)  # else the workspace's own, which is made when needed
+
+
 def standing(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
     """The ledger's row of the release that these parameters ask for, None where there is none yet. Creates nothing."""
     url = ledger_url(context, parameters.release)

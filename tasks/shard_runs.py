@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -16,7 +16,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.artifacts import ArtifactRef, Store
@@ -27,6 +26,10 @@ from tasks.stage import Context, Step, run_step
 _OUTAGE_SECONDS = 600.0
 """How long a server may not answer before the pass gives up; workers go on meanwhile."""
 _PAGE = 200
+_AT_ONCE = 50
+"""Runs whose state the server sets in one request."""
+_SET_STATES: Any = "/flow_runs/bulk_set_state"
+"""Prefect's client has no method for it, nor the type of its routes."""
 T = TypeVar("T")
 
 
@@ -117,7 +120,7 @@ class ShardRuns:
         raise AssertionError  # count never ends
 
     def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
-        """State and message of each run; one that is missing was not answered for."""
+        """State and message of each run; one that is missing has been deleted."""
         found: dict[str, tuple[StateType | None, str]] = {}
         for start in range(0, len(runs), _PAGE):
             page = [UUID(run) for run in runs[start : start + _PAGE]]
@@ -129,12 +132,18 @@ class ShardRuns:
                 found[str(run.id)] = (run.state_type, said or "")
         return found
 
-    def cancel(self, run: str) -> None:
-        """Take back what was asked for, if it has not begun. A server that does not answer is left alone."""
-        try:
-            self.client.set_flow_run_state(UUID(run), Cancelled(message="no longer asked for"))
-        except (httpx.HTTPError, PrefectHTTPStatusError, ObjectNotFound, ValueError):
-            return
+    def cancel(self, runs: Sequence[str]) -> None:
+        """Take back what was asked for: at once what has not begun, by its worker what has.
+
+        In few requests, since a run that is cancelled has seconds. A server that does not answer is left alone.
+        """
+        state = {"type": StateType.CANCELLING.value, "name": "Cancelling", "message": "no longer asked for"}
+        for start in range(0, len(runs), _AT_ONCE):
+            chosen = {"id": {"any_": list(runs[start : start + _AT_ONCE])}}
+            try:
+                self.client.request("POST", _SET_STATES, json={"flow_runs": chosen, "state": state})
+            except (httpx.HTTPError, PrefectHTTPStatusError):
+                return
 
 
 def _patiently(request: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -26,6 +26,9 @@ from storage.shared import VARIABLE, Shared
 from tasks import progress
 from tasks.failures import private_errors
 from tasks.parameters import FanOut
+
+Device = Literal["auto", "cpu", "cuda"]
+"""What a form of the page offers."""
 
 
 class Context(BaseModel):

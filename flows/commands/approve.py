@@ -167,11 +167,11 @@ def _post(plan: Path, decision: Decision) -> str:
         raise InputError("--post: set PREFECT_API_URL to the server's address (and PREFECT_API_AUTH_STRING)")
     from flows.waiting import answer, waiting_releases
 
-    wanted = str(plan.expanduser().resolve())
-    runs = [run for run in waiting_releases() if Path(run.plan).resolve() == Path(wanted)]
+    # By the name, which is made of the plan's key: the approver's copy need not lie where the worker's does.
+    runs = [run for run in waiting_releases() if Path(run.plan).name == plan.name]
     if not runs:
         raise InputError(
-            f"--post: no release run waits for {wanted}; start one with `autocoder release` or in the page"
+            f"--post: no release run waits for {plan.name}, as the plan was named; start one in the page"
         )
     answer(runs[0].id, decision.token)
     return runs[0].id

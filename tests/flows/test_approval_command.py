@@ -6,12 +6,18 @@ The plan and its artifacts are those of the finished job; each test has a worksp
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from jobs import Job
+from jobs import Job, prefect_server
+from prefect.client.orchestration import get_client
+from prefect.exceptions import Pause
+from prefect.flow_engine import run_flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -190,3 +196,105 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(
     open_to_all = {"name": "own", "default": {"asymptotic-local": {"epsilon": 100}}}
     ledger.change_policy(Policy.parse(open_to_all), requester="lead", reason="decided")
     wait(real)
+
+
+@pytest.mark.slow
+def test_crashes_between_question_and_answer_lose_neither(
+    site: tuple[Job, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect forgets that it asked when a run that crashed is taken up; the answer that came counts all the same.
+
+    A run that is suspended in earnest, answered and taken up by housekeeping: once when the answer was there and not
+    read, once before there was an answer.
+    """
+    from flows.housekeeping import housekeeping
+    from flows.release import release
+    from flows.waiting import answer
+
+    job, plan = site
+    parameters = {"plan": plan, "home": str(job.home), "device": "cpu"}
+    with prefect_server(tmp_path) as url, temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as c:
+        deployment = c.create_deployment(c.create_flow_from_name("release"), name="release")
+        run = c.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+        def go_on() -> str | None:
+            with suppress(Pause):
+                run_flow(release, flow_run=c.read_flow_run(run), parameters=parameters, return_type="state")
+            return c.read_flow_run(run).state_name
+
+        def crash() -> None:
+            c.set_flow_run_state(run, Crashed(), force=True)
+            assert housekeeping.fn(home=str(job.home)).resumed
+
+        def signed(name: str) -> str:
+            key = str(tmp_path / name / "signing-key.pem")
+            return command("approve", plan, "--key", key, "--print").strip()
+
+        def asked() -> set[str]:
+            return {entry.key for entry in c.filter_flow_run_input(run, "", limit=20, exclude_keys=set())}
+
+        assert go_on() == "Suspended"
+        answer(str(run), signed("officer"))
+        crash()
+        assert go_on() == "Suspended", "the first answer counted, the second is asked for"
+        crash()
+        assert go_on() == "Suspended", "asked anew"
+        assert {key for key in asked() if key.endswith("schema")} == {
+            f"suspended-decision-{number}-schema" for number in (1, 2, 3)
+        }
+        copy = tmp_path / "elsewhere" / Path(plan).name
+        copy.parent.mkdir()
+        copy.write_bytes(Path(plan).read_bytes())
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        key = str(tmp_path / "director" / "signing-key.pem")
+        assert str(run) in command("approve", str(copy), "--key", key, "--post"), "from a copy of the plan"
+        assert go_on() == "Completed"
+    (row,) = releases(job)
+    assert row.state == "committed"
+    assert len(row.approvals) == 2
+
+
+def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
+    finished: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that was trained on a GPU is released by a worker that need not have one."""
+    from flows import release as flow
+    from tasks.parameters import ReleaseParameters
+    from tasks.plan import PlannedRelease
+    from tasks.stage import Context
+
+    (file,) = (finished.home / "private" / "plans").glob("*.json")
+    sent: list[dict] = []
+
+    def run_deployment(name: str, *, parameters: dict, **_: object) -> SimpleNamespace:
+        sent.append(parameters)
+        return SimpleNamespace(id=name)
+
+    monkeypatch.setattr("prefect.deployments.run_deployment", run_deployment)
+    context = Context(home=str(tmp_path), device="cuda")
+    flow.request(context, PlannedRelease.load(file), file, ReleaseParameters(), "release/release")
+    (parameters,) = sent
+    assert flow.release.validate_parameters(parameters)["device"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"device": "cuda"}, "torch sees no CUDA device"),
+        ({"ledger": {"signing_key": "/gone/key.pem"}}, "/gone/key.pem"),
+        ({"ledger": {"licence": "/gone/LICENCE"}}, "release.licence: /gone/LICENCE"),
+    ],
+)
+def test_what_could_not_release_is_told_before_anybody_is_asked(
+    site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, wrong: dict, said: str
+) -> None:
+    """Not after the officers have signed."""
+    from flows import release as flow
+    from tasks import preflight
+    from tasks.failures import StageError
+
+    job, plan = site
+    monkeypatch.setattr(preflight, "_has_cuda", lambda: False)
+    parameters = flow.release.validate_parameters({"plan": plan, "home": str(job.home)} | wrong)
+    with pytest.raises((*SAFE, StageError), match=said):
+        flow.release.fn(**parameters)

@@ -16,6 +16,7 @@ from prefect.utilities.templating import apply_values
 from prefect.workers.process import ProcessWorker
 
 from flows import automations
+from flows.housekeeping import RESUMED
 from flows.profiles import available, load_profile
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
@@ -60,6 +61,10 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
     for field, entry in flow_of(name).parameters.properties.items():
         assert entry.get("title"), f"{name}.{field} has no title"
         assert entry.get("description") or "$ref" in entry or "allOf" in entry, f"{name}.{field} has no help"
+    for section, schema in (flow_of(name).parameters.definitions or {}).items():
+        for field, entry in schema.get("properties", {}).items():
+            told = entry.get("description") or "$ref" in entry or "const" in entry
+            assert told, f"{name}: {section}.{field} has no help"
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,15 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("osha-head", "fan_out", {"shards": 0}),
         ("risk-shard", "shard.draws.purpose", "release"),
         ("risk-shard", "shard.key", "../elsewhere"),
+        ("demo", "device", "tpu9"),
+        ("release", "wait_days", -1),
+        ("release", "device", "gpu"),
+        ("compare", "settings.target_epsilon", -1),
+        ("compare", "settings.target_epsilon", "mtach"),
+        ("housekeeping", "attempts", 0),
+        ("housekeeping", "low_share", 20),
+        ("code-batch", "top_k", 51),
+        ("code-batch", "threshold", 1.5),
     ],
 )
 def test_wrong_values_are_refused_by_the_form(name: str, path: str, value: Any) -> None:
@@ -115,6 +129,9 @@ def test_every_retrain_asks_the_release_deployment() -> None:
 def test_automations_are_what_prefect_takes() -> None:
     """Each rule, with our two words in place; those that run something name a deployment that is there."""
     for rule in yaml.safe_load((FOLDER / "automations.yaml").read_text()):
+        if rule["name"] == "resume":
+            resumed = rule["trigger"]["match_related"]["prefect.resource.name"]
+            assert tuple(resumed) == RESUMED, "housekeeping that crashes must not start itself"
         for action in rule["actions"]:
             if "run" in action:
                 assert action["run"].split("/")[1] in DEPLOYMENTS

@@ -15,6 +15,9 @@ import psutil
 import pytest
 from jobs import Job
 
+from storage.ledger import Ledger
+from storage.paths import Workspace
+
 
 def start(job: Job) -> subprocess.Popen[str]:
     """Start a retrain in the background."""
@@ -147,6 +150,7 @@ publish.release.fn(context, planned, parameters.release)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
     """Before and after each step; the draw on the disk and its digest in the ledger never change once they are there.
 
@@ -160,6 +164,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
     arguments = [str(job.home), str(job.data), str(job.codelist), *job.settings]
     draws: set[bytes] = set()
     digests: set[str] = set()
+    ledger_url = Workspace(job.home).ledger_url
     for point in POINTS:
         for when in ("before", "after"):
             died = subprocess.run(
@@ -171,12 +176,12 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
             )
             assert died.returncode == -signal.SIGKILL, (point, when, died.stderr)
             draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
-            rows = job.releases()
-            digests |= {row["draw_digest"] for row in rows if row["draw_digest"]}
+            rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
+            digests |= {row.draw_digest for row in rows if row.draw_digest}
             bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
             assert len(rows) <= 1
             assert len(bundles) <= 1
-            if rows and rows[0]["state"] == "committed":
+            if rows and rows[0].state == "committed":
                 assert bundles, (point, when)
     done = job.run()
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,11 +97,12 @@ class Workers:
             "failed": StateType.FAILED,
             "cancelled": StateType.CANCELLED,
             "queued": StateType.SCHEDULED,
+            "running": StateType.RUNNING,
         }
-        return {run: (known[self.met[int(run)]], "its reason") for run in runs}
+        return {run: (known[self.met[int(run)]], "its reason") for run in runs if self.met[int(run)] != "deleted"}
 
-    def cancel(self, run: str) -> None:
-        self.cancelled.append(run)
+    def cancel(self, runs: Sequence[str]) -> None:
+        self.cancelled.extend(runs)
 
 
 @pytest.fixture
@@ -121,9 +123,10 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     [
         ([], 6),
         (["crashed", "done", "failed", "done", "cancelled"], 9),
+        (["deleted"], 7),
         (["twice"] * 6, 6),
     ],
-    ids=["unbroken", "lost", "twice"],
+    ids=["unbroken", "lost", "deleted", "twice"],
 )
 def test_shards_end_as_one_process(
     parameters: RetrainParameters, single: Path, workers: Workers, fates: list[str], asked: int
@@ -181,6 +184,23 @@ def test_a_shard_that_dies_too_often_ends_the_job_and_nothing_is_lost(
     assert manifests(workers.home, *SPREAD) == manifests(single, *SPREAD)
 
 
+def test_a_pass_that_is_stopped_takes_its_shards_along(parameters: RetrainParameters, workers: Workers) -> None:
+    """Those at work too: somebody pressed Cancel, and nobody waits for them."""
+    workers.fates = ["running", "running", "queued"]
+    looks = iter((False, True))
+    states = workers.states
+
+    def then_stopped(runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
+        if next(looks):
+            raise KeyboardInterrupt
+        return states(runs)
+
+    workers.states = then_stopped
+    with pytest.raises(KeyboardInterrupt):
+        run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+    assert workers.cancelled == ["0", "1", "2"]
+
+
 def test_workers_that_share_nothing_are_told_what_to_set(
     parameters: RetrainParameters, workers: Workers, tmp_path: Path
 ) -> None:
@@ -225,6 +245,40 @@ def test_shards_are_all_draws_once(number: int, shards: int) -> None:
     sizes = [part.end - part.first for part in parts]
     assert len(sizes) == min(number, shards)
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_deployment_releases_by_itself_the_demo_alone(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever empties `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
+    context = Context(home=str(tmp_path))
+    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id=None))
+    preflight.check(context, parameters)
+    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id="of-a-deployment"))
+    real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
+    demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
+    preflight.check(context, demo)
+    with pytest.raises(InputError, match=r"release\.deployment: .* the population demo alone"):
+        preflight.check(context, real)
+    for release in ({"deployment": "release/release"}, {"enabled": False}):
+        preflight.check(context, real.model_copy(update={"release": real.release.model_copy(update=release)}))
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ({"licence": "/gone"}, "release.licence"),
+        ({"signing_key": "/gone"}, "/gone"),
+        ({"supersedes": "x"}, "supersedes"),
+    ],
+)
+def test_what_could_not_release_is_refused_before_it_trains(
+    parameters: RetrainParameters, tmp_path: Path, release: dict[str, str], said: str
+) -> None:
+    """Files that are not there, and a release that this ledger does not have."""
+    asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
+    with pytest.raises(InputError, match=said):
+        preflight.check(Context(home=str(tmp_path)), asked)
 
 
 def test_shards_are_refused_in_the_first_second(
