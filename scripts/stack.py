@@ -4,7 +4,8 @@
     python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
 
 PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with authentication, its
-background services, a worker for the pool `cpu` and one for `gpu`, the deployments and automations applied.
+background services, two workers for the pool `cpu` (one trains, one releases and keeps house) and one for `gpu`, the
+deployments and automations applied. It prints what a shell needs to act on this stack, its ledger above all.
 PostgreSQL is the server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
 Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is set. What dies is
 started again. Ctrl-C stops all of it; the folder keeps the data.
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -33,6 +35,13 @@ from psycopg import sql
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("prefect", "ledger_owner", "autocoder")
 PREFECT = (sys.executable, "-m", "prefect")
+WORKERS = {
+    "worker-cpu": ("cpu", "cpu-1", ("default", "coding")),
+    # neither an approved release nor upkeep waits for a training
+    "worker-release": ("cpu", "cpu-2", ("release", "upkeep")),
+    "worker-gpu": ("gpu", "gpu-1", ()),
+}
+"""Component, and its pool, its name at the server, the queues it serves (none named: all). One run at a time each."""
 PATIENCE = 180
 """Seconds in which a component has to answer."""
 
@@ -107,6 +116,22 @@ class Stack:
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
                 out.write(secrets.token_urlsafe(24))
         return file.read_text()
+
+    def database(self, role: str, name: str, driver: str, *, password: str | None = None) -> str:
+        """URL of a database, with the role's password or with what is to stand in its place."""
+        return f"postgresql+{driver}://{role}:{password or self.secret(role)}@{self.postgres_address}/{name}"
+
+    def exports(self) -> list[str]:
+        """Lines for a person's shell: the server, and the workspace and ledger of the workers.
+
+        The ledger's password is not among what is printed; the shell reads it from the file that holds it.
+        """
+        kept = f"$(cat {shlex.quote(str(self.folder / 'secrets' / 'autocoder'))})"
+        url = self.database("autocoder", "ledger", "psycopg", password=kept)
+        return [
+            f"export PREFECT_API_URL={self.api} PREFECT_API_AUTH_STRING={self.auth}",
+            f'export AUTOCODER_HOME={shlex.quote(str(self.folder / "home"))} AUTOCODER_LEDGER_URL="{url}"',
+        ]
 
     # -- components ----------------------------------------------------------------------------------------
 
@@ -292,12 +317,9 @@ class Stack:
         redis = self.redis()
         self.redis_address = redis.rpartition("@")[2].removeprefix("redis://")
 
-        def database(role: str, name: str, driver: str) -> str:
-            return f"postgresql+{driver}://{role}:{self.secret(role)}@{host}:{port}/{name}"
-
         server = self.base | {
             "PREFECT_HOME": str(self.folder / "prefect"),
-            "PREFECT_API_DATABASE_CONNECTION_URL": database("prefect", "prefect", "asyncpg"),
+            "PREFECT_API_DATABASE_CONNECTION_URL": self.database("prefect", "prefect", "asyncpg"),
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false",
             "PREFECT_SERVER_API_AUTH_STRING": self.auth,
             "PREFECT_SERVER_UI_API_URL": self.api,
@@ -315,7 +337,7 @@ class Stack:
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
         self.once(
             *(sys.executable, "-m", "flows.cli", "ledger", "migrate", "--app-role", "autocoder"),
-            env=self.base | {"AUTOCODER_LEDGER_URL": database("ledger_owner", "ledger", "psycopg")},
+            env=self.base | {"AUTOCODER_LEDGER_URL": self.database("ledger_owner", "ledger", "psycopg")},
         )
         start = ("server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(self.api_port))
         self.run("server", *PREFECT, *start, env=server)
@@ -327,16 +349,17 @@ class Stack:
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("AUTOCODER_STACK_QUERY_SECONDS", "5"),
             "AUTOCODER_HOME": str(self.folder / "home"),
-            "AUTOCODER_LEDGER_URL": database("autocoder", "ledger", "psycopg"),
+            "AUTOCODER_LEDGER_URL": self.database("autocoder", "ledger", "psycopg"),
             "AUTOCODER_DATA": self.data,
             "AUTOCODER_CODELIST": self.codelist,
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         webhook = {k: v for k, v in os.environ.items() if k == "AUTOCODER_NOTIFY_WEBHOOK"}
         self.once(sys.executable, "-m", "flows.cli", "deploy", env=worker | webhook | self.prefect_home("deploy"))
-        for pool in ("cpu", "gpu"):
-            command = ("worker", "start", "--pool", pool, "--type", "process", "--limit", "1", "--name", f"{pool}-1")
-            self.run(f"worker-{pool}", *PREFECT, *command, env=worker | self.prefect_home(f"worker-{pool}"))
+        for component, (pool, name, queues) in WORKERS.items():
+            command = ("worker", "start", "--pool", pool, "--type", "process", "--limit", "1", "--name", name)
+            served = (part for queue in queues for part in ("--work-queue", queue))
+            self.run(component, *PREFECT, *command, *served, env=worker | self.prefect_home(component))
 
     def prefect_home(self, name: str) -> dict[str, str]:
         """A folder of its own for each of Prefect's processes."""
@@ -384,7 +407,7 @@ def main() -> None:
         else:
             print(f"Prefect   {stack.api.removesuffix('/api')}   log in with {stack.auth}")
             print(f"secrets   {stack.folder / 'secrets'}    logs {stack.folder / 'logs'}")
-            print("export    " + f"PREFECT_API_URL={stack.api} PREFECT_API_AUTH_STRING={stack.auth}")
+            print("For a shell that acts on it:", *stack.exports(), sep="\n")
             print("Ctrl-C stops it.", flush=True)
         stack.watch()
     finally:

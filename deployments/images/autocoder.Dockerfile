@@ -1,7 +1,7 @@
-# One image for server, services and workers: the pinned versions of requirements.lock, nothing fetched at run time.
+# For server, services and workers: the pinned versions of requirements.lock, nothing fetched at run time.
 FROM python:3.11-slim
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# The CPU build of torch; for GPU workers build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128
+# The CPU build of torch; docker-compose.yml builds the GPU worker's image with PyPI's, which is for CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /app
 COPY requirements.lock pyproject.toml README.md LICENSE ./

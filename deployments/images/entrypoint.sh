@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a container is: server | services | migrate | deploy | metrics | worker POOL QUEUE…
+# What a container is: server | services | migrate | deploy | metrics | worker POOL QUEUE… | cli ARGUMENTS…
+# `cli` is the command `autocoder` with this container's ledger, login and workspace, for a person who types.
 # Passwords are read from /run/secrets, as far as this container was given them, and are in no image and no argument.
 # One that is there and can't be read ends the container: nothing may fall back to a ledger or a key of its own.
 set -euo pipefail
@@ -50,7 +51,13 @@ case "${1:-}" in
   deploy)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
+    [ -n "${AUTOCODER_NOTIFY_WEBHOOK:-}" ] || unset AUTOCODER_NOTIFY_WEBHOOK  # set to nothing it would be an address
     exec autocoder deploy ;;
+  cli)
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
+    shift
+    exec autocoder "$@" ;;
   metrics)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
@@ -64,6 +71,6 @@ case "${1:-}" in
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
     exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --name "$pool-$(hostname)" ;;
   *)
-    echo "entrypoint: server | services | migrate | deploy | metrics | worker POOL QUEUE…" >&2
+    echo "entrypoint: server | services | migrate | deploy | metrics | worker POOL QUEUE… | cli ARGUMENTS…" >&2
     exit 2 ;;
 esac

@@ -86,7 +86,7 @@ def test_status_of_the_stack(stack: Stack, released: str) -> None:
     told = stack.command("status", "--json")
     assert told.returncode == 1, told.stderr
     found = json.loads(told.stdout)
-    assert found["server"]["workers"]["cpu"] == found["server"]["workers"]["gpu"] == 1
+    assert (found["server"]["workers"]["cpu"], found["server"]["workers"]["gpu"]) == (2, 1)
     assert found["server"]["runs"]["Failed"] >= 1
     assert found["ledger"]["policy"] == "agency"
     assert found["open_releases"] == []

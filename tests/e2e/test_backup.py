@@ -28,26 +28,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
 def commands(number: int) -> list[str]:
-    """Lines of one of the two blocks of the section *Back up and restore*: 0 backs up, 1 restores."""
+    """Lines of a block of the section *Back up and restore*: 0 is the environment, 1 backs up, 2 restores."""
     section = (ROOT / "docs" / "operations.md").read_text().partition("## Back up and restore")[2].partition("\n## ")[0]
     return re.findall(r"```\n(.*?)```", section, re.DOTALL)[number].strip().splitlines()
 
 
 def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list[str]:
-    """Run commands in a folder that holds KEY.pem, with the environment that the section names; what they print."""
+    """Run commands in a folder that holds KEY.pem, after those that set the section's environment; what they print.
+
+    Only what the section writes in capitals is filled in, and the stack's folder of secrets is put where it says.
+    """
     role, password, host, port = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url).groups()  # type: ignore[union-attr]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))} | {
-        "PGHOST": host,
-        "PGPORT": port,
-        "PGUSER": role,
-        "PGPASSWORD": password,
-        "AUTOCODER_HOME": str(workspace),
-        "AUTOCODER_LEDGER_URL": url,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    (folder / "stack" / "secrets").mkdir(parents=True, exist_ok=True)
+    (folder / "stack" / "secrets" / role).write_text(password)
+    values = {"HOST": host, "PORT": port, "WORKSPACE": shlex.quote(str(workspace))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_", "PG"))}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     printed = []
     for line in lines:
-        command = [str(workspace) if word == "WORKSPACE" else word for word in shlex.split(line)]
+        text = "\n".join(("set -euo pipefail", *commands(0), line))
+        command = ["bash", "-c", re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[0]], text)]
         done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         printed.append(done.stdout + done.stderr)
@@ -79,11 +79,11 @@ def test_a_backup_restores_into_a_fresh_stack(stack: Stack, officer: Path, fresh
     shutil.copy(officer.with_name("signing-key.pub.pem"), folder / "KEY.pub.pem")
     (stack.home / "private").mkdir(mode=0o700, exist_ok=True)
     (stack.home / "bundles").mkdir(exist_ok=True)
-    follow(commands(0), folder, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
+    follow(commands(1), folder, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
 
     # what the backup does not hold must not come back
     before = Ledger.open(stack.ledger_url()).head()
-    told = follow(commands(1), folder, workspace=home, url=fresh)
+    told = follow(commands(2), folder, workspace=home, url=fresh)
     assert Ledger.open(fresh).head() == before
     assert str(before[0]) in told[2]
     kept = sorted(p.relative_to(stack.home) for p in (stack.home / "private" / "plans").glob("*"))
@@ -103,9 +103,9 @@ def test_a_row_lost_on_the_way_is_found(stack: Stack, officer: Path, fresh: str,
     """A restore into a ledger that a superuser then shortens does not pass: the head tells."""
     shutil.copy(officer, tmp_path / "KEY.pem")
     shutil.copy(officer.with_name("signing-key.pub.pem"), tmp_path / "KEY.pub.pem")
-    dump, head, _ = commands(0)
+    dump, head, _ = commands(1)
     follow([dump, head], tmp_path, workspace=stack.home, url=stack.ledger_url("ledger_owner"))
-    restore, _, verify, _ = commands(1)
+    restore, _, verify, _ = commands(2)
     follow([restore], tmp_path, workspace=tmp_path, url=fresh)
     import psycopg
 

@@ -1,6 +1,6 @@
 """The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what.
 
-Slow: PostgreSQL, Redis, Prefect's server, its services and two workers start, and every run is a process of its own.
+Slow: PostgreSQL, Redis, Prefect's server, its services and three workers start, and every run is a process of its own.
 The tests go on from each other's state, in their order.
 """
 
@@ -98,7 +98,7 @@ def test_everything_may_die_while_it_waits(stack: Stack) -> None:
     """PostgreSQL, Redis, server, services and workers by SIGKILL: they come back, and the run still waits."""
     before = stack.state["processes"]
     (waiting,) = stack.runs("release")
-    for name in ("postgres", "redis", "server", "services", "worker-cpu", "worker-gpu"):
+    for name in ("postgres", "redis", "server", "services", "worker-cpu", "worker-release", "worker-gpu"):
         os.kill(before[name], signal.SIGKILL)
     stack.wait("the restart", lambda: all(stack.state["processes"][name] != before[name] for name in before))
     stack.wait("the waiting run", lambda: stack.run(waiting["id"])["state_name"] == "Suspended")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,33 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
+
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
+
+
+def config(*overrides: Path, **settings: str) -> dict[str, Any]:
+    """The file after `config`, the GPU's profile included: references followed, these settings in place of .env."""
+    tool = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+    if not shutil.which(tool[0]) or subprocess.run([*tool, "version"], capture_output=True).returncode:
+        pytest.skip("needs docker-compose (Debian: docker-compose); no engine has to run")
+    files = [part for file in ("docker-compose.yml", *overrides) for part in ("-f", str(file))]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AUTOCODER_", "COMPOSE_"))}
+    with tempfile.NamedTemporaryFile("w", suffix=".env") as own:
+        own.write("".join(f"{name}={value}\n" for name, value in settings.items()))
+        own.flush()
+        command = [*tool, "--env-file", own.name, *files, "--profile", "gpu", "config"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def composed() -> dict[str, Any]:
-    """The file after `config`: references followed, defaults in place."""
-    tool = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    if not shutil.which(tool[0]) or subprocess.run([*tool, "version"], capture_output=True).returncode:
-        pytest.skip("needs docker-compose (Debian: docker-compose); no engine has to run")
-    done = subprocess.run([*tool, "-f", "docker-compose.yml", "config"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return yaml.safe_load(done.stdout)
+    """The file with its defaults in place."""
+    return config()
 
 
 def _mounts(service: dict[str, Any]) -> list[str]:
@@ -38,14 +57,89 @@ def secrets_of(service: dict[str, Any]) -> set[str]:
     return {entry if isinstance(entry, str) else entry["source"] for entry in service.get("secrets", [])}
 
 
+def environment(service: dict[str, Any]) -> dict[str, str | None]:
+    """Variables of a service; one that is handed on and not set is left out, in whichever form the tool prints it."""
+    return {name: value for name, value in (service.get("environment") or {}).items() if value is not None}
+
+
 def test_only_the_proxy_has_a_port_and_it_is_on_loopback(composed: dict[str, Any]) -> None:
-    """Databases and workers are on a network without a way out."""
+    """Databases and workers are on a network without a way out; what sends notifications has one, and no records."""
     open_ports = {name: service["ports"] for name, service in composed["services"].items() if service.get("ports")}
     assert list(open_ports) == ["proxy"]
     assert all("127.0.0.1" in str(port) for port in open_ports["proxy"])
     assert composed["networks"]["inside"]["internal"] is True
-    for name, service in composed["services"].items():
-        assert name == "proxy" or set(service["networks"]) == {"inside"}
+    assert not (composed["networks"]["outside"] or {}).get("internal")
+    out = {name: s for name, s in composed["services"].items() if set(s["networks"]) != {"inside"}}
+    assert set(out) == {"proxy", "prefect-services"}
+    for service in out.values():
+        assert set(service["networks"]) == {"inside", "outside"}
+        assert not secrets_of(service) & {"ledger_password", "ledger_owner_password", "signing_key"}
+        assert not [v for v in _mounts(service) if "/workspace" in v or ":/data:ro" in v]
+
+
+def test_a_webhook_reaches_what_applies_the_rules_and_nothing_else(composed: dict[str, Any]) -> None:
+    """From .env; not set it is not there at all, since an empty address would be one."""
+    name = "AUTOCODER_NOTIFY_WEBHOOK"
+    assert not [s for s in composed["services"].values() if name in environment(s)]
+    told = config(**{name: "https://chat.example/hook"})
+    assert [n for n, s in told["services"].items() if name in environment(s)] == ["deploy"]
+    assert environment(told["services"]["deploy"])[name] == "https://chat.example/hook"
+
+
+def test_the_gpu_worker_has_an_image_with_cuda(composed: dict[str, Any]) -> None:
+    """The same recipe and commit under another name, with PyPI's torch; all others have the build for the CPU."""
+    told = config(AUTOCODER_TAG="abc")
+    for services, tag, commit in ((composed["services"], "dev", ""), (told["services"], "abc", "abc")):
+        images = {name: s["image"] for name, s in services.items() if "build" in s}
+        assert images.pop("worker-gpu") == f"autocoder-gpu:{tag}"
+        assert set(images.values()) == {f"autocoder:{tag}"}
+        for name, service in services.items():
+            if "build" in service:
+                args = service["build"]["args"]
+                assert args["COMMIT"] == commit
+                assert args["TORCH_INDEX"].endswith("pypi.org/simple" if name == "worker-gpu" else "/whl/cpu")
+    recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
+    assert "ARG TORCH_INDEX" in recipe
+    assert '--index-url "$TORCH_INDEX"' in recipe
+
+
+def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, Any]) -> None:
+    """At one path, to read only: the release builds the model by the name that the retrain had for it."""
+    holding = {n: v for n, s in composed["services"].items() for v in _mounts(s) if ":/encoders" in v}
+    assert set(holding) == {"worker-cpu", "worker-gpu", "worker-release"}
+    assert all(v.endswith(f"{os.sep}encoders:/encoders:ro") for v in holding.values())
+    assert "`/encoders/distilroberta-base`" in GUIDE
+    assert "--local-dir encoders/distilroberta-base" in GUIDE
+
+
+def test_the_health_check_asks_a_server_that_takes_connections(composed: dict[str, Any]) -> None:
+    """By TCP: the one that makes the roles, when the volume is new, listens on its socket alone."""
+    assert " -h 127.0.0.1 " in composed["services"]["postgres"]["healthcheck"]["test"][-1]
+
+
+def test_the_proxy_has_a_certificate_for_whoever_names_no_server() -> None:
+    """A client that asks for an address names none, and in its container the proxy has another than the host's."""
+    file = (ROOT / "deployments" / "Caddyfile").read_text()
+    (site,) = re.findall(r"^https://([0-9.]+):8443 \{$", file, re.MULTILINE)
+    assert re.findall(r"^\tdefault_sni (\S+)$", file, re.MULTILINE) == [site]
+
+
+def test_neither_a_release_nor_upkeep_waits_for_a_training(composed: dict[str, Any]) -> None:
+    """Natively and in Docker no worker of the pool `cpu` that serves the queue of trainings serves theirs."""
+    native = {name: (pool, queues) for name, (pool, _, queues) in scripts_stack.WORKERS.items()}
+    commands = {n: s["command"] for n, s in composed["services"].items() if s.get("command", [""])[0] == "worker"}
+    docker = {name: (command[1], tuple(command[2:])) for name, command in commands.items()}
+    file = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+    asked = {(d["work_pool"]["name"], d["work_pool"]["work_queue_name"]) for d in file["deployments"]}
+    for workers in (native, docker):
+        served = [queues for pool, queues in workers.values() if pool == "cpu"]
+        assert all(served), "none serves every queue"
+        (training,) = (queues for queues in served if "default" in queues)
+        assert not {"release", "upkeep"} & set(training)
+        assert {queue for pool, queue in asked if pool == "cpu"} <= {queue for queues in served for queue in queues}
+    upkeep = composed["services"]["worker-upkeep"]
+    assert secrets_of(upkeep) == {"prefect_login", "ledger_password"}
+    assert [v.partition(":")[2].removesuffix(":rw") for v in _mounts(upkeep)] == ["/workspace/private"]
 
 
 def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[str, Any]) -> None:
@@ -57,7 +151,8 @@ def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[
     assert holders["signing_key"] == {"worker-release"}
     assert holders["ledger_owner_password"] == {"migrate", "postgres"}
     assert holders["prefect_db_password"] == {"migrate", "postgres", "prefect-server", "prefect-services"}
-    assert holders["ledger_password"] == {"metrics", "postgres", "worker-cpu", "worker-gpu", "worker-release"}
+    with_ledger = {"metrics", "worker-cpu", "worker-gpu", "worker-release", "worker-upkeep"}
+    assert holders["ledger_password"] == {"postgres", *with_ledger}
     for service in composed["services"].values():
         for name, value in (service.get("environment") or {}).items():
             assert not any(word in name for word in ("PASSWORD", "AUTH_STRING")) or name.endswith("_FILE"), (
@@ -101,7 +196,7 @@ def test_every_command_of_the_image_is_one_that_its_entrypoint_knows(composed: d
     """And the scripts are sound shell."""
     script = ROOT / "deployments" / "images" / "entrypoint.sh"
     text = script.read_text()
-    ours = [s for s in composed["services"].values() if str(s.get("image", "")).startswith("autocoder:")]
+    ours = [s for s in composed["services"].values() if "build" in s]
     assert ours
     for service in ours:
         assert f"  {service['command'][0]})" in text
@@ -109,16 +204,18 @@ def test_every_command_of_the_image_is_one_that_its_entrypoint_knows(composed: d
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
 
 
-def enter(folder: Path, *command: str, secrets: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The entrypoint with these secrets; in place of `prefect` stands what prints its environment."""
+def enter(folder: Path, *command: str, secrets: dict[str, str], **more: str) -> subprocess.CompletedProcess[str]:
+    """The entrypoint with these secrets; in place of the commands stands what prints arguments and environment."""
     (folder / "secrets").mkdir(exist_ok=True)
     for name, content in secrets.items():
         (folder / "secrets" / name).write_text(content)
-    stub = folder / "bin" / "prefect"
-    stub.parent.mkdir(exist_ok=True)
-    stub.write_text("#!/bin/sh\nenv\n")
-    stub.chmod(0o755)
-    env = {"PATH": f"{stub.parent}:/usr/bin:/bin", "SECRETS": str(folder / "secrets"), "TMPDIR": str(folder)}
+    stubs = folder / "bin"
+    stubs.mkdir(exist_ok=True)
+    for name in ("prefect", "autocoder"):
+        (stubs / name).write_text('#!/bin/sh\necho "$@"\nenv\n')
+        (stubs / name).chmod(0o755)
+    env = {"PATH": f"{stubs}:/usr/bin:/bin", "SECRETS": str(folder / "secrets"), "TMPDIR": str(folder)}
+    env |= more
     script = str(ROOT / "deployments" / "images" / "entrypoint.sh")
     return subprocess.run(["bash", script, *command], env=env, capture_output=True, text=True, timeout=60)
 
@@ -145,6 +242,83 @@ def test_a_secret_that_is_there_and_cannot_be_read_ends_the_container(tmp_path: 
     ended = enter(tmp_path, "worker", "cpu", "default", secrets={"prefect_login": "operator:x"})
     assert ended.returncode != 0
     assert "AUTOCODER_LEDGER_URL" not in ended.stdout
+
+
+def test_a_person_in_a_container_has_its_ledger_and_login(tmp_path: Path) -> None:
+    """`cli` runs `autocoder` with what the worker has; no ledger of its own is opened beside it."""
+    given = {"prefect_login": "operator:x", "ledger_password": "p"}
+    done = enter(tmp_path, "cli", "ledger", "change-policy", "--reason", "board decision", secrets=given)
+    assert done.returncode == 0, done.stderr
+    said, *told = done.stdout.splitlines()
+    assert said == "ledger change-policy --reason board decision"
+    assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder:p@postgres:5432/ledger" in told
+    assert "PREFECT_API_AUTH_STRING=operator:x" in told
+
+
+def test_an_empty_webhook_is_none(tmp_path: Path) -> None:
+    """As a line of .env without a value gives it."""
+    login = {"prefect_login": "operator:x"}
+    for value in ("", "https://chat.example"):
+        done = enter(tmp_path, "deploy", secrets=login, AUTOCODER_NOTIFY_WEBHOOK=value)
+        assert done.returncode == 0, done.stderr
+        assert ("AUTOCODER_NOTIFY_WEBHOOK" in done.stdout) is bool(value)
+
+
+def test_the_stack_prints_the_ledger_that_its_workers_have(tmp_path: Path) -> None:
+    """What a shell makes of the lines is the workers' ledger and workspace; the lines hold no password of it."""
+    stack = scripts_stack.Stack(tmp_path / "a folder", "", "")
+    stack.postgres_address = "127.0.0.1:5432"
+    lines = stack.exports()
+    assert stack.secret("autocoder") not in "\n".join(lines)
+    script = "\n".join(("set -eu", *lines, "env"))
+    done = subprocess.run(["bash", "-c", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = {name: value for name, _, value in (line.partition("=") for line in done.stdout.splitlines())}
+    assert told["AUTOCODER_LEDGER_URL"] == stack.database("autocoder", "ledger", "psycopg")
+    assert told["AUTOCODER_HOME"] == str(tmp_path / "a folder" / "home")
+    assert (told["PREFECT_API_URL"], told["PREFECT_API_AUTH_STRING"]) == (stack.api, stack.auth)
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_guides_commands_name_what_is_there(composed: dict[str, Any]) -> None:
+    """Each container that the guide has a person type into has the ledger and the login; each option is the tool's."""
+    lines = [line for block in _blocks("") for line in block.splitlines()]
+    typed = [shlex.split(line, comments=True) for line in lines if line.startswith("docker compose run ")]
+    assert typed
+    for words in typed:
+        (name,) = (word for word in words if word in composed["services"])
+        assert {"ledger_password", "prefect_login"} <= secrets_of(composed["services"][name])
+        if "--entrypoint" not in words:
+            assert words[words.index(name) + 1] == "cli"
+    for words in (shlex.split(line, comments=True) for line in lines if "ledger change-policy" in line):
+        assert {"--policy", "--requester", "--reason"} <= set(words), words
+
+
+def test_the_guides_overrides_are_taken(tmp_path: Path) -> None:
+    """Stages shared by the workers; PostgreSQL's port, which a network without a way out would not publish."""
+    stages, port = _blocks("yaml")
+    for number, block in enumerate((stages, port)):
+        (tmp_path / f"{number}.yml").write_text(block)
+    services = config(tmp_path / "0.yml", tmp_path / "1.yml")["services"]
+    sharing = {n for n, s in services.items() if environment(s).get("AUTOCODER_STORAGE") == "/stages"}
+    assert sharing == {"worker-cpu", "worker-gpu", "worker-release"}
+    for name in sharing:
+        mounted = [v.split(":")[1] for v in _mounts(services[name])]
+        assert {"/stages", "/workspace/private", "/encoders"} <= set(mounted)
+    assert set(services["postgres"]["networks"]) == {"inside", "outside"}
+    assert "5432" in str(services["postgres"]["ports"])
+
+
+def test_what_a_house_adds_is_not_gits() -> None:
+    """Settings, secrets, and the folders that hold records and narratives by default."""
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("needs git, and a checkout")
+    named = (".env", "docker-compose.override.yml", "secrets/x", "data/x", "narratives/x", "encoders/x")
+    done = subprocess.run(["git", "check-ignore", *named], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == list(named)
 
 
 def make_secrets(folder: Path) -> None:
