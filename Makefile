@@ -19,7 +19,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
 demo: $(STAMP)  ## generate narratives, run the whole method on them, code three with the release
 	@bash scripts/demo.sh "$(BIN)" "$(or $(DEMO_HOME),demo-workspace)"
 
-stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, two workers, on free ports; Ctrl-C stops
+stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three workers, on free ports; Ctrl-C stops
 	$(BIN)/python scripts/stack.py --folder "$(or $(STACK_FOLDER),stack)" --data "$(DATA)" --codelist "$(CODELIST)"
 
 screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium

@@ -32,7 +32,8 @@ def code_version(*modules: str) -> str:
         content = path.read_bytes()
         seen[name] = hashlib.sha256(content).hexdigest()
         queue.extend(_imports(ast.parse(content)))
-    libraries = [f"{name}=={version(name)}" for name in LIBRARIES]
+    # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
+    libraries = [f"{name}=={version(name).partition('+')[0]}" for name in LIBRARIES]
     text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(seen.items())), *libraries])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

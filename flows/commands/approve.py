@@ -170,8 +170,6 @@ def _post(plan: Path, decision: Decision) -> str:
     # By the name, which is made of the plan's key: the approver's copy need not lie where the worker's does.
     runs = [run for run in waiting_releases() if Path(run.plan).name == plan.name]
     if not runs:
-        raise InputError(
-            f"--post: no release run waits for {plan.name}, as the plan was named; start one in the page"
-        )
+        raise InputError(f"--post: no release run waits for {plan.name}, as the plan was named; start one in the page")
     answer(runs[0].id, decision.token)
     return runs[0].id
