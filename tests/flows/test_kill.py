@@ -112,49 +112,60 @@ POINTS = (
 DRIVER = """
 import os, signal, sys
 from importlib import import_module
-
-point, when, *arguments = sys.argv[1:]
-module, _, name = point.rpartition(".")
-try:
-    owner = import_module(module)
-except ModuleNotFoundError:
-    module, _, inner = module.rpartition(".")
-    owner = getattr(import_module(module), inner)
-real = getattr(owner, name)
-
-def deadly(*args, **kwargs):
-    if when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*args, **kwargs)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(owner, name, deadly)
-
 from pathlib import Path
+
+import model_signing.signing, sentence_transformers
 from flows import profiles, retrain
 from tasks import publish
 from tasks.plan import PlannedRelease
 from tasks.stage import Context
 
-home, data, codelist, *settings = arguments
-parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
-context = Context(home=home, device="cpu")
-made = retrain.chain(parameters, lambda step: step.find(context.store))
-last = parameters.rounds[-1]
-planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
-                                      posterior=made.posteriors[last], measured=made.measured[last],
-                                      prefect_run_id=None)
-publish.release.fn(context, planned, parameters.release)
+home, data, codelist, *settings = sys.argv[1:]
+
+def release():
+    parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
+    context = Context(home=home, device="cpu")
+    made = retrain.chain(parameters, lambda step: step.find(context.store))
+    last = parameters.rounds[-1]
+    planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
+                                          posterior=made.posteriors[last], measured=made.measured[last],
+                                          prefect_run_id=None)
+    publish.release.fn(context, planned, parameters.release)
+
+def armed(point, when):
+    module, _, name = point.rpartition(".")
+    try:
+        owner = import_module(module)
+    except ModuleNotFoundError:
+        module, _, inner = module.rpartition(".")
+        owner = getattr(import_module(module), inner)
+    real = getattr(owner, name)
+
+    def deadly(*args, **kwargs):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, deadly)
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        armed(*line.split())
+        release()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Releases without Prefect around it, with death at one point."""
+"""Releases without Prefect around it, each in a process of its own that dies at one point; the libraries load once."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
     """Before and after each step; the draw on the disk and its digest in the ledger never change once they are there.
 
-    Slow: some twenty processes that load torch.
+    Slow: some twenty releases.
     """
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
@@ -165,24 +176,29 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
     draws: set[bytes] = set()
     digests: set[str] = set()
     ledger_url = Workspace(job.home).ledger_url
-    for point in POINTS:
-        for when in ("before", "after"):
-            died = subprocess.run(
-                [sys.executable, str(driver), point, when, *arguments],
-                env=job.env | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert died.returncode == -signal.SIGKILL, (point, when, died.stderr)
-            draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
-            rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
-            digests |= {row.draw_digest for row in rows if row.draw_digest}
-            bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
-            assert len(rows) <= 1
-            assert len(bundles) <= 1
-            if rows and rows[0].state == "committed":
-                assert bundles, (point, when)
+    with subprocess.Popen(
+        [sys.executable, str(driver), *arguments],
+        env=job.env | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for point in POINTS:
+            for when in ("before", "after"):
+                print(point, when, file=process.stdin, flush=True)
+                assert process.stdout.readline().strip() == str(-signal.SIGKILL), (point, when)
+                draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
+                rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
+                digests |= {row.draw_digest for row in rows if row.draw_digest}
+                bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
+                assert len(rows) <= 1
+                assert len(bundles) <= 1
+                if rows and rows[0].state == "committed":
+                    assert bundles, (point, when)
+        process.stdin.close()
+        assert process.wait(60) == 0
     done = job.run()
     assert done.returncode == 0, done.stderr
     (row,) = job.releases()
