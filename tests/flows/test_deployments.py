@@ -57,7 +57,7 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
-    """A title and a help text, or a section of its own that has them."""
+    """A title and a help text, or a section of its own that has them; a number has a lower limit."""
     for field, entry in flow_of(name).parameters.properties.items():
         assert entry.get("title"), f"{name}.{field} has no title"
         assert entry.get("description") or "$ref" in entry or "allOf" in entry, f"{name}.{field} has no help"
@@ -65,6 +65,9 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         for field, entry in schema.get("properties", {}).items():
             told = entry.get("description") or "$ref" in entry or "const" in entry
             assert told, f"{name}: {section}.{field} has no help"
+            for kind in (entry, *entry.get("anyOf", ())):
+                if kind.get("type") in {"integer", "number"}:
+                    assert {"minimum", "exclusiveMinimum"} & set(kind), f"{name}: {section}.{field} has no lower limit"
 
 
 @pytest.mark.parametrize(

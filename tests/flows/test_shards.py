@@ -18,6 +18,12 @@ import httpx
 import psutil
 import pytest
 from jobs import Job, prefect_server
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Running
+
+from tasks.shard_runs import ShardRuns
 
 AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
@@ -72,6 +78,24 @@ def kill_a_shard(server: str, started: list[subprocess.Popen[bytes]]) -> None:
                     return
         time.sleep(0.1)
     pytest.fail("no shard ever ran")
+
+
+@pytest.mark.slow
+def test_what_is_taken_back_is_cancelled_by_the_server(server: str) -> None:
+    """At once what has not begun, by its worker what runs; a run that nobody took back goes on. More than one request.
+
+    Slow: a server.
+    """
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow_from_name("risk-shard"), "risk-shard")
+        states = [Running(), *[None] * 60]
+        made = [client.create_flow_run_from_deployment(deployment, state=state) for state in states]
+        ids = [str(run.id) for run in made]
+        runs = ShardRuns(client, deployment, None, "auto")
+        runs.cancel(ids[:-1])
+        seen = runs.states(ids)
+    expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 59, StateType.SCHEDULED]
+    assert [seen[run][0] for run in ids] == expected
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from sealed_bundle import Sealed
 
 from storage.bundle import CARD, GOLDEN, UnsoundBundle
 from storage.demo_data import narratives
-from storage.egress import leaks
+from storage.egress import gate, leaks
 from storage.egress.documents import check_schema, strict_json
 from storage.egress.gate import Expected, inspect
 from storage.egress.sequences import SequenceFilter, load_key
@@ -147,6 +149,26 @@ def test_a_narrative_anywhere_else(folder: Path, expected: Expected, secret: str
         inspect(folder, expected)
     assert refused.value.file == name
     assert secret not in str(refused.value)
+
+
+def test_text_in_a_binary_file_is_seen_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 printable bytes or more, the same as a pattern finds, across the border of two reads and at both ends."""
+    file = tmp_path / "weights"
+    monkeypatch.setattr(gate, "_CHUNK", 6000)
+    text = b"fell from a scaffold 24+"
+    for place in (0, 5985, 6000, 12_000 - len(text), 20_000 - len(text)):
+        for cut, seen in ((0, True), (1, False)):
+            hidden = text[cut:]
+            content = bytearray(20_000)
+            content[place : place + len(hidden)] = hidden
+            file.write_bytes(content)
+            assert (hidden.decode() in gate._printable(file)) == seen
+    monkeypatch.undo()
+    noise = random.Random(1).choices(range(256), weights=[1 if 32 <= b < 127 else 0.05 for b in range(256)], k=100_000)
+    file.write_bytes(bytes(noise))
+    runs = [run.decode("ascii") for run in re.findall(rb"[\x20-\x7e]{24,}", file.read_bytes())]
+    assert len(runs) > 100
+    assert list(gate._printable(file)) == runs
 
 
 def test_other_weights_than_inference_needs(folder: Path, expected: Expected, secret: str, tmp_path: Path) -> None:
