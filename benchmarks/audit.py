@@ -19,14 +19,17 @@ import torch
 import workload
 from torch import Tensor, nn
 
-from mechanisms import audit_trials, pseudo_posterior, swag, training
-from mechanisms.audit_trials import Drawn, Records, Round
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.inputs import FeatureInputs
-from mechanisms.pseudo_posterior import PseudoPosteriorConfig
-from mechanisms.swag import SwagConfig
-from mechanisms.threads import using
-from mechanisms.training import OptimiserPhase
+from mechanisms.audit import trials as audit_trials
+from mechanisms.audit.trials import Drawn, Records, Round
+from mechanisms.model import training
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.threads import using
+from mechanisms.model.training import OptimiserPhase
+from mechanisms.posterior import risks as pseudo_posterior
+from mechanisms.posterior import swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.swag import SwagConfig
 
 CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
 ROUNDS = tuple(Round(name, weighted=name != "base", bounded=None) for name in ("base", "weighted", "reweighted"))

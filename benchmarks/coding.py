@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import workload
 
-from tasks.coding import Coder
-from tasks.coding_columns import Added, Narratives
-from tasks.coding_job import CodingJob, run
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Added, Narratives
+from tasks.coding.job import CodingJob, run
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def _streaming() -> dict[str, float]:
     """Memory and time of everything but the model over a million rows: survey, pieces, parts, merge."""
     import resource
 
-    from mechanisms.export import Released
+    from mechanisms.model.export import Released
     from storage.tables.reading import survey
 
     class Nothing(Released):

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mechanisms import classifier as classifiers
-from mechanisms import dpsgd
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan
-from mechanisms.events import DpSgdEvent, NoiseSegment
-from mechanisms.inputs import FeatureInputs, Inputs, TokenInputs
-from mechanisms.training import OptimiserPhase, train
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
+from mechanisms.model import classifier as classifiers
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs, Inputs, TokenInputs
+from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 
 LABELS = 102
 WORDS = ("employee", "worker", "fell", "slipped", "struck", "ladder", "floor", "conveyor", "fractured", "wrist", "back")
@@ -53,8 +53,8 @@ def plan(records: int, batch: int, steps: int) -> DpSgdPlan:
 
 
 def poisson(records: int, batch: int, steps: int, key: bytes) -> list[Tensor]:
-    """The samples that `dpsgd.run` takes with this key."""
-    stream, sampler = dpsgd.SecretStream(key), dpsgd.PoissonSampler(records, batch / records)
+    """The samples that `dp_sgd.run` takes with this key."""
+    stream, sampler = dp_sgd.SecretStream(key), dp_sgd.PoissonSampler(records, batch / records)
     return [sampler.sample(stream, step) for step in range(steps)]
 
 
@@ -62,10 +62,12 @@ def ours(
     trained: Classifier, inputs: Inputs, labels: Tensor, *, batch: int, steps: int, micro: int, key: bytes
 ) -> float:
     """Seconds a step."""
-    dpsgd.new_key = lambda: key
+    dp_sgd.new_key = lambda: key
     made = plan(len(inputs), batch, steps)
     start = time.perf_counter()
-    dpsgd.run(trained, inputs, labels, plan=made, num_labels=LABELS, seed=0, purpose="bench", physical_batch_size=micro)
+    dp_sgd.run(
+        trained, inputs, labels, plan=made, num_labels=LABELS, seed=0, purpose="bench", physical_batch_size=micro
+    )
     synchronise(trained.device)
     return (time.perf_counter() - start) / steps
 
@@ -143,7 +145,7 @@ def full(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Seconds a step of ours and of Opacus's modes, `full`."""
     inputs = tokens(args.records)
     labels = torch.arange(args.records) % LABELS
-    key = dpsgd.new_key()
+    key = dp_sgd.new_key()
     batches = poisson(args.records, args.batch, args.steps, key)
 
     def opacus_inputs(index: Tensor) -> dict[str, Tensor]:
@@ -187,7 +189,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     records, width = 5346, 384
     features = torch.randn(records, width)
     labels = torch.randint(LABELS, (records,))
-    key, out = dpsgd.new_key(), {}
+    key, out = dp_sgd.new_key(), {}
     batches = poisson(records, args.batch, args.head_steps, key)
     for name, made in (("linear", linear_head(width)), ("two_layer", two_layer_head())):
         best: dict[str, float] = {}
@@ -235,7 +237,7 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
     )
     before = memory(device)
     if kind == "ours":
-        dpsgd.run(
+        dp_sgd.run(
             made,
             few,
             labels[: len(few)],

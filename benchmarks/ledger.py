@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mechanisms.events import Claim, NonPrivateEvent, SwagPpmEvent
+from mechanisms.privacy.events import Claim, NonPrivateEvent, SwagPpmEvent
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.database import Database, migrate
 

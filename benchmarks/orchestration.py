@@ -41,9 +41,9 @@ import json, sys
 from pathlib import Path
 from flows import profiles, retrain
 from tasks import publish
-from tasks.plan import PlannedRelease
-from tasks.progress import Listener, listening
-from tasks.stage import Context, run_step
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.progress import Listener, listening
+from tasks.running.stage import Context, run_step
 
 class Seconds(Listener):
     def finished(self, label, figures, *, reused, seconds):
@@ -125,13 +125,13 @@ def plain(home: Path, *job: str) -> dict[str, Any]:
 
 def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Mapping[str, str]) -> dict[str, Any]:
     """The same of the command, whose stages' seconds are those of its metrics."""
-    from tasks import metrics
+    from tasks.running import worker_metrics
 
     command = [sys.executable, "-m", "flows.cli", "retrain", "--quiet", "--home", str(home)]
     command += ["--profile", profile, "--data", data, "--codelist", codelist]
     with processor() as used:
         wall, _ = timed(command, env)
-    samples = metrics.read(home / "private").items()
+    samples = worker_metrics.read(home / "private").items()
     found = {dict(labels)["stage"]: s for (name, labels), s in samples if name == "autocoder_stage_last_seconds"}
     return {"wall": wall, "processor": used[0], "stages": found}
 
@@ -162,10 +162,10 @@ def processor() -> Iterator[list[float]]:
 def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Ask for many shards that nobody computes; seconds of each request, and of a look at all of them."""
     from storage.artifacts import ArtifactRef, digest
-    from tasks.draws import Draws
+    from tasks.fitting.draws import Draws
+    from tasks.fitting.shard_runs import ShardParameters, ShardRuns
     from tasks.parameters import FanOut
-    from tasks.shard_runs import ShardParameters, ShardRuns
-    from tasks.stage import Context
+    from tasks.running.stage import Context
 
     names = ("dataset", "prepared", "posterior", "weights")
     refs = {n: ArtifactRef(kind=n, uri=f"file:///w/stages/{n}/{'0' * 32}", sha256="0" * 64) for n in names}
@@ -206,11 +206,12 @@ def workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The same pass, four shards, by one worker and by two, each in a workspace that holds what the pass reads."""
     import torch
 
-    from flows import profiles
-    from mechanisms.swag import SwagConfig
-    from tasks import data, posterior, train
+    from flows.commands import profiles
+    from mechanisms.posterior.swag import SwagConfig
+    from tasks.fitting import data, train
+    from tasks.fitting import risks as posterior
     from tasks.parameters import FanOut
-    from tasks.stage import Context, run_step
+    from tasks.running.stage import Context, run_step
 
     torch.set_num_threads(1)
     source, codelist = records(options, folder, number=200)

@@ -25,12 +25,13 @@ import torch
 import workload
 from torch import Tensor
 
-from mechanisms import classifier, encoders, pseudo_posterior, swag
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.inputs import Inputs, TokenInputs, length_sorted_batches
-from mechanisms.linear import fast_linear
-from mechanisms.seeding import generator
-from mechanisms.threads import forward_batch_size, forward_passes
+from mechanisms.model import classifier, encoders
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import Inputs, TokenInputs, length_sorted_batches
+from mechanisms.model.linear import fast_linear
+from mechanisms.model.seeding import generator
+from mechanisms.model.threads import forward_batch_size, forward_passes
+from mechanisms.posterior import risks, swag
 
 HEAD_DRAWS = 500
 
@@ -86,7 +87,7 @@ def _spread(made: Classifier) -> None:
 def _pass(
     options: argparse.Namespace, made: Classifier, inputs: Inputs, labels: Tensor, post: swag.Posterior, draws: int
 ) -> None:
-    pseudo_posterior.risk_pass(
+    risks.risk_pass(
         made, inputs, labels, post, draws=range(draws), seed=0, purpose="benchmark", precision=options.precision
     )
 
@@ -244,7 +245,7 @@ def _head_against_trainer(
 
 def _same(risk: Tensor, made: Classifier, inputs: Inputs, labels: Tensor, post: swag.Posterior) -> None:
     """Both sides must compute the same thing before they are compared for speed."""
-    ours = pseudo_posterior.risk_pass(made, inputs, labels, post, draws=range(1), seed=0, purpose="benchmark")
+    ours = risks.risk_pass(made, inputs, labels, post, draws=range(1), seed=0, purpose="benchmark")
     torch.testing.assert_close(ours.risk, risk.cpu(), rtol=1e-3, atol=1e-4)
 
 

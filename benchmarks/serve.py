@@ -25,7 +25,7 @@ import workload
 
 from service.app import Settings, create_app
 from storage.demo_data import narratives
-from tasks.coding import Coder
+from tasks.coding.coder import Coder
 
 _BATCH = 16
 _FEWEST = 200

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import workload
 
-from mechanisms import swag
-from mechanisms.seeding import generator
+from mechanisms.model.seeding import generator
+from mechanisms.posterior import swag
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import workload
 
-from mechanisms import classifier, encoders
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.training import OptimiserPhase, epoch_batches, train
+from mechanisms.model import classifier, encoders
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.training import OptimiserPhase, epoch_batches, train
 
 
 def main() -> None:

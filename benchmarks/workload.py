@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms import swag
-from mechanisms.encoders import PACKAGED
-from mechanisms.inputs import TokenInputs
+from mechanisms.model.encoders import PACKAGED
+from mechanisms.model.inputs import TokenInputs
+from mechanisms.posterior import swag
 
 LABELS = 100
 

@@ -14,16 +14,21 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.compare import Fitted, fitted
 from flows.retrain import settled
-from mechanisms.events import Claim
+from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
-from tasks import audit, audit_branches, audit_ledger, audit_pool, branch_stages, gate
-from tasks.account import privacy_unit
-from tasks.audit_settings import AuditParameters, check, choose_branches
-from tasks.branches import Branch, CompareParameters
-from tasks.comparison import Outcome
-from tasks.failures import private_errors
+from tasks.auditing import branches as audit_branches
+from tasks.auditing import membership
+from tasks.auditing import pool as audit_pool
+from tasks.auditing import row as audit_ledger
+from tasks.auditing.settings import AuditParameters, check, choose_branches
+from tasks.branches import one_fit
+from tasks.branches.branch import Branch, CompareParameters
+from tasks.comparing.summary import Outcome
 from tasks.parameters import RetrainParameters
-from tasks.stage import Context, submit
+from tasks.releasing import gate
+from tasks.releasing.claims import privacy_unit
+from tasks.running.failures import private_errors
+from tasks.running.stage import Context, submit
 
 
 class Audited(BaseModel):
@@ -148,7 +153,7 @@ def _trials(
     _, unit = privacy_unit(parameters.data.ingest)
     calibrated = None
     if branch.kind == "formal" and done.target is not None:
-        step = branch_stages.calibrate(
+        step = one_fit.calibrate(
             branch, parameters.model, compare, target=done.target, records=done.facts["train"], records_per_unit=unit
         )
         calibrated = submit(context, step)
@@ -179,7 +184,7 @@ def _audit(
 ) -> Audited:
     branch, seed = outcome.branch, outcome.seed
     drawn = branch.family == "swag"
-    step = audit.measure(
+    step = membership.measure(
         branch.name,
         parameters.model,
         settings,

@@ -75,7 +75,7 @@ def main() -> None:
     # Python does by default costs a second or two of every command, most of it after the work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
-    from tasks.failures import SAFE, StageError, private_errors
+    from tasks.running.failures import SAFE, StageError, private_errors
 
     try:
         with private_errors("autocoder"):  # most commands have one of their own, which names the stage

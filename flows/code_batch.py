@@ -8,12 +8,12 @@ from typing import Annotated
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.settings import home_of
+from flows.server.settings import home_of
 from storage.tables.reading import survey
-from tasks.coding import Coder, newest_bundle
-from tasks.coding_columns import Added, Narratives
-from tasks.coding_job import CodingJob, run
-from tasks.failures import private_errors
+from tasks.coding.coder import Coder, newest_bundle
+from tasks.coding.columns import Added, Narratives
+from tasks.coding.job import CodingJob, run
+from tasks.running.failures import private_errors
 
 
 class Coded(BaseModel):

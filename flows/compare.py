@@ -23,19 +23,25 @@ from prefect.utilities.annotations import quote
 from pydantic import BaseModel, ConfigDict
 
 from flows.retrain import Chain, chain
-from flows.settings import home_of
-from mechanisms.events import Claim
+from flows.server.settings import home_of
+from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from tasks import branch_plan, branch_stages, comparison, comparison_report, data, preflight, progress
-from tasks.account import privacy_unit, swag_event
-from tasks.branches import Branch, CompareParameters, choose, of_round
-from tasks.comparison import BranchSummary, Outcome
-from tasks.failures import private_errors
-from tasks.metrics import MetricsListener
+from tasks.branches import one_fit
+from tasks.branches import plan as branch_plan
+from tasks.branches.branch import Branch, CompareParameters, choose, of_round
+from tasks.comparing import report as comparison_report
+from tasks.comparing import summary
+from tasks.comparing.summary import BranchSummary, Outcome
+from tasks.fitting import data
 from tasks.parameters import FanOut, RetrainParameters
-from tasks.progress import Listener
-from tasks.stage import Context, Device, Step, run_step, submit
+from tasks.releasing import preflight
+from tasks.releasing.claims import privacy_unit, swag_event
+from tasks.running import progress
+from tasks.running.failures import private_errors
+from tasks.running.progress import Listener
+from tasks.running.stage import Context, Device, Step, run_step, submit
+from tasks.running.worker_metrics import MetricsListener
 
 
 class CompareResult(BaseModel):
@@ -87,7 +93,7 @@ def compare(
         done = fitted(context, parameters, settings, choose(branches, model=parameters.model))
         claimed, chains, facts = done.claimed, done.chains, done.facts
         dataset, prepared, target, seeds = done.dataset, done.prepared, done.target, tuple(done.seeds)
-        comparison.record(
+        summary.record(
             context,
             parameters,
             settings,
@@ -96,7 +102,7 @@ def compare(
             prefect_run_id=str(flow_run.get_id() or "") or None,
         )
         plans = _plans(context, parameters, settings, claimed, chains, dataset, prepared)
-        summaries = comparison.summarise(claimed)
+        summaries = summary.summarise(claimed)
         report = comparison_report.write(
             context,
             parameters,
@@ -154,7 +160,7 @@ def fitted(
     target = _target(context, settings, chosen, chains, unit=unit)
     _add_bounded(context, parameters, chosen, chains, seeds, target, unit=unit)
     outcomes = _run(context, parameters, settings, chosen, chains, seeds, dataset, prepared, facts, target)
-    claimed = [(o, comparison.claim(o, parameters, settings, facts)) for o in outcomes]
+    claimed = [(o, summary.claim(o, parameters, settings, facts)) for o in outcomes]
     return Fitted(dataset, prepared, facts, seeds, chains, target, claimed)
 
 
@@ -229,7 +235,7 @@ def _target(
     if settings.target_epsilon != "match":
         return settings.target_epsilon
     measured = [_need(made.measured["weighted"]) for made in chains.values()]
-    return comparison.matched([unit * context.store.figures(ref)["epsilon"] for ref in measured])
+    return summary.matched([unit * context.store.figures(ref)["epsilon"] for ref in measured])
 
 
 def _run(
@@ -250,12 +256,12 @@ def _run(
     noise: dict[str, ArtifactRef] = {}
     for branch in chosen:
         if branch.kind == "formal" and target is not None:
-            step = branch_stages.calibrate(
+            step = one_fit.calibrate(
                 branch, parameters.model, settings, target=target, records=facts["train"], records_per_unit=unit
             )
             noise[branch.name] = _need(submit(context, step))
     fits: dict[tuple[str, int], Step] = {
-        (branch.name, seed): branch_stages.fit(
+        (branch.name, seed): one_fit.fit(
             branch,
             parameters.model,
             parameters.fit,
@@ -280,11 +286,11 @@ def _run(
                 event: Any = _swag_event(context, settled, chains[seed], str(branch.round))
             else:
                 ref = fitted[branch.name, seed]
-                event = branch_stages.event_of(ref.path)
+                event = one_fit.event_of(ref.path)
             measured = _need(
                 submit(
                     context,
-                    branch_stages.measure(
+                    one_fit.measure(
                         branch,
                         parameters.model,
                         parameters.fit,

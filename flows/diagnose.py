@@ -13,13 +13,15 @@ from pydantic import BaseModel, ConfigDict
 from flows.retrain import Chain, chain, settled
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
-from tasks import diagnostics, diagnostics_page, internal, preflight, report
-from tasks.diagnostics import DiagnoseParameters
-from tasks.diagnostics_page import Verdict
-from tasks.failures import private_errors
+from tasks.diagnosing import page as diagnostics_page
+from tasks.diagnosing import stages
+from tasks.diagnosing.page import Verdict
+from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
-from tasks.progress import listening
-from tasks.stage import Context, submit
+from tasks.releasing import prefect_page, preflight, rows
+from tasks.running.failures import private_errors
+from tasks.running.progress import listening
+from tasks.running.stage import Context, submit
 
 
 class DiagnoseResult(BaseModel):
@@ -49,7 +51,7 @@ def diagnose(
         InputError: records cannot be left out of this kind of model.
     """
     context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("diagnose"), listening(report.PrefectListener()):
+    with private_errors("diagnose"), listening(prefect_page.PrefectListener()):
         refuse_early(context, parameters, settings)
         context.workspace.create()
         parameters = settled(context, parameters)
@@ -59,17 +61,15 @@ def diagnose(
             raise RuntimeError("a stage left no output")
         common = {"dataset": made.dataset, "prepared": made.prepared}
         last, store = parameters.rounds[-1], context.store
-        looked = submit(
-            context, diagnostics.look(parameters, settings, posteriors=posteriors, measured=measured, **common)
-        )
+        looked = submit(context, stages.look(parameters, settings, posteriors=posteriors, measured=measured, **common))
         left_out = None
         if settings.leave_out:
-            left_out = submit(context, diagnostics.leave_out(parameters, settings, measured=measured[last], **common))
+            left_out = submit(context, stages.leave_out(parameters, settings, measured=measured[last], **common))
         refits = _refits(context, parameters) if settings.refits else []
         epsilon = float(store.figures(measured[last])["epsilon"])
         sections = diagnostics_page.sections(
-            diagnostics.read(store.open(looked)),
-            None if left_out is None else diagnostics.read(store.open(left_out)),
+            stages.read(store.open(looked)),
+            None if left_out is None else stages.read(store.open(left_out)),
             refits,
             epsilon=epsilon,
         )
@@ -77,7 +77,7 @@ def diagnose(
         key = digest({"refs": [ref.sha256 for ref in refs], "refits": [list(pair) for pair in refits]})[:16]
         file = diagnostics_page.write(context, parameters, sections, epsilon=epsilon, key=key)
         figures = {k: float(v) for ref in refs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
-        internal.record(
+        rows.record(
             context,
             parameters,
             label="diagnostics of a retrain",

@@ -25,12 +25,12 @@ from prefect.events import emit_event
 from prefect.states import AwaitingRetry
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.settings import home_of
+from flows.server.settings import home_of
 from storage.ledger.amounts import short
-from tasks import publish
-from tasks.failures import private_errors
 from tasks.parameters import LedgerParameters
-from tasks.stage import Context
+from tasks.releasing import publish
+from tasks.running.failures import private_errors
+from tasks.running.stage import Context
 
 RESUMED = ("retrain", "compare", "release", "code-batch")
 """Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""

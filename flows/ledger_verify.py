@@ -8,14 +8,14 @@ from pathlib import Path
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
-from flows.settings import home_of
+from flows.server.settings import home_of
 from storage.artifacts import write_atomically
 from storage.errors import StorageError
 from storage.ledger.heads import read_head, state_head
-from tasks import publish
-from tasks.failures import private_errors
 from tasks.parameters import LedgerParameters
-from tasks.stage import Context
+from tasks.releasing import publish
+from tasks.running.failures import private_errors
+from tasks.running.stage import Context
 
 
 class Verified(BaseModel):

@@ -19,18 +19,18 @@ from prefect.input.run_input import keyset_from_base_key
 from prefect.runtime import deployment, flow_run
 from pydantic import ConfigDict, Field, ValidationError
 
-from flows.settings import home_of, same_house
+from flows.server.settings import home_of, same_house
 from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Ledger
 from storage.ledger.policy import DEFAULT_POLICY
-from tasks import approval, plan_report, preflight, publish, report
-from tasks.failures import private_errors
-from tasks.metrics import MetricsListener
 from tasks.parameters import DEMO, BundleParameters
-from tasks.plan import PlannedRelease
-from tasks.progress import listening
-from tasks.publish import Released
-from tasks.stage import Context, Device
+from tasks.releasing import approval, plan_page, prefect_page, preflight, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.publish import Released
+from tasks.running.failures import private_errors
+from tasks.running.progress import listening
+from tasks.running.stage import Context, Device
+from tasks.running.worker_metrics import MetricsListener
 
 
 class SignedDecision(RunInput):
@@ -71,13 +71,13 @@ def release(
     context = Context(home=str(home_of(Path(home) if home else None)), device=device)
     settings = ledger or BundleParameters()
     measured = MetricsListener(context.workspace.private, "release")
-    with private_errors("release"), listening(report.PrefectListener(), measured):
+    with private_errors("release"), listening(prefect_page.PrefectListener(), measured):
         same_house(Path(plan), Path(context.home))
         preflight.check_device(context)
         publish.check(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
         _wait_for_approvals(context, planned, publish.open_ledger(context, settings), plan=plan, days=wait_days)
-        report.publish_budget(context, settings)
+        prefect_page.publish_budget(context, settings)
         return publish.release(context, planned, settings)
 
 
@@ -105,8 +105,8 @@ def _wait_for_approvals(context: Context, planned: PlannedRelease, ledger: Ledge
             raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
         answer = _answer(number)
         if answer is None:
-            text = plan_report.plan_markdown(planned, ledger, stands, file=plan)
-            report.publish_plan(text)
+            text = plan_page.plan_markdown(planned, ledger, stands, file=plan)
+            prefect_page.publish_plan(text)
             said = f"**The last answer does not count.** {problem}\n\n" if problem else ""
             answer = _ask(number, said + text, days=days)
         if not answer:

@@ -20,17 +20,19 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
-from flows.settings import home_of
+from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
 from storage.ledger import Row
-from tasks import approval, data, evaluate, plan_report, posterior, preflight, publish, report, search, train
-from tasks.failures import private_errors
-from tasks.metrics import MetricsListener
+from tasks.branches import search
+from tasks.fitting import data, evaluate, risks, train
 from tasks.parameters import FanOut, RetrainParameters
-from tasks.plan import PlannedRelease
-from tasks.progress import listening
-from tasks.publish import Released
-from tasks.stage import Context, Device, Step, submit
+from tasks.releasing import approval, plan_page, prefect_page, preflight, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.publish import Released
+from tasks.running.failures import private_errors
+from tasks.running.progress import listening
+from tasks.running.stage import Context, Device, Step, submit
+from tasks.running.worker_metrics import MetricsListener
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,18 @@ def chain(
     weights: ArtifactRef | None = None
     for name in rounds or parameters.rounds:
         if name == "reweighted":
-            weights = do(posterior.reweight(config, measured=measured["weighted"]))
+            weights = do(risks.reweight(config, measured=measured["weighted"]))
         common: Any = {"dataset": dataset, "prepared": prepared, "weights": weights}
         how: Any = {"weighted": name not in ("base", "censored"), "bounded": parameters.bounded(name)}
         tuned = do(train.fine_tune(name, model, fit, **how, **common))
         posteriors[name] = drawn_from = do(train.collect_swag(name, model, fit, tuned=tuned, **how, **common))
         if name == "base":
             measured[name] = do(
-                posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=drawn_from)
+                risks.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=drawn_from)
             )
-            weights = do(posterior.weights(config, risks=measured[name]))
+            weights = do(risks.weights(config, risks=measured[name]))
         else:
-            step = posterior.sensitivity(name, model, fit, config, posterior=drawn_from, **how, **common)
+            step = risks.sensitivity(name, model, fit, config, posterior=drawn_from, **how, **common)
             measured[name] = do(step)
     evaluated = None
     if rounds is None:
@@ -111,7 +113,7 @@ def retrain(
     """
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     measured = MetricsListener(context.workspace.private, "retrain")
-    with private_errors("retrain"), listening(report.PrefectListener(), measured):
+    with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured):
         context.workspace.create()
         preflight.check(context, parameters)
         parameters = settled(context, parameters)
@@ -149,14 +151,14 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
     publish.record_internal(context, parameters, plan, evaluated=made.evaluated, measured=made.measured)
     ledger = publish.open_ledger(context, parameters.release)
     stands = approval.standing(context, ledger, planned)
-    report.publish_plan(plan_report.plan_markdown(planned, ledger, stands, file=str(plan_file)))
+    prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file)))
     released, asked = None, None
     if parameters.release.enabled and parameters.release.deployment:
         asked = request(context, planned, plan_file, parameters.release, parameters.release.deployment)
     elif parameters.release.enabled:
-        report.publish_budget(context, parameters.release)  # before too: a refusal is when it is wanted
+        prefect_page.publish_budget(context, parameters.release)  # before too: a refusal is when it is wanted
         released = publish.release(context, planned, parameters.release)
-    report.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
+    prefect_page.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
     return RetrainResult(plan=str(plan_file), release=released, release_run=asked)
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.settings import home_of
+from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
-from tasks import report, shard_runs
-from tasks.failures import private_errors
-from tasks.metrics import MetricsListener
-from tasks.progress import listening
-from tasks.shard_runs import ShardParameters
-from tasks.stage import Context, Device
+from tasks.fitting import shard_runs
+from tasks.fitting.shard_runs import ShardParameters
+from tasks.releasing import prefect_page
+from tasks.running.failures import private_errors
+from tasks.running.progress import listening
+from tasks.running.stage import Context, Device
+from tasks.running.worker_metrics import MetricsListener
 
 
 @flow(
@@ -33,6 +34,6 @@ def risk_shard(shard: ShardParameters, home: str | None = None, device: Device =
     """
     context = Context(home=str(home_of(Path(home) if home else None)), device=device)
     measured = MetricsListener(context.workspace.private, "risk-shard")
-    with private_errors("risk shard"), listening(report.PrefectListener(), measured):
+    with private_errors("risk shard"), listening(prefect_page.PrefectListener(), measured):
         context.workspace.create()
         return shard_runs.compute(context, shard)

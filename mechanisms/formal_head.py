@@ -27,14 +27,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from mechanisms import dpsgd, formal_cost
-from mechanisms.classifier import Classifier
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan, DpSgdRun
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, DpSgdRun
 from mechanisms.errors import MechanismError
-from mechanisms.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
-from mechanisms.inputs import FeatureInputs
-from mechanisms.noise import SecretStream
-from mechanisms.training import Progress
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.training import Progress
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
 
 
 class FormalHeadConfig(BaseModel):
@@ -78,7 +79,7 @@ def calibrate(config: FormalHeadConfig, *, num_records: int, records_per_unit: i
     def event(noise_multiplier: float) -> ComposedEvent:
         return _event(config, noise_multiplier)
 
-    noise_multiplier = formal_cost.calibrate(
+    noise_multiplier = gaussian_cost.calibrate(
         event, target_epsilon=config.target_epsilon, delta=config.delta, records_per_unit=records_per_unit
     )
     descent = DpSgdConfig(
@@ -106,10 +107,10 @@ def run(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> DpSgdRun:
-    """Release, start from the discriminant, descend; in place on `classifier.flat`. Resumes as `dpsgd.run` does.
+    """Release, start from the discriminant, descend; in place on `classifier.flat`. Resumes as `dp_sgd.run` does.
 
     Raises:
-        MechanismError: the head is not linear, the plan is another's, or what `dpsgd.run` refuses.
+        MechanismError: the head is not linear, the plan is another's, or what `dp_sgd.run` refuses.
     """
     head = classifier.part
     if not isinstance(head, nn.Linear):
@@ -125,7 +126,7 @@ def run(
             head.weight.copy_(weight)
             head.bias.copy_(bias)
 
-    return dpsgd.run(
+    return dp_sgd.run(
         classifier,
         inputs,
         labels,

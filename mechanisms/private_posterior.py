@@ -36,14 +36,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from mechanisms import dpsgd, formal_cost
-from mechanisms.classifier import Classifier
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan, DpSgdRun
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, DpSgdRun
 from mechanisms.errors import MechanismError
-from mechanisms.events import DpSgdEvent, NoiseSegment
-from mechanisms.inputs import FeatureInputs
-from mechanisms.noise import SecretStream
-from mechanisms.training import Progress
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.training import Progress
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
 
 
 class PrivatePosteriorConfig(BaseModel):
@@ -81,7 +82,7 @@ def calibrate(config: PrivatePosteriorConfig, *, num_records: int, records_per_u
         segment = NoiseSegment(steps=config.steps, noise_multiplier=noise_multiplier, l2_clip_norm=config.l2_clip_norm)
         return DpSgdEvent(sampling_prob=1.0, segments=(segment,))
 
-    noise_multiplier = formal_cost.calibrate(
+    noise_multiplier = gaussian_cost.calibrate(
         event, target_epsilon=config.target_epsilon, delta=config.delta, records_per_unit=records_per_unit
     )
     descent = DpSgdConfig(
@@ -115,10 +116,10 @@ def run(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> DpSgdRun:
-    """Draw the start from the prior and take the steps, in place on `classifier.flat`. Resumes as `dpsgd.run` does.
+    """Draw the start from the prior and take the steps, in place on `classifier.flat`. Resumes as `dp_sgd.run` does.
 
     Raises:
-        MechanismError: the head is not linear, the plan's step size is not the sampler's, or what `dpsgd.run` refuses.
+        MechanismError: the head is not linear, the plan's step size is not the sampler's, or what `dp_sgd.run` refuses.
     """
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("the private posterior is a linear layer's: set trainable `head` and pooling `mean`")
@@ -132,7 +133,7 @@ def run(
         with torch.no_grad():
             stream.normal_(classifier.flat, purpose="prior", step=0).mul_(config.prior_std)
 
-    return dpsgd.run(
+    return dp_sgd.run(
         classifier,
         inputs,
         labels,

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from mechanisms import checkpoint, classifier, inputs, metrics, training
-from mechanisms.classifier import ModelConfig
-from mechanisms.inputs import FeatureInputs
-from mechanisms.seeding import generator
-from mechanisms.training import OptimiserPhase
+from mechanisms.model import checkpoint, classifier, inputs, metrics, training
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.seeding import generator
+from mechanisms.model.training import OptimiserPhase
 
 
 def validation_f1(features: torch.Tensor, labels: torch.Tensor, *, adamw: float, sgd: float, fold: int) -> float:

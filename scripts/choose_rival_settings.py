@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
-from mechanisms import checkpoint, classifier, dpsgd, formal_head, inputs, metrics, private_posterior
-from mechanisms.classifier import ModelConfig
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan
+from mechanisms import dp_sgd, formal_head, private_posterior
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
 from mechanisms.formal_head import FormalHeadConfig
-from mechanisms.inputs import FeatureInputs
+from mechanisms.model import checkpoint, classifier, inputs, metrics
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.seeding import generator
 from mechanisms.private_posterior import PrivatePosteriorConfig
-from mechanisms.seeding import generator
 from storage.artifacts import write_atomically
 from storage.datasets import load_codes
 
@@ -96,7 +97,7 @@ class Search:
             content = dict(setting)
             content["batch_size"] = max(1, round(content.pop("sampling_prob") * len(kept)))
             plan = self._plan(DpSgdConfig.model_validate(target | content), len(kept))
-            dpsgd.run(
+            dp_sgd.run(
                 model,
                 records,
                 labels,
@@ -118,7 +119,7 @@ class Search:
             solvers: dict[type, Any] = {
                 FormalHeadConfig: formal_head.calibrate,
                 PrivatePosteriorConfig: private_posterior.calibrate,
-                DpSgdConfig: dpsgd.calibrate,
+                DpSgdConfig: dp_sgd.calibrate,
             }
             self._plans[key] = solvers[type(config)](config, num_records=records)
         known = self._plans[key]

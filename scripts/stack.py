@@ -341,7 +341,7 @@ class Stack:
         )
         start = ("server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(self.api_port))
         self.run("server", *PREFECT, *start, env=server)
-        self.run("services", sys.executable, "-m", "flows.services", env=server)
+        self.run("services", sys.executable, "-m", "flows.server.services", env=server)
         wait_for("Prefect's server", lambda: _healthy(self.api))
         worker = self.base | {
             "PREFECT_API_URL": self.api,

@@ -27,7 +27,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from service.batching import Batcher, Overloaded
 from service.guard import Guard
 from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
-from tasks.coding import Coder, Coding
+from tasks.coding.coder import Coder, Coding
 
 _PAGE = Path(__file__).with_name("page.html")
 _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mechanisms.bounded import BoundedLikelihood
-from mechanisms.classifier import ModelConfig
-from mechanisms.export import Precision
-from mechanisms.pseudo_posterior import PseudoPosteriorConfig
-from mechanisms.swag import SwagConfig
-from mechanisms.training import OptimiserPhase
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.export import Precision
+from mechanisms.model.training import OptimiserPhase
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.swag import SwagConfig
 from storage.ingest import IngestConfig
 
 BOUNDED_ROUNDS = ("censored", "both")

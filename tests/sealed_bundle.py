@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from storage.bundle import PROOF, SIGNATURE
+from storage.bundle.folder import PROOF, SIGNATURE
+from storage.bundle.signing import Signer, Verifier
 from storage.egress.allowed import CONTENT
 from storage.ledger import Ledger, ReleasePlan, Row
-from storage.signing import Signer, Verifier
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Sealed:
     def unsigned_proof(self, folder: Path) -> Path:
         """Make a copy that was changed pass for whole, as whoever needs no signature can."""
         from storage.artifacts import digest
-        from storage.bundle import content_files
-        from storage.proof import proof_of
+        from storage.bundle.folder import content_files
+        from storage.bundle.proof import proof_of
 
         files = content_files(folder)
         row = self.row.model_copy(update={"bundle_digest": digest(files)})
@@ -58,7 +58,7 @@ class Sealed:
 
 def plan(key: str) -> ReleasePlan:
     """A release of invented records."""
-    from mechanisms.events import Claim, SwagPpmEvent
+    from mechanisms.privacy.events import Claim, SwagPpmEvent
 
     return ReleasePlan(
         idempotency_key=key,
@@ -89,15 +89,16 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Seal
     """The parameters are those that training would begin with; everything else is as in a release."""
     import torch
 
-    from mechanisms import checkpoint
-    from storage import bundle
+    from mechanisms.model import checkpoint
+    from storage.bundle import folder as bundle
+    from storage.bundle.seal import seal, workspace_signer
     from storage.datasets import load_codes, load_split
     from storage.demo_data import write_demo_data
-    from storage.seal import seal, workspace_signer
-    from tasks import bundling, data
-    from tasks.candidate import Candidate
+    from tasks.bundle import fill
+    from tasks.fitting import data
+    from tasks.fitting.candidate import Candidate
     from tasks.parameters import BundleParameters, DataParameters
-    from tasks.stage import Context, run_step
+    from tasks.running.stage import Context, run_step
 
     home = tmp_path_factory.mktemp("house")
     context = Context(home=str(home), device="cpu")
@@ -123,18 +124,18 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Seal
     row = ledger.mark_drawn(release_id, draw_digest="d" * 64)
 
     def refill(folder: Path, **changed: Any) -> Any:
-        bundling.fill(folder, context, row, candidate, theta, settings.model_copy(update=changed))
+        fill.fill(folder, context, row, candidate, theta, settings.model_copy(update=changed))
         codes = load_codes(context.store.open(dataset))
-        tensors = bundling.export.save(
+        tensors = fill.export.save(
             candidate.classifier(context, theta), home / "again", codes=[entry.code for entry in codes]
         )
-        return bundling._expected(context, candidate, codes, tensors, bundling.statement(row))
+        return fill._expected(context, candidate, codes, tensors, fill.statement(row))
 
     folder, digest = bundle.publish(
         context.workspace.bundles,
         release_id,
         allowed=CONTENT,
-        build=lambda made: bundling.fill(made, context, row, candidate, theta, settings),
+        build=lambda made: fill.fill(made, context, row, candidate, theta, settings),
     )
     committed = ledger.commit(release_id, bundle_digest=digest)
     signer = workspace_signer(context.workspace.private, home)

@@ -110,7 +110,7 @@ CODES = {
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A released folder of an untrained tiny model, with a code list of OIICS 2.01; neither signed nor in a ledger."""
-    from mechanisms import classifier, export
+    from mechanisms.model import classifier, export
 
     folder = tmp_path_factory.mktemp("bundles") / "tiny"
     config = classifier.ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)

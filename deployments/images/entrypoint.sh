@@ -42,7 +42,7 @@ case "${1:-}" in
   services)
     login=$(secret prefect_login)
     export PREFECT_SERVER_API_AUTH_STRING="$login"
-    exec python -m flows.services ;;
+    exec python -m flows.server.services ;;
   migrate)
     password=$(secret ledger_owner_password)
     prefect server database upgrade -y

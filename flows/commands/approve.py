@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.settings import before_prefect, home_of, workspace_of
+from flows.server.settings import before_prefect, home_of, workspace_of
 
 if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
-    from tasks.plan import PlannedRelease
+    from tasks.releasing.plan import PlannedRelease
 
 Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
 Key = Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")]
@@ -113,7 +113,7 @@ def _decide(
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
-    from tasks.plan import PlannedRelease
+    from tasks.releasing.plan import PlannedRelease
 
     if only_print and post:
         raise InputError("--print and --post exclude each other")
@@ -143,9 +143,9 @@ def _decide(
 
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
-    from tasks import approval, publish
     from tasks.parameters import LedgerParameters
-    from tasks.stage import Context
+    from tasks.releasing import approval, publish
+    from tasks.running.stage import Context
 
     context = Context(home=str(workspace))
     ledger = publish.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
@@ -165,7 +165,7 @@ def _post(plan: Path, decision: Decision) -> str:
 
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("--post: set PREFECT_API_URL to the server's address (and PREFECT_API_AUTH_STRING)")
-    from flows.waiting import answer, waiting_releases
+    from flows.server.waiting import answer, waiting_releases
 
     # By the name, which is made of the plan's key: the approver's copy need not lie where the worker's does.
     runs = [run for run in waiting_releases() if Path(run.plan).name == plan.name]

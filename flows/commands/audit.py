@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
     from flows.audit import Audited, AuditResult
@@ -77,14 +77,14 @@ def audit(
     from pydantic import ValidationError
 
     from flows.commands.compare import _number
-    from flows.profiles import explain, parameters
+    from flows.commands.profiles import explain, parameters
     from storage.errors import InputError
 
     workspace = home_of(home)
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
 
-    from tasks.audit_settings import AuditParameters, check, choose_branches
-    from tasks.branches import CompareParameters
+    from tasks.auditing.settings import AuditParameters, check, choose_branches
+    from tasks.branches.branch import CompareParameters
 
     try:
         spent = AuditParameters(trials=trials, trial_draws=trial_draws, canaries=canaries, confidence=confidence)
@@ -110,11 +110,11 @@ def audit(
     before_prefect(workspace, make_home=True)
 
     import flows.audit as job
+    from flows.commands.console import ConsoleListener
     from flows.compare import refuse_early
-    from flows.console import ConsoleListener
-    from tasks.failures import private_errors
-    from tasks.progress import listening
-    from tasks.stage import Context
+    from tasks.running.failures import private_errors
+    from tasks.running.progress import listening
+    from tasks.running.stage import Context
 
     with private_errors("audit"):
         for change, one in varied.items():  # a mistake in the last change is told before the first audit
@@ -133,7 +133,7 @@ def audit(
             for change, one in varied.items()
         }
     if results is not None:
-        from tasks.audit_results import write
+        from tasks.auditing.results import write
 
         audited = {change: result.branches for change, result in runs.items()}
         target_epsilon = runs[""].target_epsilon
@@ -172,7 +172,7 @@ def _lines(change: str, result: AuditResult) -> str:
 
 def _uncounted(one: Audited) -> str:
     """What natural reruns measured beyond the bound, where they claim as much for themselves and it does not count."""
-    from tasks.audit_findings import NATURAL, bound_of
+    from tasks.auditing.findings import NATURAL, bound_of
 
     natural = bound_of(one, NATURAL)
     if natural is None or natural["epsilon"] <= one.epsilon_lower_bound:

@@ -10,7 +10,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.code import BUNDLE
-from flows.settings import home_of
+from flows.server.settings import home_of
 
 
 def calibrate(
@@ -37,18 +37,18 @@ def calibrate(
       autocoder code --data new.csv --out coded.csv --thresholds thresholds.json --accuracy 0.9
     """
     from storage.errors import InputError
-    from tasks.failures import private_errors
+    from tasks.running.failures import private_errors
 
     options.require_place("--out", out)
     if out.exists():
         raise InputError(f"--out: {out} is there; name another file")
     with private_errors("calibrate"):
-        from flows.console import ConsoleListener
-        from storage.archive import opened
-        from tasks import progress
-        from tasks.calibration import thresholds_on_table
-        from tasks.coding import Coder, newest_bundle
-        from tasks.coding_columns import Narratives
+        from flows.commands.console import ConsoleListener
+        from storage.bundle.archive import opened
+        from tasks.bundle.thresholds import thresholds_on_table
+        from tasks.coding.coder import Coder, newest_bundle
+        from tasks.coding.columns import Narratives
+        from tasks.running import progress
 
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)
         with opened(bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))) as folder:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.commands import options
-from flows.settings import home_of
+from flows.server.settings import home_of
 
 if TYPE_CHECKING:
     from storage.tables.reading import Table
-    from tasks.coding import Coder, Coding
-    from tasks.coding_job import CodingJob
+    from tasks.coding.coder import Coder, Coding
+    from tasks.coding.job import CodingJob
 
 BUNDLE = typer.Option("--bundle", help="Bundle: folder or .tar.zst. [default: the newest release in the workspace]")
 _IN_FILES, _REVIEW = "Files", "Which answers to believe"
@@ -162,11 +162,11 @@ def code(
         raise InputError("--append and --overwrite: give one of them")
     if data is None and (out or append or overwrite or version_column or crosswalk or template or column):
         raise InputError("--out, --column and other options of files need --data")
-    from tasks.failures import private_errors
+    from tasks.running.failures import private_errors
 
     with private_errors("code"):
-        from storage.archive import opened
-        from tasks.coding import Coder, newest_bundle
+        from storage.bundle.archive import opened
+        from tasks.coding.coder import Coder, newest_bundle
 
         file = table = None
         if data is not None and out is not None:
@@ -189,10 +189,10 @@ def code(
 
 def _looked_through(file: _File, quiet: bool) -> Table:
     """The input, read to its end: what is wrong with it shows before a model is loaded."""
-    from flows.console import ConsoleListener
+    from flows.commands.console import ConsoleListener
     from storage.tables.reading import survey
     from storage.tables.writing import kind_of
-    from tasks import progress
+    from tasks.running import progress
 
     kind_of(file.out)
     options.require_place("--out", file.out)
@@ -226,9 +226,9 @@ def _lines(coding: Coding) -> list[str]:
 def _code_file(
     coder: Coder, file: _File, table: Table, top_k: int, threshold: float | None, as_json: bool, quiet: bool
 ) -> None:
-    from flows.console import ConsoleListener
-    from tasks import progress
-    from tasks.coding_job import run
+    from flows.commands.console import ConsoleListener
+    from tasks.coding.job import run
+    from tasks.running import progress
 
     with ConsoleListener(quiet=quiet) as listener, progress.listening(listener):
         progress.started("code")
@@ -248,8 +248,8 @@ def _code_file(
 
 def _job(coder: Coder, file: _File, table: Table, top_k: int, threshold: float | None) -> CodingJob:
     from storage.crosswalk import read_crosswalk
-    from tasks.coding_columns import Added, Narratives, check_version
-    from tasks.coding_job import CodingJob
+    from tasks.coding.columns import Added, Narratives, check_version
+    from tasks.coding.job import CodingJob
 
     narratives = Narratives(file.columns, file.template)
     walk = read_crosswalk(file.crosswalk.expanduser(), version=coder.version) if file.crosswalk else None

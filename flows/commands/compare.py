@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 
 def compare(
@@ -38,7 +38,7 @@ def compare(
 
       autocoder compare --data injuries.csv --codelist oiics201_nature.csv --branches non-private,swag-ppm,formal-head
     """
-    from flows.profiles import explain, parameters
+    from flows.commands.profiles import explain, parameters
 
     workspace = home_of(home)
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
@@ -46,7 +46,7 @@ def compare(
     from pydantic import ValidationError
 
     from storage.errors import InputError
-    from tasks.branches import CompareParameters, choose
+    from tasks.branches.branch import CompareParameters, choose
 
     try:
         shared = CompareParameters.model_validate(
@@ -67,16 +67,16 @@ def compare(
     before_prefect(workspace, make_home=True)
 
     import flows.compare as job
-    from flows.console import ConsoleListener
-    from tasks.failures import private_errors
-    from tasks.stage import Context
+    from flows.commands.console import ConsoleListener
+    from tasks.running.failures import private_errors
+    from tasks.running.stage import Context
 
     with private_errors("compare"):
         job.refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
     with ConsoleListener(quiet=quiet) as listener, job.heard_by(listener, slots=shared.slots):
         result = job.compare(parameters=chosen, settings=shared, branches=branches, home=str(workspace), device=device)
     if results is not None:
-        from tasks.comparison_results import write
+        from tasks.comparing.results import write
 
         write(results, result.report, result.branches, parameters=chosen, settings=shared, target=result.target_epsilon)
     if as_json:

@@ -26,7 +26,7 @@ def demo_data(
 
       autocoder demo-data --out demo --records 5000
     """
-    from flows.console import ConsoleListener
+    from flows.commands.console import ConsoleListener
     from storage.demo_data import write_demo_data
     from storage.errors import InputError
 

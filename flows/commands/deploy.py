@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 POOLS = {"cpu": None, "gpu": None}
@@ -36,7 +36,7 @@ AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
         if not path.is_file():
             raise InputError(f"no file {path}")
     before_prefect(home_of(None), make_home=False)
-    from flows.automations import apply_pools, apply_rules
+    from flows.server.automations import apply_pools, apply_rules
 
     apply_pools(POOLS)
     # `prefect deploy` has no counterpart in Python that reads the file.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 
 def diagnose(
@@ -41,18 +41,18 @@ def diagnose(
 
       autocoder diagnose --profile demo --data demo/injuries.csv --codelist demo/codelist.csv --leave-out 10 --no-refits
     """
-    from flows.profiles import parameters
+    from flows.commands.profiles import parameters
 
     workspace = home_of(home)
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
     before_prefect(workspace, make_home=True)
 
     import flows.diagnose as job
-    from flows.console import ConsoleListener
-    from tasks.diagnostics import DiagnoseParameters
-    from tasks.failures import private_errors
-    from tasks.progress import listening
-    from tasks.stage import Context
+    from flows.commands.console import ConsoleListener
+    from tasks.diagnosing.stages import DiagnoseParameters
+    from tasks.running.failures import private_errors
+    from tasks.running.progress import listening
+    from tasks.running.stage import Context
 
     closely = DiagnoseParameters(leave_out=leave_out, refits=refits, study_draws=draws, horizon=horizon)
     with private_errors("diagnose"):

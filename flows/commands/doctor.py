@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def _torch(_: Path) -> Finding:
 
 
 def _encoder(_: Path) -> Finding:
-    from mechanisms import encoders
     from mechanisms.errors import MechanismError
+    from mechanisms.model import encoders
 
     try:
         return Finding("encoder packaged-minilm", True, Path(encoders.resolve(encoders.PACKAGED)).name)

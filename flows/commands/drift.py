@@ -43,11 +43,11 @@ def drift(
         raise InputError(f"--plot: {plot.name} ends in none of .png, .svg, .pdf")
     if plot is not None:
         options.require_place("--plot", plot)
-    from tasks.failures import private_errors
+    from tasks.running.failures import private_errors
 
     with private_errors("drift"):
-        from storage.archive import opened
-        from tasks import drift as measure
+        from storage.bundle.archive import opened
+        from tasks.coding import drift as measure
 
         now = measure.read_period(coded, "CODED")
         if bundle is not None:

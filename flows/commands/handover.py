@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.settings import home_of
+from flows.server.settings import home_of
 
 _Home = Annotated[
     Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
@@ -53,10 +53,10 @@ def handover(
 
       autocoder handover --list
     """
+    from storage.bundle.registry import handovers
     from storage.errors import InputError
     from storage.ledger import Ledger
     from storage.paths import Workspace
-    from storage.registry import handovers
 
     workspace = Workspace(home_of(home))
     ledger = Ledger.existing(ledger_url or workspace.ledger_url)
@@ -75,9 +75,9 @@ def handover(
         return
     if release is None or to is None or out is None:
         raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
-    from storage.bundle_check import check
-    from storage.registry import hand_over, require_committed
-    from storage.signing import Verifier
+    from storage.bundle.check import check
+    from storage.bundle.registry import hand_over, require_committed
+    from storage.bundle.signing import Verifier
 
     folder = workspace.bundles / release
     row = require_committed(ledger, release, folder)
@@ -116,11 +116,11 @@ def revoke(
       autocoder revoke 3f2a9c41d07b65e8 --reason "superseded: the code list had an error" --out revocations.json
     """
     from storage.artifacts import write_atomically
+    from storage.bundle.registry import handovers, record_revocation, revocation_list
     from storage.errors import InputError
     from storage.ledger import Ledger
     from storage.ledger.heads import PRIVATE_NAME, load_private_key
     from storage.paths import Workspace
-    from storage.registry import handovers, record_revocation, revocation_list
 
     workspace = Workspace(home_of(home))
     signing = load_private_key(key or workspace.private / "keys" / PRIVATE_NAME)

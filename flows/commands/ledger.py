@@ -140,7 +140,7 @@ def verify(
     key = None if public_key is None else load_public_key(public_key)
     heads = [read_head(path, key=key) for path in head or ()]
     earlier: Sequence[Row] = () if against is None else read_export(against)
-    from flows.console import ConsoleListener
+    from flows.commands.console import ConsoleListener
 
     ledger = _open(home, ledger_url)
     rows = ledger.head()[0]
@@ -222,7 +222,7 @@ def change_policy(
     as_json: AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
-    from flows.settings import home_of
+    from flows.server.settings import home_of
     from storage.ledger import Decision, Ledger, Policy
     from storage.paths import Workspace
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -66,8 +66,8 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
 
     from flows.commands.status import ledger_standing
     from storage.errors import StorageError
-    from tasks import metrics as kept
-    from tasks.stage import Context
+    from tasks.running import worker_metrics as kept
+    from tasks.running.stage import Context
 
     class Everything(Collector):
         """Stages from the workspace's files, the rest from ledger and server as they stand at the scrape."""
@@ -81,7 +81,7 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
             except StorageError:
                 up.add_metric(["ledger"], 0)
             if "PREFECT_API_URL" in os.environ:
-                from flows.waiting import overview
+                from flows.server.waiting import overview
 
                 try:
                     yield from _server(overview())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of, workspace_of
+from flows.server.settings import before_prefect, home_of, workspace_of
 
 
 def override(
@@ -36,10 +36,10 @@ def override(
         raise InputError("--reason: say why")
     workspace = home_of(home) if home else workspace_of(plan)
     before_prefect(workspace, make_home=False)
-    from tasks import gate, publish
     from tasks.parameters import LedgerParameters
-    from tasks.plan import PlannedRelease
-    from tasks.stage import Context
+    from tasks.releasing import gate, publish
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
     planned = PlannedRelease.load(plan.expanduser())
     ledger = publish.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))

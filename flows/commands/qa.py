@@ -45,8 +45,8 @@ def draw(
 
       autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
     """
-    from tasks.failures import private_errors
-    from tasks.quality import Policy, draw, read_policy
+    from tasks.coding.quality import Policy, draw, read_policy
+    from tasks.running.failures import private_errors
 
     with private_errors("qa"):
         chosen = read_policy(policy.expanduser()) if policy else Policy()
@@ -74,8 +74,8 @@ def agree(
 
       autocoder qa agree coded.csv --sample sample.csv
     """
-    from tasks.failures import private_errors
-    from tasks.quality import agreement
+    from tasks.coding.quality import agreement
+    from tasks.running.failures import private_errors
 
     with private_errors("qa"):
         found = agreement(coded, sample)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of, same_house, workspace_of
+from flows.server.settings import before_prefect, home_of, same_house, workspace_of
 
 
 def release(
@@ -51,7 +51,7 @@ def release(
     """
     from pydantic import ValidationError
 
-    from flows.profiles import explain
+    from flows.commands.profiles import explain
     from storage.errors import InputError
     from tasks.parameters import BundleParameters
 
@@ -75,8 +75,8 @@ def release(
     before_prefect(workspace, make_home=True)
 
     import flows.release as job
-    from flows.console import ConsoleListener
-    from tasks.progress import listening
+    from flows.commands.console import ConsoleListener
+    from tasks.running.progress import listening
 
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         done = job.release(plan=str(plan), home=str(workspace), device=device, ledger=settings)

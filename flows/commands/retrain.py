@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 
 def retrain(
@@ -65,7 +65,7 @@ def retrain(
 
       autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 4
     """
-    from flows.profiles import parameters
+    from flows.commands.profiles import parameters
 
     workspace = home_of(home)
     if target_epsilon is not None:
@@ -76,12 +76,12 @@ def retrain(
     before_prefect(workspace, make_home=not dry_run)
 
     import flows.retrain as job
-    from flows.console import ConsoleListener
-    from tasks import preflight
-    from tasks.failures import private_errors
+    from flows.commands.console import ConsoleListener
     from tasks.parameters import FanOut
-    from tasks.progress import listening
-    from tasks.stage import Context
+    from tasks.releasing import preflight
+    from tasks.running.failures import private_errors
+    from tasks.running.progress import listening
+    from tasks.running.stage import Context
 
     fan_out = FanOut(shards=shards)
     context = Context(home=str(workspace), device=device, fan_out=fan_out)
@@ -102,9 +102,9 @@ def retrain(
 
 
 def _show_dry_run(steps: list[Any], row: Any, chosen: Any, workspace: Path, device: str, as_json: bool) -> None:
-    from tasks.preflight import check
-    from tasks.search import searches
-    from tasks.stage import Context
+    from tasks.branches.search import searches
+    from tasks.releasing.preflight import check
+    from tasks.running.stage import Context
 
     sought = _search(chosen) if searches(chosen) else None
     estimate = check(Context(home=str(workspace), device=device), chosen)
@@ -145,7 +145,7 @@ def _show_dry_run(steps: list[Any], row: Any, chosen: Any, workspace: Path, devi
 
 def _search(chosen: Any) -> str:
     """What is not known before the first fit."""
-    from mechanisms.target import MAX_FITS
+    from mechanisms.posterior.target import MAX_FITS
 
     config = chosen.pseudo_posterior
     names = "weighted and reweighted" if config.reweight else "weighted"

@@ -12,7 +12,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.code import BUNDLE
-from flows.settings import home_of
+from flows.server.settings import home_of
 
 KEY = "AUTOCODER_API_KEY"
 _SHORTEST_KEY = 16
@@ -55,7 +55,7 @@ def serve(
       autocoder serve --allow-unsigned --no-key
     """
     from storage.errors import InputError
-    from tasks.failures import private_errors
+    from tasks.running.failures import private_errors
 
     if (tls_certificate is None) != (tls_key is None):
         raise InputError("--tls-certificate and --tls-key go together")
@@ -69,8 +69,8 @@ def serve(
             from service.app import Settings, create_app
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
-        from storage.archive import opened
-        from tasks.coding import Coder, newest_bundle
+        from storage.bundle.archive import opened
+        from tasks.coding.coder import Coder, newest_bundle
 
         with opened(bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))) as folder:
             signed_by = _verified(folder, verify_key, revocations, allow_unsigned=allow_unsigned)
@@ -142,9 +142,9 @@ def _loopback(host: str) -> bool:
 
 def _verified(folder: Path, key: Path | None, revocations: Path | None, *, allow_unsigned: bool) -> str | None:
     """Check the bundle; the id of the key that signed it."""
-    from storage.bundle_check import check
+    from storage.bundle.check import check
+    from storage.bundle.signing import Verifier
     from storage.errors import InputError
-    from storage.signing import Verifier
 
     if key is None and not allow_unsigned:
         raise InputError("give the agency's public key by --verify-key, or serve unsigned with --allow-unsigned")

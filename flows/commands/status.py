@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from flows.commands import options
-from flows.settings import before_prefect, home_of
+from flows.server.settings import before_prefect, home_of
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def ledger_standing(workspace: Path, url: str | None) -> dict[str, Any]:
         StorageError: the ledger does not answer, or is damaged.
     """
     from storage.ledger.report import budget_json
-    from tasks import publish
-    from tasks.account import ledger_url
     from tasks.parameters import LedgerParameters
-    from tasks.stage import Context
+    from tasks.releasing import publish
+    from tasks.releasing.claims import ledger_url
+    from tasks.running.stage import Context
 
     context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=url)
     address = ledger_url(context, settings)
@@ -85,8 +85,8 @@ def ledger_standing(workspace: Path, url: str | None) -> dict[str, Any]:
 
 def _plans(context: Any, ledger: Any) -> list[PlanStatus]:
     from storage.errors import InputError
-    from tasks import approval
-    from tasks.plan import PlannedRelease
+    from tasks.releasing import approval
+    from tasks.releasing.plan import PlannedRelease
 
     waiting = []
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
@@ -115,7 +115,7 @@ def _plans(context: Any, ledger: Any) -> list[PlanStatus]:
 def _server() -> dict[str, Any] | None:
     if "PREFECT_API_URL" not in os.environ:
         return None
-    from flows.waiting import overview
+    from flows.server.waiting import overview
 
     return overview()
 

@@ -45,11 +45,11 @@ def verify(
 
       autocoder verify bundles/3f2a9c41d07b65e8 --authority agency-ca.pem --no-golden --json
     """
-    from storage.archive import opened
-    from storage.bundle import UnsoundBundle
-    from storage.bundle_check import check
+    from storage.bundle.archive import opened
+    from storage.bundle.check import check
+    from storage.bundle.folder import UnsoundBundle
+    from storage.bundle.signing import Verifier
     from storage.errors import InputError
-    from storage.signing import Verifier
 
     if key is not None and authority:
         raise InputError("give --key or --authority, not both")
@@ -90,7 +90,7 @@ def verify(
 
 def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> int | None:
     """How many golden answers were tried; None for none."""
-    from storage.bundle import GOLDEN
+    from storage.bundle.folder import GOLDEN
     from storage.errors import InputError
 
     if wanted is False:
@@ -99,9 +99,9 @@ def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> 
         if wanted:
             raise InputError("--golden: torch and transformers are not installed")
         return None
-    from mechanisms import export
-    from storage.bundle import UnsoundBundle
-    from tasks import golden
+    from mechanisms.model import export
+    from storage.bundle.folder import UnsoundBundle
+    from tasks.bundle import golden
 
     # the libraries below raise whatever a model meets that is not as it should be
     try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from storage import bundle
-from storage.bundle import UnsoundBundle
+from storage.bundle import folder as bundle
+from storage.bundle.folder import UnsoundBundle
 from storage.egress.documents import check_schema, strict_json
 from storage.egress.leaks import check_pickle
 from storage.egress.tensors import shapes

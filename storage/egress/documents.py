@@ -10,7 +10,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from storage.bundle import UnsoundBundle
+from storage.bundle.folder import UnsoundBundle
 
 
 def strict_json(name: str, content: bytes) -> Any:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import bundle
 from storage.artifacts import digest
-from storage.bundle import UnsoundBundle
+from storage.bundle import folder as bundle
+from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress import leaks
 from storage.egress.allowed import CONTENT, FILES, TOKENIZER, check_codes, read_files

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from storage.bundle import UnsoundBundle
+from storage.bundle.folder import UnsoundBundle
 
 _PICKLES = ((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), (b"PK\x03\x04",), (b"\x1f\x8b",))
 _PLACES = re.compile(

@@ -6,7 +6,7 @@ import math
 import struct
 from pathlib import Path
 
-from storage.bundle import UnsoundBundle
+from storage.bundle.folder import UnsoundBundle
 from storage.egress.documents import strict_json
 
 _MAX_HEADER = 16 << 20

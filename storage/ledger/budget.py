@@ -14,7 +14,7 @@ from decimal import Decimal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mechanisms.events import GuaranteeKind
+from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.models import Charge

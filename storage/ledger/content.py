@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mechanisms.events import Claim
+from mechanisms.privacy.events import Claim
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused

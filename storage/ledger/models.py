@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny
 
-from mechanisms.events import Claim, Event, GuaranteeKind, NeighbouringRelation
+from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
 
 SCHEMA_VERSION = 1

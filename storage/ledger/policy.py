@@ -46,7 +46,7 @@ from pydantic import (
     model_validator,
 )
 
-from mechanisms.events import GuaranteeKind, NeighbouringRelation
+from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.heads import key_id, parse_public_key

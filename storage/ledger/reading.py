@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mechanisms.events import GuaranteeKind
+from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import (

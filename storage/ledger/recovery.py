@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from storage.artifacts import file_digest
-from storage.bundle import bundle_digest
+from storage.bundle.folder import bundle_digest
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import Row
 from storage.paths import Workspace

@@ -24,7 +24,7 @@ from flows.cli import app
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
-from tasks.failures import SAFE
+from tasks.running.failures import SAFE
 
 
 def command(*arguments: str) -> str:
@@ -94,7 +94,7 @@ def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tupl
         command(*job.arguments("--dry-run")[3:])
 
 
-@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.approval.keep"])
+@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.keep"])
 def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -176,8 +176,8 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(
 ) -> None:
     """Nobody is asked under the default policy: that is for invented records, and for whoever sits at the command."""
     from flows import release as flow
-    from tasks.plan import PlannedRelease
-    from tasks.stage import Context
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
     context = Context(home=str(Workspace(tmp_path / "home").create().home))
     ledger = Ledger.open(Workspace(tmp_path / "home").ledger_url)
@@ -209,7 +209,7 @@ def test_crashes_between_question_and_answer_lose_neither(
     """
     from flows.housekeeping import housekeeping
     from flows.release import release
-    from flows.waiting import answer
+    from flows.server.waiting import answer
 
     job, plan = site
     parameters = {"plan": plan, "home": str(job.home), "device": "cpu"}
@@ -260,8 +260,8 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
     """A plan that was trained on a GPU is released by a worker that need not have one."""
     from flows import release as flow
     from tasks.parameters import ReleaseParameters
-    from tasks.plan import PlannedRelease
-    from tasks.stage import Context
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
     (file,) = (finished.home / "private" / "plans").glob("*.json")
     sent: list[dict] = []
@@ -290,8 +290,8 @@ def test_what_could_not_release_is_told_before_anybody_is_asked(
 ) -> None:
     """Not after the officers have signed."""
     from flows import release as flow
-    from tasks import preflight
-    from tasks.failures import StageError
+    from tasks.releasing import preflight
+    from tasks.running.failures import StageError
 
     job, plan = site
     monkeypatch.setattr(preflight, "_has_cuda", lambda: False)

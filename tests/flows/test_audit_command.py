@@ -19,16 +19,16 @@ from jobs import Job, environment, prefect_server
 from test_approval_command import command
 
 from flows.audit import as_retrained
-from flows.profiles import parameters
-from storage.bundle import PAGE
+from flows.commands.profiles import parameters
+from storage.bundle.folder import PAGE
 from storage.errors import InputError
 from storage.ledger import Ledger
 from storage.paths import Workspace
-from tasks import approval, plan_report
-from tasks.audit_settings import choose_branches
-from tasks.branches import CompareParameters, of_round
-from tasks.plan import PlannedRelease
-from tasks.stage import Context
+from tasks.auditing.settings import choose_branches
+from tasks.branches.branch import CompareParameters, of_round
+from tasks.releasing import approval, plan_page
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 LEAKY = (
     "fit.adamw.epochs=10",
@@ -174,7 +174,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     command("ledger", "certificate", release, "--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
     planned = PlannedRelease.load(Path(site.plan))
     stands = approval.standing(Context(home=str(site.job.home)), site.ledger, planned)
-    plan = plan_report.plan_markdown(planned, site.ledger, stands, file=site.plan)
+    plan = plan_page.plan_markdown(planned, site.ledger, stands, file=site.plan)
     certificate = (tmp_path / "certificate" / "certificate.md").read_text()
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):

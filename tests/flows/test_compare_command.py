@@ -13,8 +13,8 @@ from jobs import SMALL, environment
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
-from tasks.plan import PlannedRelease
-from tasks.stage import Context
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 CHOSEN = (
     *("non-private", "swag-ppm", "swag-ppm-reweighted", "swag-ppm-censored", "swag-ppm-both"),

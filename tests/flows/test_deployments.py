@@ -15,9 +15,9 @@ from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from prefect.workers.process import ProcessWorker
 
-from flows import automations
+from flows.commands.profiles import available, load_profile
 from flows.housekeeping import RESUMED
-from flows.profiles import available, load_profile
+from flows.server import automations
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())

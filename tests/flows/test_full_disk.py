@@ -12,7 +12,7 @@ import pytest
 from jobs import Job
 from sealed_bundle import Sealed
 
-from storage import bundle
+from storage.bundle import folder
 from storage.egress.allowed import CONTENT
 
 
@@ -53,10 +53,10 @@ def test_no_space_once_the_budget_is_charged(sealed: Sealed, tmp_path: Path, mon
         def build(made: Path) -> None:
             shutil.copytree(content, made, dirs_exist_ok=True)
 
-        return bundle.publish(bundles, release, allowed=CONTENT, build=build, expected=sealed.row.bundle_digest)
+        return folder.publish(bundles, release, allowed=CONTENT, build=build, expected=sealed.row.bundle_digest)
 
-    real = bundle._sync
-    for written in range(len(bundle.content_files(content))):
+    real = folder._sync
+    for written in range(len(folder.content_files(content))):
         left = iter(range(written))
 
         def sync(path: Path, left: Iterator[int] = left) -> None:
@@ -65,7 +65,7 @@ def test_no_space_once_the_budget_is_charged(sealed: Sealed, tmp_path: Path, mon
             real(path)
 
         with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-            patched.setattr(bundle, "_sync", sync)
+            patched.setattr(folder, "_sync", sync)
             publish()
         assert list(bundles.iterdir()) == []
     assert publish() == (bundles / release, sealed.row.bundle_digest)

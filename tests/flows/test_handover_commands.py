@@ -34,7 +34,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     import torch
     from safetensors.torch import load_file, save_file
 
-    from storage.bundle import PROOF, SIGNATURE, content_files
+    from storage.bundle.folder import PROOF, SIGNATURE, content_files
 
     key = sealed.verifier.key
     assert key
@@ -48,8 +48,8 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     code, _, err = run("verify", folder, "--key", key, "--no-golden")
     assert (code, "2_Dense/model.safetensors: is not as it was signed" in err) == (1, True)
     from storage.artifacts import digest
+    from storage.bundle.proof import proof_of
     from storage.ledger.heads import load_private_key
-    from storage.proof import proof_of
 
     files = content_files(folder)
     row = sealed.row.model_copy(update={"bundle_digest": digest(files)})

@@ -96,16 +96,16 @@ def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> Non
 
 
 POINTS = (
-    "tasks.publish.Ledger.reserve",
-    "tasks.candidate.swag.sample",
-    "tasks.publish.os.link",
-    "tasks.publish.Ledger.mark_drawn",
-    "tasks.bundling.export.save",
-    "storage.bundle.check_allowed",
-    "tasks.publish.Ledger.commit",
-    "storage.seal.proof_of",
-    "storage.seal.write_atomically",
-    "storage.signing.Signer.sign",
+    "tasks.releasing.publish.Ledger.reserve",
+    "tasks.fitting.candidate.swag.sample",
+    "tasks.releasing.publish.os.link",
+    "tasks.releasing.publish.Ledger.mark_drawn",
+    "tasks.bundle.fill.export.save",
+    "storage.bundle.folder.check_allowed",
+    "tasks.releasing.publish.Ledger.commit",
+    "storage.bundle.seal.proof_of",
+    "storage.bundle.seal.write_atomically",
+    "storage.bundle.signing.Signer.sign",
 )
 """Steps of a release, in order; the process dies before or after each."""
 
@@ -117,8 +117,8 @@ from pathlib import Path
 import model_signing.signing, sentence_transformers
 from flows import profiles, retrain
 from tasks import publish
-from tasks.plan import PlannedRelease
-from tasks.stage import Context
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 home, data, codelist, *settings = sys.argv[1:]
 

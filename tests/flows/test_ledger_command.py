@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.commands import keys, ledger
-from mechanisms.events import Claim, NonPrivateEvent, SwagPpmEvent
-from storage.bundle import bundle_digest
+from mechanisms.privacy.events import Claim, NonPrivateEvent, SwagPpmEvent
+from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.recovery import draw_path

@@ -12,16 +12,16 @@ import pytest
 import torch
 from jobs import Job
 
-from mechanisms import checkpoint
 from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, heads
 from storage.paths import Workspace
-from tasks import publish
-from tasks.account import ledger_url
 from tasks.parameters import BundleParameters, LedgerParameters
-from tasks.plan import PlannedRelease
-from tasks.stage import Context
+from tasks.releasing import publish
+from tasks.releasing.claims import ledger_url
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.profiles import available, override, parameters
+from flows.commands.profiles import available, override, parameters
 from storage.errors import InputError
 
 DATA = Path("injuries.csv")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from prefect.server.services.base import Service
 
-from flows.services import ServiceEndedError, supervised
+from flows.server.services import ServiceEndedError, supervised
 
 
 class Steady(Service):
@@ -80,7 +80,7 @@ def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"postgresql+asyncpg://prefect:none@127.0.0.1:{unused.getsockname()[1]}/prefect"
         done = subprocess.run(
-            [sys.executable, "-m", "flows.services"],
+            [sys.executable, "-m", "flows.server.services"],
             env=environment(tmp_path, url),
             capture_output=True,
             text=True,
@@ -92,7 +92,7 @@ def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
 
 TOLD = (
     "import logging; logging.basicConfig(); logging.getLogger('prefect.server.events').setLevel(logging.DEBUG); "
-    "from flows.services import main; main()"
+    "from flows.server.services import main; main()"
 )
 """The process with the log of the service that ends above."""
 

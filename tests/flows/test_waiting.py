@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Suspended
 
-from flows.waiting import overview, waiting_releases
+from flows.server.waiting import overview, waiting_releases
 
 
 @flow(name="release")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mechanisms import classifier
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.inputs import FeatureInputs, TokenInputs
+from mechanisms.model import classifier
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
 
 
 @pytest.fixture(autouse=True, scope="session")

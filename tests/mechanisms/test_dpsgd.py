@@ -14,16 +14,17 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor
 
-from mechanisms import checkpoint, dpsgd
-from mechanisms import classifier as classifiers
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan, PoissonSampler
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, PoissonSampler
 from mechanisms.errors import MechanismError
-from mechanisms.events import DpSgdEvent, NoiseSegment
-from mechanisms.inputs import FeatureInputs
-from mechanisms.noise import SecretStream
-from mechanisms.private_counts import ClassWeightsConfig
-from mechanisms.schedules import SadSchedule
+from mechanisms.model import checkpoint
+from mechanisms.model import classifier as classifiers
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy.class_counts import ClassWeightsConfig
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
+from mechanisms.privacy.schedules import SadSchedule
 
 Linear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 
@@ -34,7 +35,7 @@ KEY = bytes(range(32))
 @pytest.fixture(autouse=True)
 def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dpsgd, "new_key", lambda: KEY)
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: KEY)
 
 
 def plan_of(config: DpSgdConfig, *segments: NoiseSegment, records: int) -> DpSgdPlan:
@@ -43,9 +44,9 @@ def plan_of(config: DpSgdConfig, *segments: NoiseSegment, records: int) -> DpSgd
     return DpSgdPlan(config=config, event=event, num_records=records)
 
 
-def go(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, **options: Any) -> dpsgd.DpSgdRun:
+def go(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, **options: Any) -> dp_sgd.DpSgdRun:
     trained, inputs, labels = made
-    return dpsgd.run(trained, inputs, labels, plan=plan, num_labels=4, seed=1, purpose="test", **options)
+    return dp_sgd.run(trained, inputs, labels, plan=plan, num_labels=4, seed=1, purpose="test", **options)
 
 
 PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
@@ -70,13 +71,13 @@ def test_noise_that_lands_in_the_parameters(linear: Linear, factor: float, accep
 def test_scheduled_noise_and_clips_run_in_order(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step reads its noise and clip from the event: 2 steps of the first segment, then 3 of the second."""
     seen: list[float] = []
-    real = dpsgd._coefficients
+    real = dp_sgd._coefficients
 
     def spy(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | None) -> Any:
         seen.append(segment.noise_multiplier * segment.l2_clip_norm)
         return real(config, segment, weights)
 
-    monkeypatch.setattr(dpsgd, "_coefficients", spy)
+    monkeypatch.setattr(dp_sgd, "_coefficients", spy)
     config = DpSgdConfig(batch_size=12, **PLAIN_SGD)
     segments = (
         NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=3.0),
@@ -101,7 +102,7 @@ def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Ca
                 module.p = 0.0
         inputs = classifiers.tokenize(model, narratives(20))
         segment = NoiseSegment(steps=1, noise_multiplier=1e-9, l2_clip_norm=1.0)
-        dpsgd.run(
+        dp_sgd.run(
             made,
             inputs,
             labels,
@@ -128,7 +129,7 @@ def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narrati
     inputs = made.encode(tokens) if trainable == "head" else tokens
     config = DpSgdConfig(batch_size=20, epochs=60, learning_rate=0.05 if trainable == "head" else 0.02)
     segment = NoiseSegment(steps=120, noise_multiplier=0.01, l2_clip_norm=1.0)
-    ran = dpsgd.run(made, inputs, labels, plan=plan_of(config, segment, records=40), num_labels=2, seed=1, purpose="t")
+    ran = dp_sgd.run(made, inputs, labels, plan=plan_of(config, segment, records=40), num_labels=2, seed=1, purpose="t")
     assert len(ran.losses) == 60
     assert ran.losses[-1] < 0.6 * math.log(2) < ran.losses[0]
 
@@ -147,7 +148,7 @@ def test_resumed_equals_unbroken(
     config = DpSgdConfig(
         batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights, target_epsilon=20
     )
-    plan = dpsgd.calibrate(config, num_records=120)
+    plan = dp_sgd.calibrate(config, num_records=120)
     assert plan.sgd.steps == 16
     unbroken = linear(120)
     expected = go(unbroken, plan)
@@ -156,7 +157,7 @@ def test_resumed_equals_unbroken(
         _interrupt_at(linear(120), plan, tmp_path, step=10)
     _, meta = checkpoint.load(tmp_path / "dpsgd.safetensors")
     assert meta["step"] == 8  # an epoch is four steps; the two after it are lost and drawn the same again
-    monkeypatch.setattr(dpsgd, "new_key", lambda: bytes(32))
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(32))
     resumed = linear(120)
     assert go(resumed, plan, folder=tmp_path) == expected
     assert torch.equal(resumed[0].flat, unbroken[0].flat)
@@ -223,7 +224,7 @@ def test_an_unfinished_run_claims_the_steps_it_took() -> None:
         NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=1.0),
         NoiseSegment(steps=4, noise_multiplier=2.0, l2_clip_norm=1.0),
     )
-    taken = dpsgd._taken(DpSgdEvent(sampling_prob=0.5, segments=segments), 3)
+    taken = dp_sgd._taken(DpSgdEvent(sampling_prob=0.5, segments=segments), 3)
     assert isinstance(taken, DpSgdEvent)
     assert [(s.steps, s.noise_multiplier) for s in taken.segments] == [(2, 1.0), (1, 2.0)]
 
@@ -238,7 +239,7 @@ def test_no_record_adds_more_than_the_clip(clipping: Any, apply: Any) -> None:
     segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=0.5)
     norms = torch.logspace(-6, 6, 100)
     weights = None if apply is None else torch.linspace(0.01, 1, 100)
-    added = dpsgd._coefficients(config, segment, weights)(norms) * norms
+    added = dp_sgd._coefficients(config, segment, weights)(norms) * norms
     assert float(added.max()) <= 0.5 * (1 + 1e-6)
     assert float(added.max()) >= 0.45
 
@@ -249,7 +250,7 @@ def test_weighting_before_or_after_the_clip() -> None:
     added = {}
     for apply in ("before-clip", "after-clip"):
         config = DpSgdConfig(class_weights=ClassWeightsConfig.model_validate({"apply": apply}))
-        factors = dpsgd._coefficients(config, segment, torch.tensor([0.5]))(torch.tensor([4.0]))
+        factors = dp_sgd._coefficients(config, segment, torch.tensor([0.5]))(torch.tensor([4.0]))
         added[apply] = float(factors * 4)
     assert added == {"before-clip": pytest.approx(1.0), "after-clip": pytest.approx(0.5)}
 
@@ -276,7 +277,7 @@ class TestRefused:
 
     def test_batch_larger_than_the_data(self) -> None:
         with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 records\)"):
-            dpsgd.calibrate(DpSgdConfig(), num_records=100)
+            dp_sgd.calibrate(DpSgdConfig(), num_records=100)
 
     def test_another_number_of_records(self, linear: Linear) -> None:
         """The sampling probability was calibrated for n records."""

@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor, nn
 
-from mechanisms import accounting, dpsgd, formal_cost, formal_head
-from mechanisms.classifier import Classifier, ModelConfig
+from mechanisms import dp_sgd, formal_head
 from mechanisms.errors import MechanismError
-from mechanisms.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
 from mechanisms.formal_head import FormalHeadConfig
-from mechanisms.inputs import FeatureInputs
-from mechanisms.noise import SecretStream
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy import claims, gaussian_cost
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
+from mechanisms.privacy.noise import SecretStream
 
 STREAM = SecretStream(bytes(range(32)))
 CONFIG = FormalHeadConfig(feature_clip_norm=2.0, count_scale=0.5)
@@ -26,7 +27,7 @@ CONFIG = FormalHeadConfig(feature_clip_norm=2.0, count_scale=0.5)
 @pytest.fixture(autouse=True)
 def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dpsgd, "new_key", lambda: bytes(range(32)))
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
 
 
 def release(noise: float) -> GaussianReleaseEvent:
@@ -83,8 +84,8 @@ def test_budget_is_split_and_met() -> None:
     spent = [first.noise_multiplier**-2, descent.steps * descent.segments[0].noise_multiplier ** -2]
     assert spent[0] / sum(spent) == pytest.approx(0.25)
     whole = GaussianReleaseEvent(what="one", noise_multiplier=sum(spent) ** -0.5, l2_sensitivity=1.0)
-    epsilon = formal_cost.pld_epsilon(plan.event, delta=1e-5)
-    assert epsilon == pytest.approx(formal_cost.pld_epsilon(whole, delta=1e-5), rel=1e-3)
+    epsilon = gaussian_cost.pld_epsilon(plan.event, delta=1e-5)
+    assert epsilon == pytest.approx(gaussian_cost.pld_epsilon(whole, delta=1e-5), rel=1e-3)
     assert 2 * 0.995 <= epsilon <= 2
 
 
@@ -128,9 +129,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 def test_the_claim_is_formal() -> None:
     """The composed event gives a finite-sample claim."""
     plan = formal_head.calibrate(FormalHeadConfig(), num_records=2000)
-    made = accounting.claim_of(
-        plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
-    )
+    made = claims.claim_of(plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
     assert made.guarantee_kind == "formal"
     assert made.epsilon == pytest.approx(4.0, rel=0.005)
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mechanisms import accounting, dpsgd
-from mechanisms.classifier import Classifier, ModelConfig
-from mechanisms.dpsgd import DpSgdConfig, DpSgdPlan
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
 from mechanisms.errors import MechanismError
-from mechanisms.events import DpSgdEvent, NoiseSegment
-from mechanisms.inputs import FeatureInputs
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy import claims
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.private_posterior import PrivatePosteriorConfig, calibrate, run, step_size
 
 MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
@@ -46,7 +47,7 @@ class TestCalibration:
     def test_the_claim_is_formal_and_meets_the_target(self) -> None:
         """From the event alone, as for any DP-SGD run."""
         plan = calibrate(CONFIG, num_records=500)
-        made = accounting.claim_of(
+        made = claims.claim_of(
             plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
         )
         assert made.guarantee_kind == "formal"
@@ -95,7 +96,7 @@ class TestPosterior:
         """Two classes, one feature, 12 records, prior N(0, 1): the slope's mean and standard deviation along a chain of
         9,000 steps against summation over a grid. The key is fixed, so no false alarm; half and twice the temperature
         lie outside the bands."""
-        monkeypatch.setattr(dpsgd, "new_key", lambda: bytes(range(32)))
+        monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
         x = torch.linspace(-2, 2, 12)
         labels = (x + torch.tensor([0.9, -0.9] * 6) > 0).long()
         # logit difference d = a x + b with a, b ~ N(0, 2): differences of two independent N(0, 1)

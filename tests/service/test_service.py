@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
-from tasks.coding import Coder
+from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
 HEADER = {"X-API-Key": KEY}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from service.app import Settings, create_app
-from tasks.coding import Coder
+from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]

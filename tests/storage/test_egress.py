@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sealed_bundle import Sealed
 
-from storage.bundle import CARD, GOLDEN, UnsoundBundle
+from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle
 from storage.demo_data import narratives
 from storage.egress import gate, leaks
 from storage.egress.documents import check_schema, strict_json
@@ -56,7 +56,7 @@ def test_the_bundle_passes(folder: Path, expected: Expected) -> None:
 
 def test_a_second_build_gives_the_same_bytes(sealed: Sealed, tmp_path: Path) -> None:
     """Content alone decides the digest that the ledger holds."""
-    from storage.bundle import bundle_digest
+    from storage.bundle.folder import bundle_digest
 
     again = tmp_path / "again"
     again.mkdir()

@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import NullPool
 
-from mechanisms.events import Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.ledger import Ledger, Policy, ReleasePlan
 from storage.ledger.database import Database, migrate
 

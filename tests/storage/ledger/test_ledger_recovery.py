@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.bundle import bundle_digest
+from storage.bundle.folder import bundle_digest
 from storage.errors import StorageError
 from storage.ledger.recovery import Step, announce_bundle, draw_path, inspect, recover
 from storage.paths import Workspace

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from mechanisms.events import NonPrivateEvent
+from mechanisms.privacy.events import NonPrivateEvent
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Evaluation, Policy
 

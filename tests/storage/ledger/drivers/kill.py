@@ -20,8 +20,8 @@ from pathlib import Path
 
 from plans import plan, policy
 
-from storage import bundle
 from storage.artifacts import file_digest
+from storage.bundle import folder as bundle
 from storage.errors import StorageError
 from storage.ledger import Ledger, Row
 from storage.ledger.recovery import Step, announce_bundle, bundle_path, draw_path, recover

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mechanisms.events import Claim, SwagPpmEvent
+from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.ledger import Policy, ReleasePlan
 
 CAP = 10

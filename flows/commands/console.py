@@ -1,0 +1,74 @@
+"""The terminal: one bar for the stage at work, one line of figures for each that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from tasks.running.progress import Listener, line_of
+
+
+class ConsoleListener(Listener):
+    """Draws progress on stderr, so that stdout stays for what a program reads."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> ConsoleListener:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+        self._progress.stop()
+
+    def started(self, label: str) -> None:
+        """Put up the bar of a stage."""
+        self._clear()
+        self._bar = self._progress.add_task(label, total=None)
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done, total=total)
+
+    def bar(self, label: str) -> Callable[[int, int], None]:
+        """A bar for work that is no stage; call it with what is done and the whole."""
+        self.started(label)
+        return lambda done, total: self.report(label, done, total)
+
+    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+        """One line of figures."""
+        self._clear()
+        mark = "[cyan]reused[/cyan]" if reused else f"[green]{seconds:5.1f}s[/green]"
+        self._console.print(f"{mark}  [bold]{label}[/bold]  {line_of(figures)}", highlight=False, soft_wrap=True)
+
+    def _clear(self) -> None:
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None

@@ -1,0 +1,102 @@
+"""Parameters from a profile (YAML) and `--set key=value`, checked as a whole; errors name the option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from storage.errors import InputError
+from tasks.parameters import RetrainParameters
+
+PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
+
+
+def available() -> list[str]:
+    """Names of the profiles that ship."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def load_profile(name: str) -> dict[str, Any]:
+    """A profile by name, or by the path of a YAML file.
+
+    Raises:
+        InputError: no such profile, or it is no mapping.
+    """
+    path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        raise InputError(f"--profile: no profile {name}; there are {', '.join(available())}, or give a .yaml file")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        raise InputError(f"--profile: {path} is no YAML{where}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"--profile: {path} must hold a mapping of parameters")
+    return content
+
+
+def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
+
+    Raises:
+        InputError: a setting without `=`, or one that goes through a value that is no section.
+    """
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set: `{setting}` is not of the form key=value, such as fit.adamw.epochs=3")
+        section = content
+        *path, last = key.split(".")
+        for part in path:
+            if not isinstance(section, dict):
+                raise InputError(f"--set: {key}: {part} lies in a value that is no section")
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise InputError(f"--set: {key}: {part} is no section")
+        try:
+            section[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
+    return content
+
+
+def parameters(
+    profile: str, settings: Sequence[str], *, data: Path | None = None, codelist: Path | None = None
+) -> RetrainParameters:
+    """Parameters of a run from profile, options and settings, in rising precedence.
+
+    Raises:
+        InputError: an unknown key, a value out of range or a contradiction; all of them in one text.
+    """
+    content = load_profile(profile)
+    section = content.setdefault("data", {})
+    if data is not None:
+        section["source"] = str(data)
+    if codelist is not None:
+        section["codelist"] = str(codelist)
+    content = override(content, settings)
+    if not isinstance(content["data"], dict):
+        raise InputError("--set: data is a section, such as data.source=FILE")
+    if not content["data"].get("source"):
+        raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, or Parquet)")
+    try:
+        return RetrainParameters.model_validate(content)
+    except ValidationError as error:
+        raise InputError("parameters: " + "; ".join(explain(entry) for entry in error.errors())) from None
+
+
+def explain(entry: Mapping[str, Any]) -> str:
+    """One error of pydantic in one phrase: where, what, and what was given."""
+    where = ".".join(str(part) for part in entry["loc"])
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        message = "no such parameter"
+    given = entry.get("input")
+    secret = where.endswith("ledger_url")
+    shown = f" (got {given!r})" if isinstance(given, int | float | str | bool | None) and not secret else ""
+    return f"{where}: {message}{shown}" if where else message

@@ -1,0 +1,1 @@
+"""Prefect's server: settings, background services, automations, runs that wait."""

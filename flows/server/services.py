@@ -1,0 +1,68 @@
+"""Prefect's background services in a process that ends when one of them does: `python -m flows.server.services`.
+
+`prefect server services start` makes each service a task that nobody looks at. One that fails at its start, as the
+evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent, and no run that
+died is taken up, while the process looks well. Here it ends with an error, and whoever started it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NoReturn
+
+from docket import Docket
+from prefect.server.api.background_workers import background_worker
+from prefect.server.services.base import Service
+from prefect.settings import get_current_settings
+
+
+class ServiceEndedError(Exception):
+    """A background service has ended, which none does by itself."""
+
+
+async def supervised(services: Sequence[Service]) -> None:
+    """Run services until the first of them ends, and cancel the others then.
+
+    Raises:
+        ServiceEndedError: always, unless it is cancelled; its message names the service and says why it ended.
+    """
+    tasks = {asyncio.ensure_future(service.start()): service for service in services}
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        raise ServiceEndedError("; ".join(f"{tasks[task].name} ended: {_reason(task)}" for task in ended))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reason(task: asyncio.Future[NoReturn]) -> str:
+    error = None if task.cancelled() else task.exception()
+    return "without an error" if error is None else f"{type(error).__name__}: {error}"
+
+
+async def _run() -> None:
+    url = get_current_settings().server.docket.url
+    # As `prefect server services start` does it: finished executions are kept for no time at all.
+    async with (
+        Docket(name="prefect", url=url, execution_ttl=timedelta(0)) as docket,
+        background_worker(docket, ephemeral=False, webserver_only=False),
+    ):
+        await supervised([service() for service in Service.enabled_services()])
+
+
+def main() -> None:
+    """Run all enabled services; exit with 1 when one ends."""
+    try:
+        asyncio.run(_run())
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # the server's components raise what their drivers raise
+        sys.exit(f"services: {error if isinstance(error, ServiceEndedError) else f'{type(error).__name__}: {error}'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What an attacker can tell: lower bounds on epsilon, trials of whole mechanisms, fits without a record."""

@@ -1,0 +1,322 @@
+"""Many trials of the whole chain at once, each on its own records, for a linear head on cached features.
+
+An audit reruns everything that the release depends on: three fits, SWAG collections, risks, weights and one draw, on
+records that took part by the toss of a coin. One trial is thousands of steps of a tenth of a millisecond; here a step
+is one batched product over all trials (parameters [T, classes, width + 1], the last column the bias). What is computed
+is what `training`, `swag` and `pseudo_posterior` compute: the same optimisers, shuffles, recurrences and draws, from
+each trial's seed. A test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.seeding import generator
+from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.posterior import risks, swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.swag import SwagConfig
+
+_DRAWS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Records:
+    """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who took part.
+
+    included bool [T, n].
+    """
+
+    features: Tensor
+    labels: Tensor
+    included: Tensor
+    seeds: tuple[int, ...]
+    padded: Tensor = field(init=False)
+    """Features with a column of ones: the bias is one more weight."""
+
+    def __post_init__(self) -> None:
+        if self.included.shape != (len(self.seeds), len(self.labels)) or not self.included.any(1).all():
+            raise MechanismError("audit trials: every trial needs a seed and at least one record")
+        ones = torch.ones(len(self.features), 1)
+        object.__setattr__(self, "padded", torch.cat([self.features.float(), ones], 1).contiguous())
+
+
+@dataclass(frozen=True)
+class Round:
+    """One fit of the chain. weighted: on risk weights; bounded: its likelihood's bound, if any."""
+
+    name: str
+    weighted: bool
+    bounded: BoundedLikelihood | None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One draw a trial: theta float32 [T, classes, width + 1]; epsilon float64 [T], 2 Delta as the trial claims it."""
+
+    theta: Tensor
+    epsilon: Tensor
+
+
+def from_flat(flat: Tensor, *, classes: int) -> Tensor:
+    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width + 1]."""
+    width = flat.shape[-1] // classes - 1
+    weight, bias = flat.split([classes * width, classes], -1)
+    return torch.cat([weight.unflatten(-1, (classes, width)), bias[..., None]], -1)
+
+
+def to_flat(theta: Tensor) -> Tensor:
+    """The inverse of `from_flat`: float32 [..., classes, width + 1] as [..., P]."""
+    return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)
+
+
+def log_likelihood(theta: Tensor, padded: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1]."""
+    scores = torch.nn.functional.linear(padded, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
+    at_label = scores.gather(2, labels[:, None, None].expand(-1, theta.shape[0], 1))[..., 0]
+    ell = at_label - scores.logsumexp(2)
+    return ell.T, (scores.argmax(2) == labels[:, None]).T
+
+
+def fit(
+    theta: Tensor,
+    records: Records,
+    *,
+    phase: OptimiserPhase,
+    purpose: str,
+    alpha: Tensor | None = None,
+    bounded: BoundedLikelihood | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Tensor]:
+    """`training.train` for all trials; yields theta [T, classes, width + 1], changed in place, after each epoch.
+
+    Trials of fewer records end an epoch sooner. They come last, so that the others are the first rows.
+
+    Args:
+        alpha: risk weights float32 [T, n]; None means 1.
+
+    Raises:
+        MechanismError: the phase has a gradient cap, or a moving rate with trials of unlike length, which trials don't
+            know; or it diverges.
+    """
+    sizes = records.included.sum(1)
+    moving = phase.schedule != "constant"
+    if phase.max_grad_norm is not None or (moving and sizes.unique().numel() > 1):
+        raise MechanismError(
+            "reruns side by side know a constant learning rate (schedule=constant) without max_grad_norm; give "
+            "--trials 0 to an audit, --leave-out 0 to diagnose"
+        )
+    order = sizes.argsort(descending=True, stable=True)
+    held = theta[order]
+    rows = [row.requires_grad_(False) for row in held.unbind(0)]
+    optimiser = _optimiser(rows, phase)
+    members = [records.included[t].nonzero()[:, 0] for t in order.tolist()]
+    seeds = [records.seeds[t] for t in order.tolist()]
+    weights = None if alpha is None else alpha[order]
+    steps = [math.ceil(len(m) / phase.batch_size) for m in members]
+    total = phase.epochs * steps[0]
+    for epoch in range(1, phase.epochs + 1):
+        index, share, raised = _batches(
+            members, seeds, weights, phase=phase, purpose=purpose, epoch=epoch, steps=steps[0]
+        )
+        for step in range(steps[0]):
+            active = sum(s > step for s in steps)
+            at = (slice(active), step)
+            gradient = _gradient(held[:active], records, index[at], share[at], raised[at], bounded)
+            for position, row in enumerate(rows):
+                row.grad = gradient[position] if position < active else None
+            done = (epoch - 1) * steps[0] + step
+            if moving:
+                for group in optimiser.param_groups:
+                    group["lr"] = phase.learning_rate * (1 - done / total)
+            optimiser.step()
+            if progress is not None and step % 64 == 0:
+                progress(done, total)
+        if not math.isfinite(held.sum()):
+            raise MechanismError(f"an audit trial diverged in epoch {epoch} of phase {purpose}")
+        theta[order] = held
+        yield theta
+
+
+def _optimiser(rows: list[Tensor], phase: OptimiserPhase) -> torch.optim.Optimizer:
+    common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
+    if phase.optimiser == "adamw":
+        return torch.optim.AdamW(rows, **common)
+    return torch.optim.SGD(rows, momentum=phase.momentum, **common)
+
+
+def _batches(
+    members: list[Tensor],
+    seeds: list[int],
+    alpha: Tensor | None,
+    *,
+    phase: OptimiserPhase,
+    purpose: str,
+    epoch: int,
+    steps: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Records of each step int64 [T, steps, batch]; 1/b (0 where there is no record) and alpha, float32 [same]."""
+    size = phase.batch_size
+    index = torch.zeros(len(members), steps * size, dtype=torch.int64)
+    share = torch.zeros(len(members), steps * size)
+    for row, (mine, seed) in enumerate(zip(members, seeds, strict=True)):
+        order = torch.randperm(len(mine), generator=generator(seed, purpose, "order", epoch))
+        index[row, : len(mine)] = mine[order]
+        share[row, : len(mine)] = 1 / size
+        left = len(mine) % size
+        if left:
+            share[row, len(mine) - left : len(mine)] = 1 / left
+    raised = torch.ones_like(share) if alpha is None else alpha.gather(1, index)
+    whole, share, raised = (part.unflatten(1, (steps, size)) for part in (index, share, raised))
+    return whole, share, raised
+
+
+def _gradient(
+    theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor, bounded: BoundedLikelihood | None
+) -> Tensor:
+    """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]; with a bound, of its objective of alpha l."""
+    x, labels = records.padded[index], records.labels[index]
+    residual = torch.bmm(x, theta.transpose(1, 2)).log_softmax(-1)
+    at_label = residual.gather(2, labels[..., None])
+    residual.exp_().scatter_add_(2, labels[..., None], torch.full_like(at_label, -1.0))
+    if bounded is not None:
+        alpha = alpha * (bounded.power * alpha * at_label[..., 0]).exp()  # d/dl of expm1(q alpha l)/q
+    return torch.bmm((residual * (share * alpha)[..., None]).transpose(1, 2), x)
+
+
+class Moments:
+    """SWAG of all trials: `swag.update`'s recurrence on parameters [T, ...], deviations in memory."""
+
+    def __init__(self, like: Tensor, *, rank: int) -> None:
+        self.count, self.rank = 0, rank
+        self.mean, self.m2 = torch.zeros_like(like), torch.zeros_like(like)
+        self.deviations: list[Tensor] = []
+
+    def update(self, theta: Tensor) -> None:
+        """Count one snapshot in."""
+        self.count += 1
+        delta = theta - self.mean
+        self.mean += delta / self.count
+        deviation = theta - self.mean
+        self.m2 += delta.mul_(deviation)
+        self.deviations = [*self.deviations, deviation][-self.rank :]
+
+    def posterior(self, trial: int, *, std_scale: float) -> swag.Posterior:
+        """Of one trial, its parameters flattened as they lie."""
+        return swag.posterior(
+            self.mean[trial].flatten(),
+            self.m2[trial].flatten(),
+            tuple(d[trial].flatten() for d in self.deviations),
+            count=self.count,
+            std_scale=std_scale,
+        )
+
+
+def _draws(post: swag.Posterior, *, classes: int, seed: int, purpose: str, numbers: range) -> Tensor:
+    """Draws by number, [S, classes, width + 1]: the noise of `risks.load_draw`, put in this layout."""
+    size, rank = post.mean.numel(), post.rank
+    z1, z2 = torch.empty(len(numbers), size), torch.empty(len(numbers), rank)
+    for row, number in enumerate(numbers):
+        normal = swag.seeded_normal(generator(seed, purpose, "draw", number))
+        normal(z2[row])
+        normal(z1[row])
+    low_rank = (z2 * (post.std_scale / math.sqrt(2 * (rank - 1)))) @ torch.stack(post.deviations)
+    shape = (classes, size // classes)
+    noise = from_flat(z1, classes=classes) * (post.diag_std * (post.std_scale / math.sqrt(2))).unflatten(0, shape)
+    return (post.mean + low_rank).unflatten(1, shape) + noise
+
+
+def chain(
+    records: Records,
+    initial: Tensor,
+    *,
+    rounds: Sequence[Round],
+    fine_tune: OptimiserPhase,
+    collect: OptimiserPhase,
+    moments: SwagConfig,
+    config: PseudoPosteriorConfig,
+    progress: Progress | None = None,
+) -> dict[str, Drawn]:
+    """All rounds of the chain in every trial, and one draw of each round's posterior.
+
+    Args:
+        initial: parameters float32 [classes, width + 1] that every fit starts from.
+        rounds: in the order of the retrain; `base` gives the weights, `reweighted` equation 7's.
+
+    Raises:
+        MechanismError: what `fit` refuses.
+    """
+    trials, classes = len(records.seeds), initial.shape[0]
+    alpha: Tensor | None = None
+    risk = torch.zeros(records.included.shape)
+    drawn: dict[str, Drawn] = {}
+    whole = len(rounds) * (fine_tune.epochs + collect.epochs)
+    ended = 0
+
+    def epoch_ended() -> None:
+        nonlocal ended
+        ended += 1
+        if progress is not None:
+            progress(ended, whole)
+
+    for this in rounds:
+        if this.name == "reweighted" and alpha is not None:
+            alpha = _per_trial(records, partial(risks.reweight, k=config.k), alpha, risk)
+        weights = alpha if this.weighted else None
+        theta = initial.repeat(trials, 1, 1)
+        common: Any = {"alpha": weights, "bounded": this.bounded}
+        for _ in fit(theta, records, phase=fine_tune, purpose="fine-tune", **common):
+            epoch_ended()
+        state = Moments(theta, rank=moments.rank)
+        for at_end in fit(theta, records, phase=collect, purpose="swag", **common):
+            state.update(at_end)
+            epoch_ended()
+        scale = moments.std_scale * math.sqrt(1.0 if this.bounded is None else this.bounded.temperature)
+        base = this.name == "base"
+        numbers = range(config.risk_draws if base else config.sensitivity_draws)
+        released, delta = torch.empty_like(theta), torch.empty(trials, dtype=torch.float64)
+        for t, seed in enumerate(records.seeds):
+            post = state.posterior(t, std_scale=scale)
+            own = records.included[t].nonzero()[:, 0]
+            purpose = "risk" if base else "sensitivity"
+            risk[t, own] = _largest(post, records, own, classes=classes, seed=seed, purpose=purpose, numbers=numbers)
+            released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
+            ell, _ = log_likelihood(released[t : t + 1], records.padded[own], records.labels[own])
+            largest = torch.maximum(risk[t, own], -ell[0])
+            delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
+        if this.bounded is not None:
+            delta.fill_(this.bounded.bound)
+        drawn[this.name] = Drawn(theta=released, epsilon=2 * delta)
+        if base:
+            alpha = _per_trial(records, partial(risks.risk_weights, c=config.c, g=config.g), risk)
+    return drawn
+
+
+def _per_trial(records: Records, weigh: Callable[..., Tensor], *known: Tensor) -> Tensor:
+    """`weigh` on each trial's own records, float32 [T, n]; 0 for the others."""
+    made = torch.zeros(records.included.shape)
+    for t, own in enumerate(records.included):
+        made[t, own] = weigh(*(one[t, own] for one in known))
+    return made
+
+
+def _largest(
+    post: swag.Posterior, records: Records, own: Tensor, *, classes: int, seed: int, purpose: str, numbers: range
+) -> Tensor:
+    """max over draws of |l_i|, float32 [own]."""
+    worst = torch.zeros(len(own))
+    padded, labels = records.padded[own], records.labels[own]
+    for start in range(0, len(numbers), _DRAWS_AT_ONCE):
+        some = numbers[start : start + _DRAWS_AT_ONCE]
+        theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=some)
+        worst = torch.maximum(worst, log_likelihood(theta, padded, labels)[0].neg().amax(0))
+    return worst

@@ -1,0 +1,394 @@
+"""DP-SGD: config -> calibrate -> run, for every trainable part, with schedules and private class weights.
+
+A step t draws a Poisson sample B_t (each record independently with probability q), and
+
+    g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n),     c_i || grad(-l_i) || <= C_t
+
+which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample; the real one is
+private. The event drives the run: noise, clips, steps and sampling probability are read from it, so that what is
+claimed cannot differ from what runs, and a checkpoint of another event is refused.
+
+A logical batch is cut into micro-batches after sorting it by length. Clipping is record by record, so the sum, and
+with it the mechanism, does not change; the padding and the memory do.
+
+All randomness that privacy rests on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
+kept in the private checkpoint alone until the run ends, so that a resumed run draws the noise of a step once and
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint, threads
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.ghost import Coefficients, GhostClipping
+from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.seeding import seeded
+from mechanisms.model.training import Progress
+from mechanisms.privacy import class_counts, gaussian_cost, schedules
+from mechanisms.privacy.class_counts import ClassWeightsConfig
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream, new_key
+from mechanisms.privacy.schedules import ConstantSchedule, Schedule
+
+DpEvent = DpSgdEvent | ComposedEvent
+
+
+class DpSgdConfig(BaseModel):
+    """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="DP-SGD")
+
+    target_epsilon: float = Field(default=4.0, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon")
+    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
+    calibrate_by: Literal["pld", "rdp-mironov"] = Field(
+        default="pld",
+        title="Calibrated by",
+        description="`rdp-mironov` sets the noise as the paper does (Mironov 2017, proposition 3); the claim is PLD's.",
+    )
+    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser")
+    learning_rate: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False, title="Learning rate")
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay")
+    momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
+    epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs")
+    batch_size: int = Field(
+        default=512, ge=1, title="Expected batch size", description="Of the Poisson samples: q = batch_size / n."
+    )
+    l2_clip_norm: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, title="Clip", description="Of the last step, where the schedule moves."
+    )
+    clipping: Literal["clip", "normalise"] = Field(
+        default="clip",
+        title="Clipping",
+        description="`clip`: min(1, C/norm). `normalise`: C/(norm + 0.01), every gradient scaled (Bu et al. 2023).",
+    )
+    schedule: Schedule = Field(default=ConstantSchedule(), title="Schedule")
+    class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")
+
+    @model_validator(mode="after")
+    def _momentum_is_for_sgd(self) -> DpSgdConfig:
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError("momentum goes with optimiser `sgd`")
+        return self
+
+
+@dataclass(frozen=True)
+class DpSgdPlan:
+    """A calibrated run: what will happen to how many records. `event` is what `accounting.claim_of` takes."""
+
+    config: DpSgdConfig
+    event: DpEvent
+    num_records: int
+
+    @property
+    def sgd(self) -> DpSgdEvent:
+        """The DP-SGD part of the event."""
+        parts = self.event.events if isinstance(self.event, ComposedEvent) else (self.event,)
+        return next(part for part in parts if isinstance(part, DpSgdEvent))
+
+
+def calibrate(config: DpSgdConfig, *, num_records: int, records_per_unit: int = 1) -> DpSgdPlan:
+    """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target.
+
+    Raises:
+        MechanismError: the batch is larger than the data, or the target cannot be met.
+    """
+    if config.batch_size > num_records:
+        raise MechanismError(
+            f"batch_size is {config.batch_size}, larger than the data ({num_records} records); lower batch_size"
+        )
+    # Epochs in expectation: each step sees q n = batch_size records.
+    steps = max(1, round(config.epochs * num_records / config.batch_size))
+
+    def event(noise_multiplier: float) -> DpEvent:
+        sgd = DpSgdEvent(
+            sampling_prob=config.batch_size / num_records,
+            segments=schedules.segments(
+                config.schedule,
+                steps=steps,
+                final_noise_multiplier=noise_multiplier,
+                final_l2_clip_norm=config.l2_clip_norm,
+            ),
+        )
+        return sgd if config.class_weights is None else ComposedEvent(events=(config.class_weights.event(), sgd))
+
+    noise_multiplier = gaussian_cost.calibrate(
+        event,
+        target_epsilon=config.target_epsilon,
+        delta=config.delta,
+        records_per_unit=records_per_unit,
+        by=config.calibrate_by,
+    )
+    return DpSgdPlan(config=config, event=event(noise_multiplier), num_records=num_records)
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    """Every record independently with probability `sampling_prob`, anew at every step."""
+
+    num_records: int
+    sampling_prob: float
+
+    def sample(self, stream: SecretStream, step: int) -> Tensor:
+        """Indices int64 [b], ascending; b may be 0."""
+        return stream.poisson_sample(self.num_records, prob=self.sampling_prob, purpose="sample", step=step)
+
+
+@dataclass(frozen=True)
+class DpSgdRun:
+    """What ran. `event` counts the steps really taken; `losses` and `clipped` are private, not part of the claim.
+
+    losses: mean -l_i over the sampled records of each epoch, in nats; clipped: share of them beyond the clip.
+    """
+
+    event: DpEvent
+    losses: tuple[float, ...]
+    clipped: tuple[float, ...]
+
+
+def run(
+    classifier: Classifier,
+    inputs: Inputs,
+    labels: Tensor,
+    *,
+    plan: DpSgdPlan,
+    num_labels: int,
+    seed: int,
+    purpose: str,
+    physical_batch_size: int = 32,
+    sampler: PoissonSampler | None = None,
+    start: Callable[[SecretStream], None] | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> DpSgdRun:
+    """Run a plan in place on `classifier.flat`, resuming a checkpoint of the same plan in `folder`.
+
+    Args:
+        labels: int64 [n].
+        seed: of dropout only, which privacy does not rest on. Noise and samples have no seed.
+        physical_batch_size: records in memory at once; changes nothing but speed and memory.
+        start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
+            records must be a release that the plan's event holds, with noise from the stream.
+        folder: where the checkpoint lies, one an epoch; it holds the noise key until the run ends.
+
+    Raises:
+        MechanismError: the plan is of other data, the sampler is not the Poisson sampler of the plan, a layer is not
+            supported, training diverged, or the checkpoint is another plan's.
+        OSError: the checkpoint could not be written.
+    """
+    sgd, config = plan.sgd, plan.config
+    sampler = sampler or PoissonSampler(plan.num_records, sgd.sampling_prob)
+    _check(plan, inputs, labels, sampler, physical_batch_size)
+    clipper = HeadClipping(classifier) if isinstance(inputs, FeatureInputs) else GhostClipping(classifier)
+    theta = nn.Parameter(classifier.flat)
+    optimiser = _optimiser(theta, config)
+    state = _State(folder, plan, optimiser, theta)
+    state.resume()
+    if state.step == sgd.steps:
+        return state.result()
+
+    stream = SecretStream(state.key)
+    device = classifier.device
+    gradient = torch.zeros_like(classifier.flat)
+    dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules())
+    tally = torch.zeros(3, device=device)
+    classifier.part.train()
+    if state.step == 0:
+        state.save()  # the key must be on the disk before anything is drawn with it
+        if start is not None:
+            start(stream)
+    weights = _record_weights(config, labels, num_labels=num_labels, stream=stream)
+    labels = labels.to(device)
+    try:
+        with threads.fitting(inputs), clipper:
+            for step, segment in _remaining(sgd, state.step):
+                index = sampler.sample(stream, step)
+                gradient.zero_()
+                with seeded(seed, purpose, "dropout", step) if dropout else nullcontext():
+                    for micro in _micro_batches(inputs, index, physical_batch_size):
+                        factors = _coefficients(config, segment, None if weights is None else weights[micro].to(device))
+                        norms, losses = clipper.add_clipped_sum(
+                            inputs.batch(micro, device), labels[micro.to(device)], coefficients=factors, out=gradient
+                        )
+                        tally[0] += losses.sum()
+                        tally[1] += (norms > segment.l2_clip_norm).sum()
+                        tally[2] += len(micro)
+                std = segment.noise_multiplier * segment.l2_clip_norm
+                stream.add_normal_(gradient, std=std, purpose="gradient noise", step=step)
+                theta.grad = gradient.div_(config.batch_size)
+                optimiser.step()
+                state.step = step + 1
+                if _ends_epoch(state.step, steps=sgd.steps, epochs=config.epochs):
+                    state.end_epoch(tally)
+                if progress is not None and (state.step % 16 == 0 or state.step == sgd.steps):
+                    progress(state.step, sgd.steps)
+    finally:
+        classifier.part.eval()
+    return state.result()
+
+
+def _remaining(sgd: DpSgdEvent, done: int) -> list[tuple[int, NoiseSegment]]:
+    """(step, its segment) for the steps not yet taken, in order."""
+    flat = [segment for segment in sgd.segments for _ in range(segment.steps)]
+    return list(enumerate(flat))[done:]
+
+
+def _ends_epoch(step: int, *, steps: int, epochs: int) -> bool:
+    """Whether an epoch (a share 1/epochs of the steps) ends with this step; the last step ends the last one."""
+    return step * epochs // steps > (step - 1) * epochs // steps
+
+
+def _micro_batches(inputs: Inputs, index: Tensor, size: int) -> tuple[Tensor, ...]:
+    """A logical batch in pieces of like length, longest first; nothing for an empty sample."""
+    if not len(index):
+        return ()
+    if inputs.lengths is not None:
+        index = index[inputs.lengths[index].argsort(descending=True, stable=True)]
+    return index.split(size)
+
+
+def _coefficients(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | None) -> Coefficients:
+    """Factors c with c_i norm_i <= C: clipped or normalised, weighted before or after."""
+    clip = segment.l2_clip_norm
+    before = config.class_weights is not None and config.class_weights.apply == "before-clip"
+
+    def factors(norms: Tensor) -> Tensor:
+        scale = weights if before and weights is not None else torch.ones_like(norms)
+        weighted = norms * scale
+        if config.clipping == "normalise":
+            factor = clip * scale / (weighted + 0.01)
+        else:
+            factor = torch.minimum(scale, clip / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+        return factor if weights is None or before else factor * weights
+
+    return factors
+
+
+def _record_weights(config: DpSgdConfig, labels: Tensor, *, num_labels: int, stream: SecretStream) -> Tensor | None:
+    if config.class_weights is None:
+        return None
+    noisy = class_counts.release_counts(
+        labels, num_labels=num_labels, noise_multiplier=config.class_weights.noise_multiplier, stream=stream
+    )
+    return class_counts.class_weights(noisy, config.class_weights)[labels.cpu()]
+
+
+def _optimiser(theta: nn.Parameter, config: DpSgdConfig) -> torch.optim.Optimizer:
+    if config.optimiser == "adamw":
+        return torch.optim.AdamW([theta], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(
+        [theta], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.momentum, fused=True
+    )
+
+
+def _check(plan: DpSgdPlan, inputs: Inputs, labels: Tensor, sampler: PoissonSampler, physical_batch_size: int) -> None:
+    if type(sampler) is not PoissonSampler:
+        raise MechanismError(
+            f"sampler `{type(sampler).__name__}` does not sample by Poisson, which the claim of `dp-sgd` assumes"
+        )
+    if (sampler.num_records, sampler.sampling_prob) != (plan.num_records, plan.sgd.sampling_prob):
+        raise MechanismError(
+            f"the sampler takes {sampler.num_records} records with probability {sampler.sampling_prob:g}; the plan "
+            f"says {plan.num_records} with {plan.sgd.sampling_prob:g}: calibrate again"
+        )
+    if len(inputs) != plan.num_records or len(labels) != plan.num_records:
+        raise MechanismError(f"the plan is for {plan.num_records} records, there are {len(inputs)}: calibrate again")
+    if physical_batch_size < 1:
+        raise MechanismError(f"physical_batch_size is {physical_batch_size}; it must be at least 1")
+
+
+class _State:
+    """The run's checkpoint: parameters, optimiser, noise key, and the accountant's state (event and steps taken)."""
+
+    def __init__(
+        self, folder: Path | None, plan: DpSgdPlan, optimiser: torch.optim.Optimizer, theta: nn.Parameter
+    ) -> None:
+        self._file = None if folder is None else folder / "dpsgd.safetensors"
+        self._plan, self._optimiser, self._theta = plan, optimiser, theta
+        self.key, self.step = new_key(), 0
+        self.losses: list[float] = []
+        self.clipped: list[float] = []
+
+    def _identity(self) -> dict[str, object]:
+        return {"event": self._plan.event.model_dump(mode="json"), "config": self._plan.config.model_dump(mode="json")}
+
+    def end_epoch(self, tally: Tensor) -> None:
+        """Close the epoch's tallies (loss sum, clipped, records), check for divergence and save."""
+        total, beyond, records = tally.tolist()
+        tally.zero_()
+        self.losses.append(total / max(records, 1))
+        self.clipped.append(beyond / max(records, 1))
+        if not bool(torch.isfinite(self._theta).all()):
+            raise MechanismError(
+                f"DP-SGD diverged by step {self.step}: lower learning_rate (now {self._plan.config.learning_rate:g})"
+            )
+        self.save()
+
+    def save(self) -> None:
+        """Replace the checkpoint; the last one holds no key any more."""
+        if self._file is None:
+            return
+        tensors = {"theta": self._theta.detach()}
+        if self.step < self._plan.sgd.steps:
+            tensors["noise_key"] = torch.frombuffer(bytearray(self.key), dtype=torch.uint8)
+            slots = self._optimiser.state_dict()["state"].get(0, {})
+            tensors |= {f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        meta = {"step": self.step, "losses": self.losses, "clipped": self.clipped}
+        checkpoint.save(self._file, tensors, self._identity() | meta)
+
+    def resume(self) -> None:
+        """Take back a checkpoint if there is one.
+
+        Raises:
+            MechanismError: it belongs to another event or config.
+        """
+        if self._file is None or not self._file.exists():
+            return
+        tensors, meta = checkpoint.load(self._file)
+        if {name: meta[name] for name in self._identity()} != self._identity():
+            raise MechanismError(f"checkpoint {self._file} belongs to another event or config; remove it to start over")
+        with torch.no_grad():
+            self._theta.copy_(tensors["theta"])
+        slots = {name.removeprefix("optimiser."): t.clone() for name, t in tensors.items() if "optimiser." in name}
+        if slots:
+            groups = self._optimiser.state_dict()["param_groups"]
+            self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
+        if "noise_key" in tensors:
+            self.key = bytes(tensors["noise_key"].tolist())
+        self.step, self.losses, self.clipped = meta["step"], meta["losses"], meta["clipped"]
+
+    def result(self) -> DpSgdRun:
+        """What has run so far."""
+        return DpSgdRun(
+            event=_taken(self._plan.event, self.step), losses=tuple(self.losses), clipped=tuple(self.clipped)
+        )
+
+
+def _taken(event: DpEvent, steps: int) -> DpEvent:
+    """The event of the first `steps` DP-SGD steps: what an accountant may count."""
+    if isinstance(event, ComposedEvent):
+        return ComposedEvent(
+            events=tuple(_cut(part, steps) if isinstance(part, DpSgdEvent) else part for part in event.events)
+        )
+    return _cut(event, steps)
+
+
+def _cut(sgd: DpSgdEvent, steps: int) -> DpSgdEvent:
+    kept, left = [], steps
+    for segment in sgd.segments:
+        if left > 0:
+            kept.append(segment.model_copy(update={"steps": min(left, segment.steps)}))
+            left -= segment.steps
+    return DpSgdEvent(sampling_prob=sgd.sampling_prob, segments=tuple(kept))

@@ -1,0 +1,262 @@
+"""Encoder and head, with the trainable part as one flat vector.
+
+Three trainable parts share one interface:
+
+| part   | trains                                   | reads                                 |
+|--------|------------------------------------------|---------------------------------------|
+| `full` | every parameter                          | tokens                                |
+| `lora` | low-rank adapters and the head (peft)    | tokens                                |
+| `head` | all that follows the pooled features     | features that the encoder gave once   |
+
+The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw into that vector
+*is* loading the draw, with no copy and no name look-ups.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import encoders
+from mechanisms.model.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
+from mechanisms.model.linear import fast_linear
+from mechanisms.model.seeding import seeded
+from mechanisms.model.threads import forward_batch_size, forward_passes
+
+TrainablePart = Literal["full", "lora", "head"]
+Pooling = Literal["first", "mean"]
+
+
+class ModelConfig(BaseModel):
+    """Which encoder, what of it trains, and how a narrative becomes one vector."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Model")
+
+    encoder: str = Field(
+        default="distilroberta-base",
+        title="Encoder",
+        description="Hub name, local folder, or `packaged-minilm` (a small encoder from the extra `minilm`).",
+        min_length=1,
+    )
+    trainable: TrainablePart = Field(
+        default="full",
+        title="Trainable part",
+        description="`full` and `lora` want a GPU; `head` freezes the encoder, caches its features and runs on a CPU.",
+    )
+    pooling: Pooling = Field(
+        default="first",
+        title="Pooling",
+        description="`first` is the standard head of transformers (first token); `mean` averages the tokens.",
+    )
+    max_length: int = Field(
+        default=128, ge=8, le=512, title="Longest narrative", description="Tokens; longer narratives are cut."
+    )
+    lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
+    lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
+
+    @model_validator(mode="after")
+    def _lora_has_a_standard_head(self) -> ModelConfig:
+        if self.trainable == "lora" and self.pooling == "mean":
+            raise ValueError("pooling `mean` goes with trainable part `head` or `full`; lora uses the standard head")
+        return self
+
+
+class MeanPooled(nn.Module):
+    """An encoder, the mean of its token vectors under the attention mask, and one linear layer."""
+
+    def __init__(self, encoder: nn.Module, width: int, num_labels: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(width, num_labels)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits [b, labels]."""
+        return self.head(mean_pool(self.encoder, input_ids, attention_mask))
+
+
+def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Mean of the token vectors of each record, padding left out: float32 [b, width]."""
+    hidden = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    mask = attention_mask[:, :, None].to(hidden.dtype)
+    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+class Classifier:
+    """A classifier whose trainable parameters are views into one vector.
+
+    `whole` is the complete model, as it is released; `part` is the module that training and draws run through (the
+    whole for `full` and `lora`, what follows the features for `head`).
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        whole: nn.Module,
+        part: nn.Module,
+        pool: Callable[[Batch], Tensor] | None,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.whole = whole.to(device)
+        self.part = part
+        self.device = device
+        self._pool = pool
+        self.parameters = [p for p in part.parameters() if p.requires_grad]
+        self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device)
+        start = 0
+        for p in self.parameters:
+            view = self.flat[start : start + p.numel()].view_as(p)
+            view.copy_(p.data)
+            p.data = view
+            start += p.numel()
+        self.part.eval()
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the length of `flat`."""
+        return self.flat.numel()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Scores [b, labels] of one batch."""
+        if "features" in batch:
+            return self.part(batch["features"])
+        output = self.part(**batch)
+        return output if isinstance(output, Tensor) else output.logits
+
+    def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
+        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0."""
+        logits = self.logits(batch).float()
+        return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+
+    def encode(
+        self,
+        tokens: TokenInputs,
+        *,
+        batch_size: int | None = None,
+        done: Tensor | None = None,
+        on_batch: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> FeatureInputs:
+        """Run the frozen encoder once: pooled features float32 [n, width] for trainable part `head`.
+
+        `done` (int64 indices) are left out (zeros); `on_batch(index, features)` sees each batch, for progress and
+        checkpoints.
+        """
+        if self._pool is None:
+            raise TypeError("only trainable part `head` reads features")
+        self.whole.eval()
+        features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
+        skip = torch.zeros(len(tokens), dtype=torch.bool)
+        if done is not None:
+            skip[done] = True
+        size = batch_size or forward_batch_size(tokens, self.device)
+        left = (index[~skip[index]] for index in length_sorted_batches(tokens, batch_size=size))
+        pool = self._pool
+
+        def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad(), fast_linear(self.device):
+                return index, pool(tokens.batch(index, self.device)).float().cpu()
+
+        with forward_passes(tokens, self.device) as over:
+            for index, part in over(pooled, (index for index in left if len(index))):
+                features[index] = part
+                if on_batch is not None:
+                    on_batch(index, part)
+        return FeatureInputs(features=features)
+
+    def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
+        """Logits of every record, float32 [n, labels], in the records' order."""
+
+        def scores(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad(), fast_linear(self.device):
+                return index, self.logits(inputs.batch(index, self.device)).float().cpu()
+
+        out: Tensor | None = None
+        with forward_passes(inputs, self.device) as over:
+            size = batch_size or forward_batch_size(inputs, self.device)
+            for index, logits in over(scores, length_sorted_batches(inputs, batch_size=size)):
+                if out is None:
+                    out = torch.empty(len(inputs), logits.shape[1])
+                out[index] = logits
+        return torch.empty(0, 0) if out is None else out
+
+    def releasable(self) -> nn.Module:
+        """The whole model with the present parameters: adapters merged, no trace of training left."""
+        if self.config.trainable == "lora":
+            return cast(Any, self.whole).merge_and_unload()
+        return self.whole
+
+
+def build(config: ModelConfig, *, num_labels: int, seed: int, device: torch.device | str = "cpu") -> Classifier:
+    """Load the encoder and put a new head on it, initialised from `seed`.
+
+    Raises:
+        MechanismError: the encoder cannot be had, or has no head that `head` knows.
+    """
+    device = torch.device(device)
+    with seeded(seed, "initialise"):
+        if config.pooling == "mean":
+            encoder = encoders.load_encoder(config.encoder)
+            whole: nn.Module = MeanPooled(encoder, encoders.width(encoder), num_labels)
+        else:
+            whole = encoders.load_with_standard_head(config.encoder, num_labels=num_labels)
+        if config.trainable == "lora":
+            whole = _with_adapters(whole, config)
+    if config.trainable != "head":
+        return Classifier(config=config, whole=whole, part=whole, pool=None, device=device)
+
+    whole.requires_grad_(False)
+    if isinstance(whole, MeanPooled):
+        part: nn.Module = whole.head
+
+        def pool(batch: Batch) -> Tensor:
+            return mean_pool(whole.encoder, batch["input_ids"], batch["attention_mask"])
+    else:
+        part = encoders.standard_head(whole)
+
+        def pool(batch: Batch) -> Tensor:
+            return encoders.base(whole)(**batch).last_hidden_state[:, 0]
+
+    part.requires_grad_(True)
+    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device)
+
+
+def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
+    """Narratives as token ids, cut at `max_length`, with the encoder's own tokenizer.
+
+    Raises:
+        MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
+    """
+    longest = encoders.longest(config.encoder)
+    if config.max_length > longest:
+        raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
+    return encoders.token_inputs(encoders.load_tokenizer(config.encoder), texts, max_length=config.max_length)
+
+
+def _with_adapters(model: nn.Module, config: ModelConfig) -> nn.Module:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    lora = LoraConfig(
+        task_type=TaskType.SEQ_CLS,
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+    )
+    with warnings.catch_warnings():
+        # peft asks transformers for a name that is on its way out there.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        return cast(nn.Module, get_peft_model(cast(Any, model), lora))
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is CUDA when there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

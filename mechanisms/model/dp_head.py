@@ -1,0 +1,129 @@
+"""Clipped gradient sums of a head on cached features, in closed form: no autograd, no hooks, no per-record gradients.
+
+Linear head, logits z = W x + b, residual e = softmax(z) - onehot(y):
+
+    grad_i = (e_i x_i', e_i),    || grad_i ||^2 = || e_i ||^2 (|| x_i ||^2 + 1)
+
+Two layers, h = tanh(V x + a), z = W h + b, and f = (W' e) * (1 - h^2):
+
+    || grad_i ||^2 = || e_i ||^2 (|| h_i ||^2 + 1) + || f_i ||^2 (|| x_i ||^2 + 1)
+
+and the clipped sum is one matrix product a layer, (c e)' [x, 1]. The heads are the linear one (mean pooling),
+BERT's (pooler, dropout, classifier) and RoBERTa's (dropout, dense, tanh, dropout, projection); dropout is a mask on x
+or h and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import encoders
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.ghost import Coefficients
+from mechanisms.model.inputs import Batch
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A linear layer's live parameters and where its gradient lies in the flat vector."""
+
+    layer: nn.Linear
+    weight: slice
+    bias: slice
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.layer.weight, self.layer.bias)
+
+    def add(self, x: Tensor, scaled: Tensor, out: Tensor) -> None:
+        """Add sum_i scaled_i [x_i, 1]' to the flat gradient."""
+        out[self.weight].view(self.layer.weight.shape).addmm_(scaled.t(), x)
+        out[self.bias] += scaled.sum(0)
+
+
+class HeadClipping:
+    """Clipped gradient sums of a linear or two-layer head; the same interface as `ghost.GhostClipping`.
+
+    Raises:
+        MechanismError: the head is none of those known.
+    """
+
+    def __init__(self, classifier: Classifier) -> None:
+        part: Any = classifier.part
+        self._hidden: nn.Linear | None = None
+        self._dropout_in = self._dropout_hidden = 0.0
+        match part:
+            case nn.Linear():
+                output = part
+            case encoders._BertHead():
+                self._hidden, output = cast(nn.Linear, part.pooler.dense), cast(nn.Linear, part.classifier)
+                self._dropout_hidden = float(part.dropout.p)
+            case encoders._RobertaHead():
+                self._hidden, output = part.classifier.dense, part.classifier.out_proj
+                self._dropout_in = self._dropout_hidden = float(part.classifier.dropout.p)
+            case _:
+                raise MechanismError(
+                    f"DP-SGD: head `{type(part).__name__}` has no closed form here; supported are a linear layer and "
+                    "the standard heads of BERT and RoBERTa"
+                )
+        self._part = classifier.part
+        self._output = _affine(classifier, output)
+        self._first = None if self._hidden is None else _affine(classifier, self._hidden)
+
+    def __enter__(self) -> HeadClipping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @torch.no_grad()
+    def add_clipped_sum(
+        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float32 [P].
+
+        Returns:
+            Gradient norms before clipping and losses -l_i, float32 [b] each.
+        """
+        x = batch["features"]
+        if (mask := self._mask(x, self._dropout_in)) is not None:
+            x = x * mask
+        h, slope = x, None
+        if self._first is not None:
+            h = torch.tanh(self._first(x))
+            slope = 1 - h.square()
+            if (mask := self._mask(h, self._dropout_hidden)) is not None:
+                h, slope = h * mask, slope * mask
+        log_probabilities = self._output(h).log_softmax(-1)
+        losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
+        residual = log_probabilities.exp_()
+        residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+        squared = residual.square().sum(1) * (h.square().sum(1) + 1)
+        inner = None
+        if slope is not None:
+            inner = (residual @ self._output.layer.weight).mul_(slope)
+            squared += inner.square().sum(1) * (x.square().sum(1) + 1)
+        norms = squared.sqrt_()
+        factors = coefficients(norms)[:, None]
+        self._output.add(h, residual * factors, out)
+        if self._first is not None and inner is not None:
+            self._first.add(x, inner * factors, out)
+        return norms, losses
+
+    def _mask(self, values: Tensor, probability: float) -> Tensor | None:
+        """A dropout mask (0 or 1/(1-p)) in training mode."""
+        if probability == 0 or not self._part.training:
+            return None
+        return nn.functional.dropout(torch.ones_like(values), probability, training=True)
+
+
+def _affine(classifier: Classifier, layer: nn.Linear) -> _Affine:
+    start, spans = 0, {}
+    for parameter in classifier.parameters:
+        spans[id(parameter)] = slice(start, start + parameter.numel())
+        start += parameter.numel()
+    return _Affine(layer=layer, weight=spans[id(layer.weight)], bias=spans[id(layer.bias)])

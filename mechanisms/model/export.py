@@ -1,0 +1,219 @@
+"""A classifier as a folder that plain libraries load, and back.
+
+Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a mean-pooled head becomes the
+sentence-transformers module layout (transformer, pooling, dense), whose `encode` gives the logits. Labels are codes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import encoders
+from mechanisms.model.classifier import Classifier, MeanPooled
+from mechanisms.model.inputs import token_budget_batches
+from mechanisms.model.linear import fast_linear
+from mechanisms.model.threads import forward_passes
+
+Precision = Literal["float32", "bfloat16"]
+
+MODEL_FILES = frozenset(
+    {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+)
+"""Files of a transformers folder that may leave."""
+
+MODULE_FILES = frozenset(
+    {
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    }
+)
+"""Files that the sentence-transformers layout adds."""
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def save(
+    classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
+) -> dict[str, Shapes]:
+    """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
+
+    Args:
+        classifier: the model.
+        folder: where to.
+        codes: the labels, in the order of the outputs.
+        precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
+    """
+    config = classifier.config
+    model = classifier.releasable()
+    tokenizer = encoders.load_tokenizer(config.encoder)
+    tokenizer.model_max_length = config.max_length
+    with encoders.quiet():
+        if isinstance(model, MeanPooled):
+            _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
+        else:
+            _label(cast(Any, model), codes)
+            cast(Any, model).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    _forget_origin(folder / "config.json")
+    _forget_origin(folder / "tokenizer_config.json")
+    weights = _inference_weights(model)
+    if precision == "bfloat16":
+        for name in weights:
+            _halve(folder / name)
+        _set(folder / "config.json", dtype=precision)
+    return weights
+
+
+def tokenizer_of(encoder: str) -> dict[str, Any]:
+    """The encoder's public tokenizer in the format of `tokenizers`.
+
+    Raises:
+        MechanismError: the encoder cannot be had, or its tokenizer has no such format.
+    """
+    found = getattr(encoders.load_tokenizer(encoder), "backend_tokenizer", None)
+    if found is None:
+        raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
+    return json.loads(found.to_str())
+
+
+def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
+    def shapes(module: nn.Module) -> Shapes:
+        return {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+
+    if isinstance(model, MeanPooled):
+        dense = {f"linear.{name}": shape for name, shape in shapes(model.head).items()}
+        return {"model.safetensors": shapes(model.encoder), "2_Dense/model.safetensors": dense}
+    return {"model.safetensors": shapes(model)}
+
+
+def _halve(path: Path) -> None:
+    weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True) + "\n")
+
+
+def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str], max_length: int) -> None:
+    """The layout of sentence-transformers, written by the library itself."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    encoder = cast(Any, model.encoder)
+    _label(encoder, codes)
+    encoder.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformer = modules.Transformer(str(folder), max_seq_length=max_length)
+    width, labels = model.head.in_features, model.head.out_features
+    dense = modules.Dense(width, labels, activation_function=nn.Identity())
+    with torch.no_grad():
+        dense.linear.weight.copy_(model.head.weight)
+        dense.linear.bias.copy_(model.head.bias)
+    whole = SentenceTransformer(modules=[transformer, modules.Pooling(width, pooling_mode="mean"), dense], device="cpu")
+    whole.save(str(folder), create_model_card=False)
+    _stable_module_names(folder / "modules.json")
+
+
+def _label(model: Any, codes: Sequence[str]) -> None:
+    model.config.id2label = dict(enumerate(codes))
+    model.config.label2id = {code: i for i, code in enumerate(codes)}
+    model.config.num_labels = len(codes)
+
+
+_ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
+
+
+def _forget_origin(path: Path) -> None:
+    """Leave no folder or host name of the training machine in a saved configuration."""
+    if path.is_file():
+        content = json.loads(path.read_text())
+        kept = {k: v for k, v in content.items() if k not in _ORIGIN}
+        path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+_MOST_CHARACTERS = 1 << 15
+_BATCH_TOKENS = 1024
+"""Padding included: its activations stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """A released folder, loaded: texts in, scores out."""
+
+    model: nn.Module
+    tokenizer: Any
+    codes: tuple[str, ...]
+    max_length: int
+
+    def logits(self, texts: Sequence[str]) -> Tensor:
+        """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
+
+        Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of prose: a
+        text of any size costs no more than that.
+        """
+        tokens = encoders.token_inputs(
+            self.tokenizer, [text[:_MOST_CHARACTERS] for text in texts], max_length=self.max_length
+        )
+        cpu = torch.device("cpu")
+        out = torch.empty(len(texts), len(self.codes))
+
+        def scores(index: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.inference_mode(), fast_linear(cpu):
+                answer = self.model(**tokens.batch(index, cpu))
+                return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
+
+        with forward_passes(tokens, cpu) as over:
+            for index, answer in over(scores, token_budget_batches(tokens, budget=_BATCH_TOKENS)):
+                out[index] = answer
+        return out
+
+
+def load(folder: Path) -> Released:
+    """Open a folder that `save` wrote.
+
+    Raises:
+        MechanismError: the folder is no released model.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        codes = tuple(config["id2label"][str(i)] for i in range(len(config["id2label"])))
+    except (OSError, ValueError, KeyError):
+        raise MechanismError(f"{folder} is no released model: its config.json is missing or names no codes") from None
+    tokenizer = encoders.load_tokenizer(str(folder))
+    if (folder / "modules.json").is_file():
+        encoder = encoders.load_encoder(str(folder))
+        model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes))
+        dense = {k: w.float() for k, w in load_file(folder / "2_Dense" / "model.safetensors").items()}
+        cast(MeanPooled, model).head.load_state_dict({"weight": dense["linear.weight"], "bias": dense["linear.bias"]})
+    else:
+        model = encoders.load_with_standard_head(str(folder), num_labels=len(codes))
+    model.eval()
+    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=int(tokenizer.model_max_length))
+
+
+def _stable_module_names(path: Path) -> None:
+    """Name the modules as every version of sentence-transformers knows them, not by where this one keeps them."""
+    listed = json.loads(path.read_text())
+    for module in listed:
+        module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
+    path.write_text(json.dumps(listed, indent=2) + "\n")

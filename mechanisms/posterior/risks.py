@@ -1,0 +1,327 @@
+"""Risks, weights, sensitivity and reweighting of the pseudo posterior mechanism (PPM).
+
+Chew et al., section 2.1 and 2.3, after Savitsky et al. 2020 and 2022:
+
+    r_i     = max_s |l_i(theta_s)|                                      risk, over draws of the unweighted posterior
+    alpha_i = clip( c (1 - (r_i - min r)/(max r - min r)) + g, 0, 1 )   risk weight
+    Delta_i = alpha_i max_s |l_i(theta_s)|,   Delta = max_i Delta_i     from draws of the posterior fitted with alpha
+    alpha_i <- clip( k alpha_i Delta / Delta_i, 0, 1 )                  equation 7; Delta must be measured again
+
+Everything streams over draws: memory is O(n + P) however many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import Batch, Inputs, length_sorted_batches
+from mechanisms.model.linear import fast_linear
+from mechanisms.model.seeding import generator
+from mechanisms.model.threads import Map, forward_batch_size, forward_passes
+from mechanisms.model.training import Progress
+from mechanisms.posterior import swag
+
+
+class PseudoPosteriorConfig(BaseModel):
+    """What keeps a record's likelihood small, draws, the weight map and equation 7."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Pseudo posterior")
+
+    mechanism: Literal["weighted", "censored", "both"] = Field(
+        default="weighted",
+        title="Mechanism",
+        description="`weighted`: risk weights, Delta is measured (the paper). `censored`: each record's log-likelihood "
+        "is bounded by target_epsilon / 2 by construction. `both`: weighted first, then bounded.",
+    )
+    target_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Target epsilon",
+        description="What one draw may cost. `censored` and `both` need it; for `weighted`, c and k are searched for "
+        "it by fits on the records, g is 0. Empty: c, g and k as given.",
+    )
+    risk_draws: int = Field(
+        default=500,
+        ge=1,
+        le=1_000_000,
+        title="Draws for risks",
+        description="A record's risk is its largest |log-likelihood| over these.",
+    )
+    sensitivity_draws: int = Field(
+        default=500,
+        ge=1,
+        le=1_000_000,
+        title="Draws S for the sensitivity",
+        description="A fresh draw exceeds the maximum over S draws with probability 1/(S+1).",
+    )
+    c: float = Field(
+        default=1.0,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        title="Scale c of the weight map",
+        description="alpha = clip(c (1 - risk) + g, 0, 1).",
+    )
+    g: float = Field(
+        default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
+    )
+    reweight: bool = Field(
+        default=True, title="Reweight", description="Apply equation 7 and fit a third time; `weighted` alone."
+    )
+    k: float = Field(
+        default=0.95,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        title="Constant k of equation 7",
+        description="Of Delta, what reweighting aims at.",
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        title="Precision of the risk pass",
+        description="With bfloat16 the records and draws near the maximum are evaluated again in float32.",
+    )
+
+    @model_validator(mode="after")
+    def _a_bound_needs_its_epsilon(self) -> PseudoPosteriorConfig:
+        if self.mechanism != "weighted" and self.target_epsilon is None:
+            raise ValueError(f"mechanism `{self.mechanism}` needs target_epsilon: the bound is half of it")
+        return self
+
+    @property
+    def bounded(self) -> BoundedLikelihood | None:
+        """The bound on each record's log-likelihood; None where it is only weighted."""
+        if self.mechanism == "weighted" or self.target_epsilon is None:
+            return None
+        return BoundedLikelihood.for_epsilon(self.target_epsilon)
+
+
+@dataclass(frozen=True)
+class RiskPass:
+    """What a pass over draws leaves: per record, and per draw.
+
+    risk float32 [n]: max over draws of |l_i|. draw_maxima float32 [S]: for each draw, the max over records of
+    alpha_i |l_i| (alpha = 1 without weights); its cumulative maximum is the running Delta.
+    """
+
+    risk: Tensor
+    draw_maxima: Tensor
+
+    @property
+    def sensitivity(self) -> float:
+        """Delta: the largest weighted |l_i| over records and draws."""
+        return float(self.draw_maxima.max())
+
+
+def merge(passes: Sequence[RiskPass]) -> RiskPass:
+    """One pass from several over disjoint draws, in the order of their draws."""
+    return RiskPass(
+        risk=torch.stack([p.risk for p in passes]).amax(0), draw_maxima=torch.cat([p.draw_maxima for p in passes])
+    )
+
+
+def risk_pass(
+    classifier: Classifier,
+    inputs: Inputs,
+    labels: Tensor,
+    posterior: swag.Posterior,
+    *,
+    draws: range,
+    seed: int,
+    purpose: str,
+    weights: Tensor | None = None,
+    batch_size: int | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    so_far: RiskPass | None = None,
+    on_draw: Callable[[int, RiskPass], None] | None = None,
+    progress: Progress | None = None,
+) -> RiskPass:
+    """Evaluate |l_i| at every draw in `draws`; draw number s depends on (seed, purpose, s) alone.
+
+    Args:
+        labels: int64 [n].
+        weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum of.
+        so_far: a pass over the first draws of `draws`, to go on from.
+        on_draw: sees (draws done, pass so far) after each draw, for checkpoints.
+
+    Raises:
+        MechanismError: a log-likelihood is not finite.
+    """
+    n, device = len(inputs), classifier.device
+    alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
+    labels = labels.to(device)
+    risk = torch.zeros(n, device=device) if so_far is None else so_far.risk.to(device).clone()
+    maxima = torch.zeros(len(draws))
+    done = 0 if so_far is None else len(so_far.draw_maxima)
+    if so_far is not None:
+        maxima[:done] = so_far.draw_maxima
+    batches = [
+        (index.to(device), inputs.batch(index, device))
+        for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))
+    ]
+    kept = classifier.flat.clone()
+    half = precision == "bfloat16"
+
+    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
+        index, batch = index_and_batch
+        with torch.inference_mode(), fast_linear(device), torch.autocast(device.type, torch.bfloat16, enabled=half):
+            return index, classifier.log_likelihood(batch, labels[index]).neg_()
+
+    try:
+        with forward_passes(inputs, device) as over:
+            for position in range(done, len(draws)):
+                load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
+                worst = torch.zeros((), device=device)
+                for index, loss in over(losses, batches):
+                    risk[index] = torch.maximum(risk[index], loss)
+                    worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                maxima[position] = worst.cpu()
+                if not math.isfinite(maxima[position]):
+                    raise MechanismError(
+                        f"a log-likelihood at draw {draws[position]} is not finite: "
+                        "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
+                    )
+                if on_draw is not None:
+                    state = RiskPass(risk=risk.to("cpu", copy=True), draw_maxima=maxima[: position + 1].clone())
+                    on_draw(position + 1, state)
+                if progress is not None:
+                    progress(position + 1, len(draws))
+            if half:
+                _again_in_float32(
+                    classifier, over, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima
+                )
+    finally:
+        classifier.flat.copy_(kept)
+    return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
+
+
+def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, purpose: str, draw: int) -> None:
+    """Put repeatable draw number `draw` into the classifier."""
+    normal = swag.seeded_normal(generator(seed, purpose, "draw", draw))
+    with torch.no_grad():
+        swag.sample(posterior, normal=normal, out=classifier.flat)
+
+
+_NEAR = 0.05
+"""First guess of how far below the maximum (relative) a bfloat16 value may be the maximum in float32."""
+
+
+def _again_in_float32(
+    classifier: Classifier,
+    over: Map,
+    batches: list[tuple[Tensor, Batch]],
+    labels: Tensor,
+    alpha: Tensor,
+    posterior: swag.Posterior,
+    draws: range,
+    seed: int,
+    purpose: str,
+    risk: Tensor,
+    maxima: Tensor,
+) -> None:
+    """Replace what bfloat16 said near the maximum by float32, at the draws and in the batches that could hold it.
+
+    With e the largest |bfloat16 - float32| of a weighted log-likelihood and B the rough maximum, what lies below B - 2e
+    cannot be the maximum in float32. e is measured on all that is looked at again; while the band proves narrower than
+    2e it is widened and the look repeated. Afterwards Delta and the risk it comes from are float32; other records keep
+    a risk that is off by at most e / alpha.
+    """
+
+    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor, Tensor]:
+        index, batch = index_and_batch
+        with torch.inference_mode(), fast_linear(risk.device):
+            loss = classifier.log_likelihood(batch, labels[index]).neg_()
+            with torch.autocast(risk.device.type, torch.bfloat16):
+                return index, loss, classifier.log_likelihood(batch, labels[index]).neg_()
+
+    rough_risk, rough_maxima = risk.clone(), maxima.clone()
+    top = float(rough_maxima.max())
+    band = _NEAR * top
+    while True:
+        threshold = top - band
+        hit = rough_risk * alpha >= threshold
+        exact, error = torch.zeros_like(risk), torch.zeros((), device=risk.device)
+        chosen = [(index, batch) for index, batch in batches if bool(hit[index].any())]
+        for position in torch.nonzero(rough_maxima >= threshold)[:, 0].tolist():
+            load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
+            worst = torch.zeros((), device=risk.device)
+            for index, loss, half in over(losses, chosen):
+                exact[index] = torch.maximum(exact[index], loss)
+                worst = torch.maximum(worst, (loss * alpha[index]).amax())
+                error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())
+            maxima[position] = worst.cpu()
+        if band >= 2 * float(error) or threshold <= 0:
+            break
+        band = 4 * float(error)
+    elsewhere = torch.minimum(rough_risk, threshold / alpha.clamp(min=torch.finfo(alpha.dtype).tiny))
+    risk.copy_(torch.where(hit, torch.maximum(exact, elsewhere), rough_risk))
+
+
+def at_draw(
+    classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int | None = None
+) -> float:
+    """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32.
+
+    Raises:
+        MechanismError: a log-likelihood is not finite.
+    """
+    device = classifier.device
+
+    def largest(index: Tensor) -> Tensor:
+        with torch.inference_mode(), fast_linear(device):
+            ell = classifier.log_likelihood(inputs.batch(index, device), labels[index].to(device))
+            return (ell.abs() * weights[index].to(device)).amax()
+
+    worst = torch.zeros((), device=device)
+    with forward_passes(inputs, device) as over:
+        size = batch_size or forward_batch_size(inputs, device)
+        for one in over(largest, length_sorted_batches(inputs, batch_size=size)):
+            worst = torch.maximum(worst, one)  # hands a NaN on, where Python's max would drop it
+    if not math.isfinite(worst):
+        raise MechanismError("a log-likelihood at the released draw is not finite")
+    return float(worst)
+
+
+def risk_weights(risk: Tensor, *, c: float, g: float) -> Tensor:
+    """alpha = clip(c (1 - r~) + g, 0, 1), float32 [n], r~ the risks scaled to [0, 1].
+
+    | risks        | alpha            |
+    |--------------|------------------|
+    | all equal    | clip(c + g, 0, 1): r~ is 0, none stands out |
+    | the largest  | clip(g, 0, 1)    |
+    | the smallest | clip(c + g, 0, 1) |
+    """
+    low, high = risk.min(), risk.max()
+    spread = high - low
+    scaled = torch.zeros_like(risk) if spread == 0 else (risk - low) / spread
+    return (c * (1 - scaled) + g).clamp_(0, 1)
+
+
+def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
+    """Equation 7, float32 [n]: alpha' = clip(k alpha Delta / Delta_i, 0, 1) with Delta_i = alpha_i r_i.
+
+    A record with alpha_i = 0 has Delta_i = 0 and keeps 0 (the equation divides by zero there); one with alpha_i > 0
+    whose likelihood was 1 at every draw has nothing to hide and gets 1. The result is not bound by Delta: it belongs
+    to a new posterior, at which Delta has to be measured again.
+    """
+    delta_i = alpha * risk
+    delta = delta_i.max()
+    grown = torch.where(delta_i > 0, k * alpha * delta / delta_i.clamp(min=torch.finfo(alpha.dtype).tiny), 1.0)
+    return torch.where(alpha > 0, grown, 0.0).clamp_(0, 1)
+
+
+def failure_probability(draws: int) -> float:
+    """Probability that one fresh draw exceeds the maximum over `draws` draws: 1/(S+1), by exchangeability."""
+    return 1 / (draws + 1)

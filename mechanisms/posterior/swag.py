@@ -1,0 +1,215 @@
+"""Stochastic weight averaging, Gaussian (SWAG): a posterior from the iterates of constant-rate SGD.
+
+Maddox et al. 2019, as used by Chew et al., equations 4 to 6:
+
+    theta = mean + s * ( (1/sqrt 2) sigma_diag * z1  +  (1/sqrt(2 (K-1))) D z2 ),   z1 ~ N(0, I_P),  z2 ~ N(0, I_K)
+
+- mean and sigma_diag^2 = E[theta^2] - E[theta]^2 by Welford's recurrence: the difference of two large numbers loses
+  all digits of a float32 at fine-tuning scale.
+- D holds the last K deviations theta_t - mean_t from the *running* mean; K here is the number really held, which is
+  smaller than the rank while few snapshots have been taken.
+- z2 is one vector for all parameters: drawing it anew for each tensor would lose the covariance between layers.
+- s (`std_scale`) is 1; other values are for sensitivity studies and are part of the event.
+
+Deviations live in one file each, so a posterior of K = 20 deviations over 82 million parameters needs 6.6 GB of disk
+and no more memory than the parameters, mean and variance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint
+from mechanisms.model.threads import using
+from mechanisms.model.training import EpochState
+
+_AHEAD = 1 << 20
+"""Parameters whose noise is made in one go, in the background."""
+
+_CACHED = 1 << 17
+"""Parameters summed in one go: the piece stays in a core's cache while the deviations stream by."""
+
+
+class SwagConfig(BaseModel):
+    """How the posterior is held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="SWAG")
+
+    rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
+    std_scale: float = Field(
+        default=1.0, gt=0, le=1000, allow_inf_nan=False, title="Standard deviation scale", description="1 is SWAG."
+    )
+
+
+@dataclass
+class State(EpochState):
+    """Moments so far. `m2` is the sum of squared deviations from the mean (Welford)."""
+
+    rank: int
+    folder: Path
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.empty(0))
+    m2: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What the training checkpoint keeps of the moments."""
+        return {"mean": self.mean, "m2": self.m2, "count": torch.tensor(self.count)}
+
+    def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
+        """Take the moments back from the training checkpoint."""
+        self.mean, self.m2 = tensors["mean"].clone(), tensors["m2"].clone()
+        self.count = int(tensors["count"])
+
+    def after_epoch(self, epoch: int, theta: Tensor) -> None:
+        """A snapshot an epoch."""
+        update(self, theta)
+
+    def after_checkpoint(self, epoch: int) -> None:
+        """Deviations that no resume can need any more go."""
+        for path in self.folder.glob("deviation_*.safetensors"):
+            if int(path.stem.removeprefix("deviation_")) <= self.count - self.rank:
+                path.unlink()
+
+
+def init(num_parameters: int, *, rank: int, folder: Path) -> State:
+    """An empty state; deviations will be written into `folder`.
+
+    Raises:
+        MechanismError: rank below 2 (one deviation has no covariance).
+    """
+    if rank < 2:
+        raise MechanismError(f"swag.rank is {rank}; it must be at least 2")
+    folder.mkdir(parents=True, exist_ok=True)
+    return State(rank=rank, folder=folder, mean=torch.zeros(num_parameters), m2=torch.zeros(num_parameters))
+
+
+def update(state: State, theta: Tensor) -> None:
+    """Add one snapshot, float32 [P]."""
+    theta = theta.detach().to(device="cpu", dtype=torch.float32)
+    state.count += 1
+    delta = theta - state.mean
+    state.mean += delta / state.count
+    deviation = theta - state.mean
+    state.m2 += delta.mul_(deviation)
+    checkpoint.save(deviation_file(state.folder, state.count), {"deviation": deviation}, {"snapshot": state.count})
+
+
+def deviation_file(folder: Path, snapshot: int) -> Path:
+    """Where the deviation of snapshot number `snapshot` (1 is the first) lies."""
+    return folder / f"deviation_{snapshot:05d}.safetensors"
+
+
+def save(state: State, *, temperature: float = 1.0) -> None:
+    """Write the moments beside the deviations; `load` opens the folder as a posterior.
+
+    Args:
+        temperature: factor on the covariance of every draw, for a likelihood of which training left out 1/temperature.
+
+    Raises:
+        MechanismError: fewer than two snapshots were taken, so there is no covariance.
+    """
+    if state.count < 2:
+        raise MechanismError(f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of phase sgd")
+    checkpoint.save(
+        state.folder / "moments.safetensors",
+        {"mean": state.mean, "m2": state.m2},
+        {"count": state.count, "rank": state.rank, "temperature": temperature},
+    )
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The SWAG Gaussian over P parameters: ready to draw from.
+
+    mean float32 [P]; diag_std float32 [P], the diagonal's standard deviation *before* the factor 1/sqrt 2; deviations
+    K tensors float32 [P], memory-mapped.
+    """
+
+    mean: Tensor
+    diag_std: Tensor
+    deviations: tuple[Tensor, ...]
+    snapshots: int
+    std_scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """K, the number of deviations really held."""
+        return len(self.deviations)
+
+
+def posterior(mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float) -> Posterior:
+    """The Gaussian of these moments; the variance's divisor is the number of snapshots (equation 5)."""
+    return Posterior(
+        mean=mean,
+        diag_std=(m2 / count).clamp_(min=0).sqrt_(),
+        deviations=deviations,
+        snapshots=count,
+        std_scale=std_scale,
+    )
+
+
+def load(folder: Path, *, std_scale: float = 1.0) -> Posterior:
+    """Open a folder that `save` completed."""
+    tensors, meta = checkpoint.load(folder / "moments.safetensors")
+    count, rank = int(meta["count"]), int(meta["rank"])
+    held = range(max(1, count - rank + 1), count + 1)
+    deviations = tuple(checkpoint.load(deviation_file(folder, t))[0]["deviation"] for t in held)
+    widened = std_scale * math.sqrt(float(meta.get("temperature", 1.0)))
+    return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=widened)
+
+
+Normal = Callable[[Tensor], Tensor]
+"""Fills a float32 tensor in place with independent standard normals and returns it."""
+
+
+def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Tensor:
+    """One joint draw, float32 [P], written into `out` when given.
+
+    `normal` is asked for z2 [K] first, then for z1 block by block in order, from one thread at a time: the draw depends
+    on nothing but what `normal` answers. z1 of the next blocks is made while this one is summed. Each stored vector is
+    read once.
+    """
+    size, rank = post.mean.numel(), post.rank
+    target = torch.empty(size) if out is None or out.device.type != "cpu" else out
+    z2 = normal(torch.empty(rank)) * (post.std_scale / math.sqrt(2 * (rank - 1)))
+    coefficients = z2.tolist()
+    blocks = [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]
+    if len(blocks) == 1:
+        normal(target)
+        _add_up(post, target, blocks[0], coefficients)
+    else:
+        # One thread makes noise, one adds up. Split over threads, each of the thousands of short sums would wait for
+        # the slower half: on a busy machine ten times as long as it works.
+        with using(1), ThreadPoolExecutor(1, thread_name_prefix="swag-noise") as background:
+            drawn = [background.submit(normal, target[block]) for block in blocks]
+            for block, noise in zip(blocks, drawn, strict=True):
+                noise.result()
+                _add_up(post, target, block, coefficients)
+    if out is not None and out is not target:
+        out.copy_(target)
+        return out
+    return target
+
+
+def _add_up(post: Posterior, target: Tensor, block: slice, coefficients: list[float]) -> None:
+    """Turn z1, which lies in `target[block]`, into the draw there."""
+    diag_scale = post.std_scale / math.sqrt(2)
+    columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
+    for piece, mean, diag_std, *deviations in zip(*columns, strict=True):
+        torch.addcmul(mean, piece, diag_std, value=diag_scale, out=piece)
+        for deviation, coefficient in zip(deviations, coefficients, strict=True):
+            piece.add_(deviation, alpha=coefficient)
+
+
+def seeded_normal(generator: torch.Generator) -> Normal:
+    """Standard normals from a seeded generator: for every draw but the released one."""
+    return lambda out: out.normal_(generator=generator)

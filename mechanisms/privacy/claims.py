@@ -1,0 +1,226 @@
+"""What it costs: an event that ran, turned into a claim. An event it does not know, it refuses.
+
+Accountants are registered by event type (`claims`), so that a new mechanism brings its own and nothing here guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mechanisms.errors import MechanismError
+from mechanisms.posterior.risks import failure_probability
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import (
+    BoundedSwagEvent,
+    Claim,
+    ComposedEvent,
+    DpSgdEvent,
+    Event,
+    GaussianReleaseEvent,
+    NonPrivateEvent,
+    SwagPpmEvent,
+)
+
+E = TypeVar("E", bound=Event)
+Accountant = Callable[..., Claim]
+_ACCOUNTANTS: dict[type[Event], Accountant] = {}
+
+
+def claims(event_type: type[E]) -> Callable[[Callable[..., Claim]], Callable[..., Claim]]:
+    """Register the decorated function as the accountant of one event type."""
+
+    def register(accountant: Callable[..., Claim]) -> Callable[..., Claim]:
+        _ACCOUNTANTS[event_type] = accountant
+        return accountant
+
+    return register
+
+
+def claim_of(
+    event: Event,
+    *,
+    delta: float | None,
+    privacy_unit: str,
+    max_records_per_unit: int,
+    unprotected_inputs: tuple[str, ...],
+) -> Claim:
+    """The claim that this event supports, for one privacy unit.
+
+    Args:
+        delta: probability of failure that a formal claim is stated at; None for mechanisms that do not quantify it.
+        privacy_unit: whose presence is protected: a record, or a unit that may own several.
+        max_records_per_unit: bound m on the records of one unit, enforced before training.
+        unprotected_inputs: what reached the release from the data outside the mechanism; stated with the claim.
+
+    Raises:
+        MechanismError: no accountant supports this event, or delta is missing, superfluous or not in (0, 1).
+    """
+    accountant = _ACCOUNTANTS.get(type(event))
+    if accountant is None:
+        raise MechanismError(
+            f"no accountant supports event `{event.mechanism}`; supported: "
+            + ", ".join(sorted(t.model_fields["mechanism"].default for t in _ACCOUNTANTS))
+        )
+    if max_records_per_unit < 1:
+        raise MechanismError(f"max_records_per_unit is {max_records_per_unit}; it must be at least 1")
+    if delta is not None and not 0 < delta < 1:
+        raise MechanismError(f"delta is {delta}; it must lie strictly between 0 and 1")
+    return accountant(
+        event,
+        delta=delta,
+        unit={
+            "privacy_unit": privacy_unit,
+            "max_records_per_unit": max_records_per_unit,
+            "unprotected_inputs": unprotected_inputs,
+        },
+    )
+
+
+@claims(NonPrivateEvent)
+def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """Nothing is claimed, whatever delta was asked for."""
+    return Claim(
+        guarantee_kind="none",
+        neighbouring_relation="add-remove",
+        accountant="none: training without protection",
+        assumptions=("trained on the records without protection: no bound on what it gives away; never releasable",),
+        **unit,
+    )
+
+
+@claims(SwagPpmEvent)
+def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """Chew et al., section 2.1: one draw from the pseudo posterior costs epsilon = 2 Delta.
+
+    With xi(theta | D) proportional to exp(sum_i alpha_i l_i(theta)) xi(theta), taking record d away multiplies the
+    density by exp(-alpha_d l_d(theta)) and the normalising constant by at most as much again:
+
+    | neighbours                     | log of the density ratio   | bound     |
+    |--------------------------------|----------------------------|-----------|
+    | leave-one-out, any l (paper)   | in [-2 Delta, 2 Delta]     | 2 Delta   |
+    | leave-one-out, l <= 0          | in [-Delta, Delta]         | Delta     |
+    | one record replaced, l <= 0    | in [-2 Delta, 2 Delta]     | 2 Delta   |
+
+    For l <= 0 the factor lies in [1, e^Delta] and the normalising constant's in [1, e^Delta] too, and they pull apart,
+    hence Delta. A unit of m records: its part of the log-likelihood lies in [-m Delta, 0], because
+    max_theta |sum_i alpha_i l_i| <= sum_i Delta_i <= m Delta, so both bounds are multiplied by m.
+
+    Raises:
+        MechanismError: a delta was given. SWAG-PPM does not quantify one, and stating it would pretend so.
+    """
+    if delta is not None:
+        raise MechanismError("SWAG-PPM does not quantify delta (it is O(n^-1/2)); leave delta out")
+    m, draws = int(unit["max_records_per_unit"]), event.sensitivity_draws
+    group = "" if m == 1 else f"; a unit owns at most {m} records, so the records' bound is multiplied by {m}"
+    return Claim(
+        guarantee_kind="asymptotic-local",
+        epsilon=2 * m * event.sensitivity,
+        delta=None,
+        delta_text="O(n^-1/2), not quantified",
+        sensitivity=event.sensitivity,
+        epsilon_add_remove=m * event.sensitivity,
+        draws=draws,
+        mc_failure_prob=failure_probability(draws),
+        neighbouring_relation="add-remove",
+        accountant="2 Delta (Chew et al., section 2.1; Savitsky et al. 2022)",
+        assumptions=(
+            "epsilon = 2 Delta is the paper's, for leave-one-out neighbours; as log-likelihoods of a classifier are "
+            f"<= 0, it also bounds replacing one record, and Delta alone bounds leaving one out{group}",
+            "local: Delta is estimated on this data set, a maximum over the records held, not a supremum over "
+            "possible records or data sets; it approaches the global one only as n grows",
+            f"Delta is a maximum over the {draws} draws taken, not a supremum over parameters: a fresh draw exceeds "
+            f"it with probability 1/(S+1) = {failure_probability(draws):.2g}",
+            "SWAG approximates the posterior from which a draw is private; the claim is conditional on that "
+            f"approximation ({event.snapshots} snapshots, rank {event.rank})",
+            "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
+            "one draw is released; each further draw costs as much again",
+            "a low epsilon of this kind is no evidence that the training records cannot be told apart: a model that "
+            "has memorised them has small losses on them, and so a small Delta",
+        ),
+        **unit,
+    )
+
+
+@claims(BoundedSwagEvent)
+def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """2B for one draw, B = sup over records and parameters of |u|; the proof is in `mechanisms.model.bounded`.
+
+    A unit of m records adds u in [-m B, 0], so both bounds are multiplied by m. The kind stays `asymptotic-local`:
+    delta is 0 for an exact draw, and how far SWAG is from one is not known.
+
+    Raises:
+        MechanismError: a delta was given. The one that an exact draw has (0) is not SWAG's.
+    """
+    if delta is not None:
+        raise MechanismError("a draw from SWAG does not quantify delta, bounded likelihood or not; leave delta out")
+    m, bound = int(unit["max_records_per_unit"]), event.bound
+    by_unit = "" if m == 1 else f", times the {m} records that a unit may own"
+    fixed = (
+        ("the risk weights alpha are computed from the data and taken as fixed: the bound holds given alpha",)
+        if event.weighted
+        else ()
+    )
+    return Claim(
+        guarantee_kind="asymptotic-local",
+        epsilon=2 * m * bound,
+        delta=None,
+        delta_text="0 for an exact posterior draw; SWAG's distance from one is not quantified",
+        sensitivity=bound,
+        epsilon_add_remove=m * bound,
+        neighbouring_relation="add-remove",
+        accountant="2 B, bounded likelihood (exponential mechanism; after Hu et al. 2022, arXiv 2205.05003)",
+        assumptions=(
+            f"every record's log-likelihood is bounded by {bound:.4g} nats at all parameters, by construction and not "
+            f"by measurement{by_unit}: for an exact posterior draw epsilon holds at every n, for every data set, with "
+            "delta 0; it bounds replacing one record, and half of it leaving one out",
+            f"SWAG is not the exact posterior ({event.snapshots} snapshots, rank {event.rank}): its mean is where an "
+            "optimiser stopped and its width follows the step size, so the bound above is not proven of this draw",
+            *fixed,
+            "one draw is released; each further draw costs as much again",
+            "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
+        ),
+        **unit,
+    )
+
+
+def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
+
+    Raises:
+        MechanismError: delta is missing, or no finite epsilon comes out.
+    """
+    if delta is None:
+        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+    m = int(unit["max_records_per_unit"])
+    figures = gaussian_cost.cost(event, delta=delta, records_per_unit=m)
+    if not math.isfinite(figures.epsilon):
+        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: raise the noise")
+    replaced = (
+        f"replacing one record costs epsilon {figures.epsilon_replace_one:.4g} at the same delta"
+        if figures.epsilon_replace_one is not None
+        else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"
+    )
+    return Claim(
+        guarantee_kind="formal",
+        epsilon=figures.epsilon,
+        delta=delta,
+        epsilon_add_remove=figures.epsilon,
+        neighbouring_relation="add-remove",
+        accountant=gaussian_cost.ACCOUNTANT,
+        assumptions=(
+            f"neighbours differ by one unit added or removed; {replaced}",
+            "every record is sampled independently anew at every step (Poisson), and the samples are not published; "
+            "the parameters after every step may be",
+            "the number of records n, which sets the sampling probability and the gradient's scale, is public",
+            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
+            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
+            "rounded to float32): attacks on low-order bits are not covered",
+        ),
+        **unit,
+    )
+
+
+for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
+    claims(_event_type)(_gaussian)

@@ -1,0 +1,81 @@
+"""Class weights from private class counts (Rosenblatt et al. 2025, algorithm 4), their cost part of the claim.
+
+The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every record, and its
+proof of privacy (proposition 6) holds the weights fixed. Here the counts are released first, once, with Gaussian
+noise: one record is in one class, so the histogram's l2 sensitivity is 1. All that follows from the noisy counts,
+weights included, is post-processing, and the release composes with the DP-SGD steps in one event.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.noise import SecretStream
+
+L2_SENSITIVITY = 1.0
+"""Of a histogram over classes, when one record is added or removed."""
+
+
+class ClassWeightsConfig(BaseModel):
+    """How private counts become weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Class weights")
+
+    noise_multiplier: float = Field(
+        default=10.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        title="Noise of the counts",
+        description="Standard deviation, in records, of the noise on each class count.",
+    )
+    smallest_count: float = Field(
+        default=10.0,
+        gt=0,
+        allow_inf_nan=False,
+        title="Smallest count",
+        description="Noisy counts below this are raised to it, so that noise does not decide who weighs most.",
+    )
+    power: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        title="Power",
+        description="Weights go with count^-power: 1 is the paper's inverse frequency, 0 is none.",
+    )
+    normalise: Literal["sum", "max"] = Field(
+        default="max",
+        title="Normalisation",
+        description="`sum`: the paper's, weights of all classes add up to 1 (tiny with many classes). `max`: the "
+        "largest weight is 1.",
+    )
+    apply: Literal["before-clip", "after-clip"] = Field(
+        default="after-clip",
+        title="Where",
+        description="`before-clip`: the paper's weighted loss, min(w, C/norm). `after-clip`: w min(1, C/norm), which "
+        "still tells classes apart when every gradient is clipped.",
+    )
+
+    def event(self) -> GaussianReleaseEvent:
+        """What releasing the counts does to the records."""
+        return GaussianReleaseEvent(
+            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY
+        )
+
+
+def release_counts(labels: Tensor, *, num_labels: int, noise_multiplier: float, stream: SecretStream) -> Tensor:
+    """Class counts plus N(0, noise_multiplier^2) each, float32 [num_labels]; may be negative."""
+    counts = torch.bincount(labels.cpu(), minlength=num_labels).to(torch.float32)
+    noise = stream.normal_(torch.empty(num_labels), purpose="class counts", step=0)
+    return counts + noise_multiplier * L2_SENSITIVITY * noise
+
+
+def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:
+    """Weights in (0, 1] of each class from its noisy count, float32 [num_labels]."""
+    inverse = noisy_counts.clamp(min=config.smallest_count).pow(-config.power)
+    return inverse / (inverse.sum() if config.normalise == "sum" else inverse.max())

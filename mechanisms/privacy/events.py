@@ -1,0 +1,143 @@
+"""What was done, and what is claimed of it: one frozen type a mechanism, apart from what it costs.
+
+An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims` turns an
+event into a `Claim`; nothing else does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+GuaranteeKind = Literal["formal", "asymptotic-local", "none"]
+NeighbouringRelation = Literal["add-remove", "replace-one"]
+
+
+class Event(BaseModel, frozen=True):
+    """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mechanism: str
+
+
+class NonPrivateEvent(Event, frozen=True):
+    """Training without protection: nothing can be claimed and nothing released."""
+
+    mechanism: Literal["non-private"] = "non-private"
+    epochs: int = Field(ge=1)
+
+
+class SwagPpmEvent(Event, frozen=True):
+    """One draw from a SWAG posterior whose likelihood was raised to per-record risk weights (SWAG-PPM)."""
+
+    mechanism: Literal["swag-ppm"] = "swag-ppm"
+    reweighted: bool
+    """Whether equation 7 was applied and a third posterior fitted."""
+    snapshots: int = Field(ge=2)
+    """SGD iterates that the posterior's moments hold."""
+    rank: int = Field(ge=2)
+    """Deviation vectors that the posterior holds (K)."""
+    sensitivity_draws: int = Field(ge=1)
+    """Draws S over which the sensitivity was taken."""
+    sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released draw counts
+    too once it exists."""
+
+
+class BoundedSwagEvent(Event, frozen=True):
+    """One draw from SWAG's posterior of a bounded likelihood (`mechanisms.model.bounded`), with or without weights."""
+
+    mechanism: Literal["swag-bounded"] = "swag-bounded"
+    weighted: bool
+    """Whether risk weights, computed from the records, come before the bound."""
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    """B: largest absolute log-likelihood that any record has at any parameters, in nats, weight included."""
+    snapshots: int = Field(ge=2)
+    rank: int = Field(ge=2)
+
+
+class NoiseSegment(BaseModel):
+    """Consecutive steps that share one noise multiplier and one clip."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(ge=1)
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise divided by `l2_clip_norm`."""
+    l2_clip_norm: float = Field(gt=0, allow_inf_nan=False)
+    """Bound on the l2 norm of what one record adds to the sum; the noise is scaled by it, so it costs nothing."""
+
+
+class DpSgdEvent(Event, frozen=True):
+    """Steps of DP-SGD, each the sum of clipped per-record gradients over a Poisson sample plus Gaussian noise.
+
+    With `sampling_prob` 1 every step reads every record: full-batch gradient descent.
+    """
+
+    mechanism: Literal["dp-sgd"] = "dp-sgd"
+    sampling: Literal["poisson", "shuffled", "fixed-size"] = "poisson"
+    """`poisson`: every record independently, anew at every step. The only one that the accountants support."""
+    sampling_prob: float = Field(gt=0, le=1)
+    segments: tuple[NoiseSegment, ...] = Field(min_length=1)
+    """The noise and clip schedule in the order of the steps, run-length coded."""
+
+    @property
+    def steps(self) -> int:
+        """Steps in all."""
+        return sum(segment.steps for segment in self.segments)
+
+
+class GaussianReleaseEvent(Event, frozen=True):
+    """One vector computed from every record and released with Gaussian noise."""
+
+    mechanism: Literal["gaussian-release"] = "gaussian-release"
+    what: str
+    """What was released, such as `class counts`."""
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise divided by `l2_sensitivity`."""
+    l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Largest l2 change of the vector when one record is added or removed."""
+
+
+class ComposedEvent(Event, frozen=True):
+    """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
+
+    mechanism: Literal["composed"] = "composed"
+    events: tuple[Annotated[DpSgdEvent | GaussianReleaseEvent, Field(discriminator="mechanism")], ...] = Field(
+        min_length=1
+    )
+
+
+AnyEvent = Annotated[
+    NonPrivateEvent | SwagPpmEvent | BoundedSwagEvent | DpSgdEvent | GaussianReleaseEvent | ComposedEvent,
+    Field(discriminator="mechanism"),
+]
+"""Every event that has an accountant; for reading one back from JSON."""
+
+
+class Claim(BaseModel):
+    """A privacy claim with everything it rests on. A number without these is not a claim."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    guarantee_kind: GuaranteeKind
+    epsilon: float | None = Field(default=None, description="None when the kind is `none`")
+    delta: float | None = Field(default=None, description="None when not quantified (asymptotic-local) or not claimed")
+    delta_text: str = Field(default="", description="what delta is when it is no number, such as O(n^-1/2)")
+    sensitivity: float | None = None
+    epsilon_add_remove: float | None = Field(
+        default=None,
+        description="Delta alone: the add/remove bound for a classifier with fixed weights, since l <= 0",
+    )
+    draws: int | None = Field(default=None, description="draws S behind a Monte Carlo maximum")
+    mc_failure_prob: float | None = Field(
+        default=None, description="1/(S+1): probability that one fresh draw exceeds the maximum over S draws"
+    )
+    neighbouring_relation: NeighbouringRelation
+    privacy_unit: str = "record"
+    max_records_per_unit: int = Field(default=1, ge=1)
+    accountant: str = Field(description="name and version of what computed the cost")
+    assumptions: tuple[str, ...] = ()
+    unprotected_inputs: tuple[str, ...] = ()

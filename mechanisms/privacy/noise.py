@@ -1,0 +1,80 @@
+"""Randomness of the DP mechanisms: secret, and yet the same again when a run resumes.
+
+DP-SGD's guarantee needs noise *and* samples that nobody can guess. A seed in a parameter file would give both away, so
+the key is 32 bytes of the operating system's entropy, drawn when a run starts. It lives in the private checkpoint
+alone, never in a parameter, log or result, and goes when the run ends.
+
+Why not fresh entropy at every step: a run that died after its checkpoint would, resumed, draw *other* noise for steps
+whose noisy gradients were already computed, and whoever saw both (in a log, a core dump) could average. Here the noise
+of a step is a function of (key, purpose, step): a resumed run equals the unbroken one, and a step has one noise ever.
+
+AES-256 in counter mode on a subkey a (purpose, step), by HMAC-SHA-256 from the key; Box-Muller in float64 as in
+`mechanisms.privacy.entropy`, on the device the noise is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from mechanisms.privacy.entropy import box_muller, uniforms
+
+KEY_BYTES = 32
+_BLOCK = 1 << 18
+"""Few enough normals that their float64 intermediates stay in cache."""
+
+
+def new_key() -> bytes:
+    """A key from the operating system's entropy."""
+    return os.urandom(KEY_BYTES)
+
+
+class SecretStream:
+    """Uniforms and normals addressed by (purpose, step); the same address gives the same values."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "SecretStream(key hidden)"
+
+    def normal_(self, out: Tensor, *, purpose: str, step: int) -> Tensor:
+        """Fill a contiguous float tensor in place with independent standard normals and return it."""
+        return self.add_normal_(out.zero_(), std=1.0, purpose=purpose, step=step)
+
+    def add_normal_(self, out: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
+        """Add independent normals of this standard deviation to a contiguous float tensor in place and return it.
+
+        Block by block: no second vector of the tensor's size exists at any time.
+        """
+        flat, source = out.view(-1), self._source(purpose, step)
+        for start in range(0, flat.numel(), _BLOCK):
+            piece = flat[start : start + _BLOCK]
+            pairs = (piece.numel() + 1) // 2
+            first, second = box_muller(source(16 * pairs), device=out.device)
+            piece[:pairs] += first.mul_(std)
+            piece[pairs:] += second.mul_(std)[: piece.numel() - pairs]
+        return out
+
+    def poisson_sample(self, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
+        """Indices int64 [b], ascending, each record in it independently with probability `prob`."""
+        uniform = uniforms(self._source(purpose, step)(8 * records), device=torch.device("cpu"))
+        return torch.nonzero(uniform < prob)[:, 0]
+
+    def _source(self, purpose: str, step: int) -> Callable[[int], bytearray]:
+        subkey = hmac.digest(self._key, f"{purpose}\x1f{step}".encode(), hashlib.sha256)
+        encryptor = Cipher(algorithms.AES(subkey), modes.CTR(bytes(16))).encryptor()
+
+        def read(count: int) -> bytearray:
+            """The next `count` bytes of the key stream."""
+            return bytearray(encryptor.update(bytes(count)))
+
+        return read

@@ -1,0 +1,1 @@
+"""The folder that leaves: built, sealed, signed, packed, checked, registered, revoked."""

@@ -1,0 +1,1 @@
+"""What is measured beside a claim: membership, reruns, bounds, findings."""

@@ -1,0 +1,65 @@
+"""What an audit is asked to do: how much to spend, and on which branches."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage.errors import InputError
+from tasks.branches.branch import Branch, choose
+from tasks.parameters import RetrainParameters
+
+FEWEST_TRIALS = 16
+"""Fewer leave no reference runs to speak of."""
+
+
+class AuditParameters(BaseModel):
+    """How much is spent on measuring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Audit")
+
+    trials: int = Field(default=32, ge=0, le=100_000, title="Trials", description="0: the membership test alone.")
+    trial_draws: int = Field(
+        default=50, ge=2, le=100_000, title="Draws a trial", description="For risks and for Delta in each trial."
+    )
+    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family")
+    confidence: float = Field(default=0.95, gt=0.5, le=0.999, title="Confidence of the lower bound")
+
+
+UNWEIGHTED = Branch("swag", "SWAG without weights", "swag", "base")
+"""What the chain starts from: never released, and what weights have to be better than."""
+
+
+def choose_branches(names: str, parameters: RetrainParameters) -> tuple[Branch, ...]:
+    """Branches by name; `release` is what a retrain with these parameters releases from.
+
+    Raises:
+        InputError: an unknown branch.
+    """
+    found: list[Branch] = []
+    for name in dict.fromkeys(part.strip() for part in names.split(",") if part.strip()):
+        if name == "release":
+            every = choose("all", model=parameters.model)
+            found.append(next(branch for branch in every if branch.round == parameters.rounds[-1]))
+        elif name == UNWEIGHTED.name:
+            found.append(UNWEIGHTED)
+        else:
+            found += choose(name, model=parameters.model)
+    if not found:
+        raise InputError("--branches: name at least one, `release` or `all`")
+    return tuple(dict.fromkeys(found))
+
+
+def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
+    """Refuse trials that cannot be.
+
+    Raises:
+        InputError: too few to say anything, or of a model that has no fast trials.
+    """
+    if 0 < settings.trials < FEWEST_TRIALS:
+        raise InputError(f"--trials: {settings.trials} say nothing; give at least {FEWEST_TRIALS}, or 0 for none")
+    fast = parameters.model.trainable == "head" and parameters.model.pooling == "mean"
+    if settings.trials and not fast:
+        raise InputError(
+            "--trials: reruns of the chain need model.trainable=head and model.pooling=mean; "
+            "--trials 0 gives the membership test alone"
+        )

@@ -1,0 +1,1 @@
+"""Mechanisms as branches of a comparison: their stages, their outcome, their plan."""

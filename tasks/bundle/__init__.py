@@ -1,0 +1,1 @@
+"""What a bundle holds: model, card, statement, thresholds, golden answers, materials."""

@@ -1,0 +1,203 @@
+"""What is put into a bundle, and the gate that it has to pass before it may lie among the bundles."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mechanisms.model import encoders, export
+from storage.artifacts import digest
+from storage.bundle import folder as bundle
+from storage.codelist import Code
+from storage.datasets import load_codes, load_split, split_file
+from storage.egress import gate, leaks
+from storage.egress.sequences import SequenceFilter, load_key
+from storage.errors import InputError
+from storage.ledger import Row
+from tasks.bundle import card, golden
+from tasks.bundle import statement as statement_page
+from tasks.bundle import thresholds as calibration
+from tasks.bundle.materials import bill_of_materials
+from tasks.fitting.candidate import Candidate
+from tasks.parameters import BundleParameters
+from tasks.running.stage import Context
+
+_APACHE = "Apache-2.0"
+
+
+def fill(
+    folder: Path, context: Context, row: Row, candidate: Candidate, theta: Tensor, settings: BundleParameters
+) -> None:
+    """Write the content of a drawn release's bundle into an empty folder, and pass it through the gate.
+
+    The same row, parameters and settings give the same bytes on the same machine.
+
+    Raises:
+        UnsoundBundle: something in it may not leave; names the file.
+    """
+    codes = load_codes(context.store.open(candidate.dataset))
+    facts = context.store.figures(candidate.dataset)
+    classification, version = facts.get("classification", ""), facts.get("classification_version", "")
+    tensors = export.save(
+        candidate.classifier(context, theta),
+        folder,
+        codes=[entry.code for entry in codes],
+        precision=settings.precision,
+    )
+    _write_codes(folder / bundle.CODELIST, codes, classification, version)
+    claimed = statement(row)
+    bundle.write_json(folder / bundle.STATEMENT, claimed)
+    (folder / bundle.PAGE).write_text(statement_page.statement_page(claimed), encoding="utf-8")
+    released = export.load(folder)
+    golden.write(released, folder / bundle.GOLDEN)
+    thresholds = calibration.thresholds_on_generated(released)
+    if thresholds is not None:
+        bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
+    licence, licence_id = licence_of(settings)
+    (folder / bundle.LICENCE).write_text(licence, encoding="utf-8")
+    text = card.model_card(
+        claimed,
+        candidate.model,
+        labels=len(codes),
+        classification=f"{classification} {version}".strip(),
+        precision=settings.precision,
+        licence=licence_id,
+        thresholds=thresholds,
+    )
+    (folder / bundle.CARD).write_text(text, encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    bill = bill_of_materials(
+        folder,
+        claimed,
+        encoder=card.encoder_name(candidate.model),
+        family=config["model_type"],
+        architecture=(config.get("architectures") or ["unknown"])[0],
+        licence=licence_id,
+    )
+    bundle.write_json(folder / bundle.MATERIALS, bill)
+    gate.inspect(folder, _expected(context, candidate, codes, tensors, claimed))
+
+
+def rehearse(context: Context, candidate: Candidate, settings: BundleParameters) -> None:
+    """Refuse before the budget is charged what the gate would refuse afterwards of this encoder or these settings.
+
+    The model is written as it would be released, but with the parameters that training began with.
+
+    Raises:
+        MechanismError, StorageError: say what cannot leave.
+    """
+    licence_of(settings)
+    dataset = context.store.open(candidate.dataset)
+    codes = load_codes(dataset)
+    folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        names = [entry.code for entry in codes]
+        tensors = export.save(candidate.untrained(context), folder, codes=names, precision=settings.precision)
+        gate.inspect_model(folder, _expected(context, candidate, codes, tensors, {}))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def statement(row: Row) -> dict[str, Any]:
+    """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow."""
+    told = row.as_json()
+    return (
+        {"schema": 1}
+        | {name: told[name] for name in _STATED}
+        | {"does_not_mean": list(DOES_NOT_MEAN[row.guarantee_kind])}
+        | ({"audit": row.details["audit"]} if "audit" in row.details else {})
+    )
+
+
+_STATED = (
+    "release_id", "population", "cohorts", "mechanism", "guarantee_kind", "epsilon", "delta", "delta_text",
+    "sensitivity", "epsilon_add_remove", "draws", "mc_failure_prob", "neighbouring_relation", "privacy_unit",
+    "max_records_per_unit", "accountant", "assumptions", "unprotected_inputs", "trust_model", "randomness_source",
+    "floating_point_caveat", "code_commit",
+)  # fmt: skip
+"""Fields of the row that a statement repeats."""
+
+DOES_NOT_MEAN = {
+    "asymptotic-local": (
+        "Not a proof that no record can be recognised: a model that has memorised its records has small losses, and "
+        "so a small epsilon of this kind.",
+        "Not comparable with a formal (epsilon, delta): delta is not quantified, epsilon was estimated on these "
+        "records.",
+        "Not a promise about a second draw: each further draw spends its own epsilon.",
+    ),
+    "formal": (
+        "Not a promise about what was not accounted for: what is listed as unprotected reached the model outside the "
+        "bound.",
+        "Not comparable with an asymptotic-local epsilon: this one bounds every data set and every record, and costs "
+        "accuracy for it.",
+        "Not a promise that nothing can be learned of a person: what the records of others say about them stays.",
+    ),
+}
+"""By guarantee kind."""
+
+
+def _expected(
+    context: Context,
+    candidate: Candidate,
+    codes: Sequence[Code],
+    tensors: dict[str, export.Shapes],
+    claimed: dict[str, Any],
+) -> gate.Expected:
+    encoder = Path(encoders.resolve(candidate.model.encoder))
+    places = (context.workspace.home, *((encoder,) if encoder.is_dir() else ()))
+    return gate.Expected(
+        codes=tuple(codes),
+        tokenizer=gate.tokenizer_digest(export.tokenizer_of(candidate.model.encoder)),
+        tensors=tensors,
+        golden_texts=golden.texts(),
+        statement=claimed,
+        identities=leaks.identities(*places),
+        narratives=_narratives(context, candidate, codes),
+    )
+
+
+def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
+    """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
+    public = [*golden.texts(), *(entry.title for entry in codes), card.EXAMPLE]
+    folder = context.workspace.private / "egress"
+    key = load_key(folder / "key")
+    file = folder / f"{digest({'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"
+    if not file.is_file():
+        dataset = context.store.open(candidate.dataset)
+        splits = [split for split in ("train", "test", "holdout") if split_file(dataset, split).is_file()]
+        texts = (text for split in splits for text in load_split(dataset, split)["text"])
+        SequenceFilter.of(texts, key=key, public=public).save(file)
+    return SequenceFilter.load(file, key=key)
+
+
+def _write_codes(path: Path, codes: Sequence[Code], classification: str, version: str) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["code", "title", "classification", "version"])
+        writer.writerows([entry.code, entry.title, classification, version] for entry in codes)
+
+
+def licence_of(settings: BundleParameters) -> tuple[str, str | None]:
+    """Text of the licence and its SPDX id, None for one that the operator gave.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if settings.licence is None:
+        ours = metadata.distribution("swag-ppm-autocoder").read_text("licenses/LICENSE")
+        if ours is None:
+            raise InputError("release.licence: the package came without its own; name a licence's text file")
+        return ours, _APACHE
+    try:
+        return Path(settings.licence).expanduser().read_text(encoding="utf-8"), None
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"release.licence: {settings.licence} cannot be read as UTF-8 text") from None

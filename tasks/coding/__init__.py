@@ -1,0 +1,1 @@
+"""Using a bundle: codes for tables, groups, quality, drift."""

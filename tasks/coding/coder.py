@@ -1,0 +1,186 @@
+"""Coding with a released bundle: texts in, codes with scores out. Narratives are never logged."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import export
+from storage.artifacts import file_digest
+from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
+from storage.errors import InputError, StorageError
+from tasks.bundle.thresholds import THRESHOLDS, read_thresholds
+from tasks.coding.groups import Groups, groups_of
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A code, or a group of codes, for one narrative; the score is the model's probability."""
+
+    code: str
+    title: str
+    score: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"score": round(self.score, 6)}
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What the model makes of one narrative."""
+
+    answers: tuple[Answer, ...]
+    """The best codes, best first; none for a blank narrative."""
+    needs_review: bool | None = None
+    """Whether the best score lies below the threshold, or nothing was said; None without a threshold."""
+    group: Answer | None = None
+    """Where the best code is unsure: the most detailed group of codes whose scores add up to the threshold."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        told: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
+        if self.needs_review is not None:
+            told["needs_review"] = self.needs_review
+            told["group"] = self.group and self.group.as_dict()
+        return told
+
+
+@dataclass(frozen=True)
+class Coder:
+    """A released model with its classification and what is known of its scores."""
+
+    release: str
+    digest: str
+    classification: str
+    version: str
+    model: export.Released
+    titles: dict[str, str]
+    groups: Groups | None
+    thresholds: dict[str, Any] | None
+    """Content of a thresholds file: its temperature divides the logits."""
+
+    @classmethod
+    def open(cls, folder: Path, *, thresholds: Path | None = None, by_digits: bool | None = None) -> Coder:
+        """Load a bundle.
+
+        Args:
+            thresholds: a file fitted on records of one's own, in place of the bundle's.
+            by_digits: as `groups_of` has it.
+
+        Raises:
+            InputError: the folder is no bundle.
+        """
+        if not (folder / STATEMENT).is_file():
+            raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
+        try:
+            with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
+                listed = list(csv.DictReader(file))
+            titles = {row["code"]: row["title"] for row in listed}
+            release = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
+            first = listed[0]
+        except (OSError, ValueError, KeyError, IndexError, RecursionError):
+            raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
+        # A list without a name or a version is told from others by its content.
+        name = first.get("classification") or "unnamed"
+        version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
+        own = folder / THRESHOLDS
+        try:
+            known = read_thresholds(thresholds or own) if thresholds or own.is_file() else None
+        except MechanismError as error:
+            raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
+        try:
+            model = export.load(folder)
+        except MechanismError as error:
+            raise InputError(f"--bundle: {error}") from None
+        except Exception as error:  # the libraries below raise whatever a damaged model meets
+            what = type(error).__name__
+            raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
+        return cls(
+            release=str(release),
+            digest=bundle_digest(folder),
+            classification=name,
+            version=version,
+            model=model,
+            titles=titles,
+            groups=groups_of(model.codes, classification=name, wanted=by_digits),
+            thresholds=known,
+        )
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What stands in every row: the model and the classification that its codes come from."""
+        return {
+            "model": self.release,
+            "classification": self.classification,
+            "classification_version": self.version,
+            "bundle_digest": self.digest,
+        }
+
+    def scores(self, texts: Sequence[str]) -> Tensor:
+        """Probability of every code, float32 [n, codes], calibrated where a temperature is known."""
+        temperature = self.thresholds["temperature"] if self.thresholds else 1.0
+        return (self.model.logits(texts) / temperature).softmax(-1)
+
+    def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+        """Code narratives. A blank one gets no code."""
+        said = [at for at, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[at] for at in said])
+        codings = [Coding((), None if threshold is None else True)] * len(texts)
+        for at, coding in zip(said, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
+            codings[at] = coding
+        return codings
+
+    def from_scores(self, scores: Tensor, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+        """What scores [n, codes] of narratives amount to."""
+        codings = []
+        best = scores.topk(min(top_k, scores.shape[1]), dim=-1)
+        groups: list[tuple[str, float] | None] = [None] * len(scores)
+        if threshold is not None and self.groups is not None:
+            groups = self.groups.broadest_sure(scores, threshold=threshold)
+        for row, values, group in zip(best.indices.tolist(), best.values.tolist(), groups, strict=True):
+            answers = tuple(self._answer(self.model.codes[i], score) for i, score in zip(row, values, strict=True))
+            unsure = None if threshold is None else answers[0].score < threshold
+            codings.append(Coding(answers, unsure, self._answer(*group) if unsure and group else None))
+        return codings
+
+    def threshold_for(self, accuracy: float) -> float:
+        """The score above which the stated share of answers was right, on the records that the file was fitted on.
+
+        Raises:
+            InputError: no thresholds are known, none for this accuracy, or no score reaches it.
+        """
+        if self.thresholds is None:
+            raise InputError(
+                f"--accuracy: this bundle has no {THRESHOLDS}; give a score with --threshold, or fit one on records "
+                "that you have coded (autocoder calibrate)"
+            )
+        known = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
+        if accuracy not in known:
+            listed = ", ".join(map(str, sorted(known))) or "none"
+            raise InputError(f"--accuracy: no threshold is known for {accuracy}; there are {listed}")
+        if known[accuracy] is None:
+            raise InputError(f"--accuracy: no score reached {accuracy} on {self.thresholds['fitted_on']}")
+        return float(known[accuracy])
+
+    def _answer(self, code: str, score: float) -> Answer:
+        return Answer(code, self.titles.get(code, ""), score)
+
+
+def newest_bundle(home: Path) -> Path:
+    """The bundle committed last in a workspace.
+
+    Raises:
+        StorageError: there is none.
+    """
+    folders = [p for p in (home / "bundles").glob("*") if p.is_dir() and not p.name.startswith(".")]
+    if not folders:
+        raise StorageError(f"no bundle in {home / 'bundles'}; run `autocoder retrain`, or name one with --bundle")
+    return max(folders, key=lambda p: p.stat().st_mtime)

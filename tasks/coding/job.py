@@ -1,0 +1,274 @@
+"""Coding a whole table: piece by piece, resumable after any death, put in place by one rename.
+
+The answers of each finished piece lie in a hidden folder beside the output, without the narratives. When all are there,
+one pass over the input merges the two. The same command after a crash finds the answers and codes only what is missing.
+Just before the output is put in place, a mark beside it says which job it is of; the mark goes last of all, so that a
+job that died while clearing up is known to be done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.artifacts import digest, file_digest, write_atomically
+from storage.errors import InputError, StorageError
+from storage.tables.reading import Row, Table, pieces, survey
+from storage.tables.writing import harmless, kind_of, writing
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Added, Narratives, output_schema
+from tasks.running import progress
+
+_FORMAT = 1
+_STAGE = "code"
+_JOB, _LOCK = "job.json", "lock"
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What a job did."""
+
+    rows: int
+    blank: int
+    review: int | None
+    """Rows for a person to look at; None without a threshold."""
+    resumed: int
+    """Rows whose answers were there from an earlier run."""
+
+
+@dataclass(frozen=True)
+class CodingJob:
+    """One table to code into one file."""
+
+    table: Table
+    out: Path
+    narratives: Narratives
+    added: Added
+    append: bool = False
+    overwrite: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the answers of finished pieces are kept until the output is whole."""
+        return self.out.with_name(f".{self.out.name}.coding")
+
+    @property
+    def mark(self) -> Path:
+        """What tells, until all is cleared up, that the output is this job's."""
+        return self.out.with_name(f".{self.out.name}.coded")
+
+    def key(self, coder: Coder) -> str:
+        """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
+        known = coder.thresholds or {}
+        crosswalk = self.added.crosswalk
+        return digest(
+            {
+                "format": _FORMAT,
+                "input": self.table.sha256,
+                "kind": self.table.kind,
+                "columns": list(self.narratives.columns),
+                "template": self.narratives.template,
+                "bundle": coder.digest,
+                "temperature": known.get("temperature"),
+                "top_k": self.added.top_k,
+                "threshold": self.added.threshold,
+                "grouped": self.added.grouped,
+                "crosswalk": crosswalk and [crosswalk.version, sorted(crosswalk.to.items())],
+                "append": self.append,
+            }
+        )
+
+
+def run(coder: Coder, job: CodingJob) -> Coded:
+    """Code a table, or go on with it.
+
+    Raises:
+        InputError: the output is there and not to be replaced, or holds other columns or another version.
+        StorageError: another process codes into the same file, or the input changed meanwhile.
+    """
+    schema = output_schema(job.table, job.added, coder)
+    kind = kind_of(job.out)
+    if kind != "csv" and len(set(schema.names)) < len(schema.names):
+        raise InputError(f"--data: {job.table.source.name} has a column name twice, which only CSV can hold")
+    _check_output(job, coder)
+    with _locked(job):
+        told = _finished(job, coder)  # not None: all but clearing up was done when an earlier run died
+        if told is None:
+            _begin(job, coder)
+            before = _before(job, schema, coder) if job.append else None
+            resumed = _code(coder, job)
+            told = _tally(job, resumed=resumed)
+            _merge(coder, job, schema, before, told)
+        shutil.rmtree(job.folder)
+        job.mark.unlink(missing_ok=True)
+    return told
+
+
+def _code(coder: Coder, job: CodingJob) -> int:
+    """Code the pieces that are not there; return the rows that were."""
+    done = resumed = 0
+    with closing(job.table.read(job.narratives.columns)) as rows:
+        for number, piece in enumerate(pieces(rows, columns=len(job.table.columns))):
+            part = job.folder / f"{number:08}.parquet"
+            if not part.is_file():
+                codings = coder.code(job.narratives.texts(piece), top_k=job.added.top_k, threshold=job.added.threshold)
+                _write_part(part, [job.added.row(coding) for coding in codings], job.added.schema())
+            else:
+                resumed += len(piece)
+            done += len(piece)
+            progress.report(_STAGE, done, job.table.rows)
+    return resumed
+
+
+def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, told: Coded) -> None:
+    """Write the output beside its name, then put it there."""
+    fresh, origin = job.folder / "output", tuple(coder.origin.values())
+    with writing(fresh, kind_of(job.out), schema) as write:
+        if before is not None:
+            # JSON objects may lack keys, which then stay absent
+            existing = before.read(schema.names) if before.kind == "jsonl" else before.read()
+            for piece in pieces(existing, columns=len(schema)):
+                write(piece)
+        with closing(job.table.read()) as rows:
+            answers = _answers(job)
+            for piece in pieces(rows, columns=len(schema)):
+                write([row + next(answers) + origin for row in piece])
+    if file_digest(job.table.source.path) != job.table.sha256:
+        raise StorageError(f"{job.table.source.name} changed while it was coded; run again")
+    _sync(fresh)
+    mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": told.blank, "review": told.review}
+    write_atomically(job.mark, json.dumps(mark).encode())
+    fresh.replace(job.out)
+    _sync(job.out.parent)
+
+
+def _answers(job: CodingJob) -> Iterator[Row]:
+    for part in _parts(job):
+        columns = pq.read_table(part).columns
+        yield from zip(*(column.to_pylist() for column in columns), strict=True)
+
+
+def _tally(job: CodingJob, *, resumed: int) -> Coded:
+    blank = review = 0
+    for part in _parts(job):
+        answers = pq.read_table(part)
+        blank += answers["code"].null_count
+        if job.added.threshold is not None:
+            review += sum(answers["needs_review"].to_pylist())
+    return Coded(job.table.rows, blank, None if job.added.threshold is None else review, resumed)
+
+
+def _parts(job: CodingJob) -> list[Path]:
+    return sorted(job.folder.glob("*.parquet"))
+
+
+def _check_output(job: CodingJob, coder: Coder) -> None:
+    if job.out.is_dir():
+        raise InputError(f"--out: {job.out} is a folder; name a file")
+    if job.out.exists() and not (job.append or job.overwrite or _finished(job, coder)):
+        raise InputError(f"--out: {job.out} is there; --overwrite replaces it, --append adds the rows to it")
+
+
+def _begun(job: CodingJob, coder: Coder) -> bool:
+    try:
+        return bool(json.loads((job.folder / _JOB).read_text())["key"] == job.key(coder))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _begin(job: CodingJob, coder: Coder) -> None:
+    """Keep what an earlier run of the same job left, remove what another one did."""
+    if _begun(job, coder):
+        return
+    for path in job.folder.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+    fresh = job.folder / "job.new"
+    fresh.write_text(json.dumps({"key": job.key(coder)}))
+    _sync(fresh)
+    fresh.replace(job.folder / _JOB)
+
+
+def _finished(job: CodingJob, coder: Coder) -> Coded | None:
+    """What an earlier run of the same job did, where its output is in place."""
+    try:
+        mark = json.loads(job.mark.read_text())
+        if (mark["key"], mark["sha256"]) == (job.key(coder), file_digest(job.out)):
+            return Coded(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
+    except (OSError, ValueError, KeyError):
+        pass
+    return None
+
+
+def _before(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:
+    try:
+        return _existing(job, schema, coder)
+    except InputError:
+        if not _parts(job):
+            shutil.rmtree(job.folder)
+        raise
+
+
+def _existing(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:
+    """The rows that an output to append to has already.
+
+    Raises:
+        InputError: its columns are others, or its codes are of another version.
+    """
+    if not job.out.is_file():
+        return None
+    before = survey(job.out, text_columns=())
+    kept = ("classification", "classification_version")
+    if not set(kept) <= set(before.columns):
+        raise InputError(f"--append: {job.out} has no column {kept[1]!r}; it was not written by this command")
+    mine = tuple(coder.origin[name] for name in kept)
+    for number, row in enumerate(before.read(kept), start=1):
+        if row != mine:
+            raise InputError(
+                f"--append: {job.out} holds codes of another version (row {number}); this bundle codes "
+                f"{' '.join(mine)}, and versions are not mixed in one table: name another file"
+            )
+    names = [harmless(name) for name in schema.names] if before.kind == "csv" else schema.names
+    fits = set(before.columns) <= set(names) if before.kind == "jsonl" else before.columns == tuple(names)
+    if not fits:
+        raise InputError(f"--append: {job.out} has other columns than this job would write; name another file")
+    return before
+
+
+@contextmanager
+def _locked(job: CodingJob) -> Iterator[None]:
+    try:
+        job.folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        raise InputError(f"--out: no folder {job.out.parent}") from None
+    with (job.folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageError(f"--out: another process is coding into {job.out}") from None
+        yield
+
+
+def _write_part(part: Path, rows: list[Row], schema: pa.Schema) -> None:
+    arrays = [pa.array(column, field.type) for field, column in zip(schema, zip(*rows, strict=True), strict=True)]
+    fresh = part.with_suffix(".new")
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), fresh, compression="zstd")
+    _sync(fresh)
+    fresh.replace(part)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

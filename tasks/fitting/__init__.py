@@ -1,0 +1,1 @@
+"""From a file to a fitted posterior: data, training, passes over draws, evaluation."""

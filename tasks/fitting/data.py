@@ -1,0 +1,150 @@
+"""Stages that turn a file into what a classifier reads: ingest, then tokens or cached features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from mechanisms.model import checkpoint, classifier, encoders, inputs
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from storage import ingest as ingestion
+from storage.artifacts import ArtifactRef, file_digest, files_digest
+from storage.datasets import load_codes, load_split
+from storage.errors import InputError
+from tasks.parameters import DataParameters
+from tasks.running.stage import Step, Work
+
+SPLITS = ("train", "test")
+
+
+def ingest(data: DataParameters) -> Step:
+    """Read, validate, sample and split the records."""
+    source = Path(data.source).expanduser()
+    codelist = Path(data.codelist).expanduser() if data.codelist else None
+    for path in filter(None, (source, codelist)):
+        if not path.is_file():
+            raise InputError(f"no file {path}")
+    named = {"classification": data.classification, "classification_version": data.classification_version}
+    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
+    if codelist is not None:
+        config["codelist"] = file_digest(codelist)
+    return Step(
+        name="ingest",
+        label="ingest",
+        config=config,
+        inputs={},
+        body=partial(_ingest, data=data, source=source, codelist=codelist),
+        modules=("storage.ingest",),
+    )
+
+
+def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | None) -> Mapping[str, Any]:
+    result = ingestion.ingest(
+        source,
+        work.out,
+        data.ingest,
+        codelist,
+        progress=lambda done, total: work.progress(done, total or done),
+    )
+    return {
+        "rows_read": result.rows_read,
+        "records": result.train + result.test,
+        "train": result.train,
+        "test": result.test,
+        "classification": data.classification,
+        "classification_version": data.classification_version,
+        "codes_observed": result.codes_observed,
+        "label_space": result.label_space,
+        "label_space_source": result.label_space_source,
+        "cohorts": list(result.cohorts),
+        "fingerprint": result.fingerprint,
+    }
+
+
+def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
+    """Tokens of both splits, or the frozen encoder's features for trainable part `head`."""
+    head = model.trainable == "head"
+    config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
+    if head:
+        config["pooling"] = model.pooling
+    files = encoders.digest_parts(model.encoder)
+    config["encoder_digest"] = files_digest(files) if files else encoders.revision(model.encoder)
+    return Step(
+        name="features" if head else "tokens",
+        label="features" if head else "tokens",
+        config=config,
+        inputs={"dataset": dataset},
+        body=partial(_prepare, model=model, seed=seed),
+        modules=("tasks.fitting.data",),
+    )
+
+
+def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
+    dataset = work.inputs["dataset"]
+    splits = {name: load_split(dataset, name) for name in SPLITS}
+    total = sum(len(split) for split in splits.values())
+    work.sized(total)
+    tokens_seen, done = 0, 0
+    for name, split in splits.items():
+        tokens = classifier.tokenize(model, list(split["text"]))
+        tokens_seen += int(tokens.offsets[-1])
+        if model.trainable == "head":
+            made = _features(work, name, tokens, model=model, seed=seed, before=done, total=total)
+        else:
+            made = tokens
+        made.save(work.out / f"{name}.safetensors")
+        done += len(split)
+        work.progress(done, total)
+        save_file({"labels": torch.tensor(split["label"], dtype=torch.int64)}, work.out / f"{name}_labels.safetensors")
+    return {"records": total, "tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
+
+
+def _features(
+    work: Work, name: str, tokens: TokenInputs, *, model: ModelConfig, seed: int, before: int, total: int
+) -> FeatureInputs:
+    """Encode in batches, keeping what is done every 2,048 records, so that a killed run goes on from there."""
+    encoder = classifier.build(model, num_labels=2, seed=seed, device=classifier.device_of(work.context.device))
+    parts = work.scratch / f"features_{name}"
+    parts.mkdir(exist_ok=True)
+    kept = [checkpoint.load(path)[0] for path in sorted(parts.glob("*.safetensors"))]
+    finished = torch.cat([part["index"] for part in kept]) if kept else None
+    pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+    count = 0 if finished is None else len(finished)
+    files = len(kept)
+
+    def flush() -> None:
+        nonlocal files
+        index, rows = (torch.cat(column) for column in zip(*pending, strict=True))
+        checkpoint.save(parts / f"{files:06d}.safetensors", {"index": index, "features": rows}, {})
+        files += 1
+        pending.clear()
+
+    def on_batch(index: torch.Tensor, rows: torch.Tensor) -> None:
+        nonlocal count
+        count += len(index)
+        pending.append((index, rows))
+        if sum(len(i) for i, _ in pending) >= 2048:
+            flush()
+        work.progress(before + count, total)
+
+    made = encoder.encode(tokens, done=finished, on_batch=on_batch)
+    for part in kept:
+        made.features[part["index"]] = part["features"]
+    return made
+
+
+def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
+    """What `prepare` wrote for one split: inputs, and labels int64 [n]."""
+    labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
+    return inputs.load(folder / f"{split}.safetensors"), labels
+
+
+def label_count(dataset: Path) -> int:
+    """Size of the label space."""
+    return len(load_codes(dataset))

@@ -1,0 +1,154 @@
+"""Stages that fit: fine-tuning with AdamW, then constant-rate SGD whose iterates SWAG collects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechanisms.model import checkpoint, classifier, training
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.training import OptimiserPhase
+from mechanisms.posterior import swag
+from mechanisms.posterior.swag import SwagConfig
+from storage.artifacts import ArtifactRef
+from tasks.fitting.data import label_count, load_inputs
+from tasks.parameters import FitParameters
+from tasks.running.stage import Context, Step, Work
+
+
+def fine_tune(
+    round_name: str,
+    model: ModelConfig,
+    fit: FitParameters,
+    *,
+    dataset: ArtifactRef | None,
+    prepared: ArtifactRef | None,
+    weights: ArtifactRef | None,
+    weighted: bool,
+    bounded: BoundedLikelihood | None = None,
+) -> Step:
+    """Fine-tune from the public encoder; with `weighted`, on the pseudo likelihood; `bounded`, on the bounded one."""
+    needed = {"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {})
+    return Step(
+        name="fine-tune",
+        label=f"fine-tune ({round_name})",
+        config={
+            "model": model.model_dump(mode="json"),
+            "phase": fit.adamw.model_dump(mode="json"),
+            "seed": fit.seed,
+        }
+        | _bound(bounded),
+        inputs=needed,
+        body=partial(_fine_tune, model=model, phase=fit.adamw, seed=fit.seed, bounded=bounded),
+        modules=("tasks.fitting.train",),
+    )
+
+
+def _bound(bounded: BoundedLikelihood | None) -> dict[str, Any]:
+    return {} if bounded is None else {"bound": bounded.bound}
+
+
+def _fine_tune(
+    work: Work, *, model: ModelConfig, phase: OptimiserPhase, seed: int, bounded: BoundedLikelihood | None
+) -> Mapping[str, Any]:
+    trained = build(work.context, model, work.inputs["dataset"], seed=seed)
+    losses = _train(work, trained, phase=phase, seed=seed, purpose="fine-tune", state=None, bounded=bounded)
+    checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
+    return {"epochs": phase.epochs, "loss": losses[-1], "losses": losses, "parameters": trained.num_parameters}
+
+
+def collect_swag(
+    round_name: str,
+    model: ModelConfig,
+    fit: FitParameters,
+    *,
+    dataset: ArtifactRef | None,
+    prepared: ArtifactRef | None,
+    tuned: ArtifactRef | None,
+    weights: ArtifactRef | None,
+    weighted: bool,
+    bounded: BoundedLikelihood | None = None,
+) -> Step:
+    """Go on with SGD at a constant rate and collect the SWAG posterior, a snapshot an epoch."""
+    needed = {"dataset": dataset, "prepared": prepared, "tuned": tuned}
+    return Step(
+        name="swag",
+        label=f"SWAG ({round_name})",
+        config={
+            "model": model.model_dump(mode="json"),
+            "phase": fit.sgd.model_dump(mode="json"),
+            "rank": fit.swag.rank,
+            "seed": fit.seed,
+        }
+        | _bound(bounded),
+        inputs=needed | ({"weights": weights} if weighted else {}),
+        body=partial(_collect_swag, model=model, phase=fit.sgd, config=fit.swag, seed=fit.seed, bounded=bounded),
+        modules=("tasks.fitting.train",),
+    )
+
+
+def _collect_swag(
+    work: Work,
+    *,
+    model: ModelConfig,
+    phase: OptimiserPhase,
+    config: SwagConfig,
+    seed: int,
+    bounded: BoundedLikelihood | None,
+) -> Mapping[str, Any]:
+    trained = build(work.context, model, work.inputs["dataset"], seed=seed)
+    trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
+    state = swag.init(trained.num_parameters, rank=config.rank, folder=work.out)
+    losses = _train(work, trained, phase=phase, seed=seed, purpose="swag", state=state, bounded=bounded)
+    swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
+    return {
+        "snapshots": state.count,
+        "rank": min(state.count, config.rank),
+        "loss": losses[-1],
+        "losses": losses,
+        "parameters": trained.num_parameters,
+    }
+
+
+def _train(
+    work: Work,
+    trained: Classifier,
+    *,
+    phase: OptimiserPhase,
+    seed: int,
+    purpose: str,
+    state: training.EpochState | None,
+    bounded: BoundedLikelihood | None,
+) -> list[float]:
+    records, labels = load_inputs(work.inputs["prepared"], "train")
+    work.sized(len(labels) * phase.epochs)
+    return training.train(
+        trained,
+        records,
+        labels,
+        phase=phase,
+        seed=seed,
+        purpose=purpose,
+        weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
+        bounded=bounded,
+        folder=work.scratch,
+        state=state,
+        progress=work.progress,
+    )
+
+
+def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
+    """The classifier over the data set's label space, as initialised, on the run's device."""
+    return classifier.build(
+        model, num_labels=label_count(dataset), seed=seed, device=classifier.device_of(context.device)
+    )
+
+
+def load_weights(folder: Path) -> torch.Tensor:
+    """Risk weights alpha, float32 [n], of a weights stage."""
+    return checkpoint.load(folder / "weights.safetensors")[0]["alpha"]

@@ -1,0 +1,171 @@
+"""What a release would claim and cost, before anything is drawn: the release plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
+from storage.artifacts import ArtifactRef, Store, digest
+from storage.errors import InputError
+from storage.ingest import IngestConfig
+from storage.ledger import ReleasePlan, same_database
+from tasks.parameters import LedgerParameters, RetrainParameters
+from tasks.running.provenance import provenance
+from tasks.running.stage import Context
+
+TRUST_MODEL = (
+    "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
+)
+RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
+FLOATING_POINT = (
+    "the draw is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
+    "samples are not covered by the claim"
+)
+ALWAYS_UNPROTECTED = (
+    "risk weights alpha, sensitivity Delta and constant k are computed from the records",
+    "the number of records n",
+    "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records",
+)
+
+NOT_METHOD: Any = {
+    "release": True,
+    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True},
+}
+"""Parameters that say where things lie or who asked: what is trained does not depend on them."""
+
+
+SEARCHED = "c and k: found for a target epsilon by fits on these records, each a row of the ledger"
+
+
+def method_digest(parameters: RetrainParameters) -> str:
+    """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
+    config = parameters.pseudo_posterior
+    searched = config.mechanism == "weighted" and config.target_epsilon is not None
+    left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
+    return digest(parameters.model_dump(mode="json", exclude=left_out))
+
+
+def ledger_url(context: Context, settings: LedgerParameters) -> str:
+    """Where the ledger of this run is.
+
+    Raises:
+        InputError: the setting names another ledger than the machine's own. A release on an empty ledger would be
+            asked for no approval and charged to nobody.
+    """
+    own = os.environ.get("AUTOCODER_LEDGER_URL")
+    if own and settings.ledger_url and not same_database(own, settings.ledger_url):
+        raise InputError(
+            "ledger_url: the ledger of this machine is the one in AUTOCODER_LEDGER_URL; leave the setting empty"
+        )
+    return own or settings.ledger_url or context.workspace.ledger_url
+
+
+def unprotected_inputs(dataset: dict[str, Any], *, weights: bool = True) -> tuple[str, ...]:
+    """What reached the release from the records without protection; `weights`: risk weights were computed."""
+    inputs = ALWAYS_UNPROTECTED if weights else ALWAYS_UNPROTECTED[1:]
+    if dataset["label_space_source"] == "codelist":
+        return inputs
+    return (*inputs, "the label set: the codes observed in the records")
+
+
+def swag_event(
+    parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
+) -> SwagPpmEvent | BoundedSwagEvent:
+    """What was done in one round, from the figures of its sensitivity (of its risks, for the base round)."""
+    bounded = parameters.bounded(round_name)
+    if bounded is not None:
+        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
+    return SwagPpmEvent(
+        reweighted=round_name == "reweighted",
+        snapshots=snapshots,
+        rank=rank,
+        sensitivity_draws=figures["draws"],
+        sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
+    )
+
+
+def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
+    """What is protected, and how many records it may have."""
+    if ingest.unit_column is None or ingest.max_per_unit is None:
+        return "record", 1
+    return f"unit ({ingest.unit_column})", ingest.max_per_unit
+
+
+def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
+    """The claim of this event on these records."""
+    ingest = parameters.data.ingest
+    config = parameters.pseudo_posterior
+    searched = (SEARCHED,) if config.mechanism == "weighted" and config.target_epsilon is not None else ()
+    unit, most = privacy_unit(ingest)
+    return claim_of(
+        event,
+        delta=None,
+        privacy_unit=unit,
+        max_records_per_unit=most,
+        unprotected_inputs=(*unprotected_inputs(dataset, weights=config.mechanism != "censored"), *searched),
+    )
+
+
+def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
+    """Digests of what a release is made from, by the names that the ledger keeps them under."""
+    if measured is None:
+        return {"dataset": dataset.sha256, "fit": fitted.sha256}
+    return {"dataset": dataset.sha256, "posterior": fitted.sha256, "sensitivity": measured.sha256}
+
+
+def release_key(parameters: RetrainParameters, fingerprint: str) -> str:
+    """The key of a retrain's release: the same records, method and label have one release, for ever."""
+    method = method_digest(parameters)
+    return digest({"data": fingerprint, "method": method, "label": parameters.release.label})
+
+
+def release_plan(
+    parameters: RetrainParameters,
+    store: Store,
+    *,
+    dataset: ArtifactRef,
+    posterior: ArtifactRef,
+    measured: ArtifactRef,
+    prefect_run_id: str | None,
+) -> ReleasePlan:
+    """The plan of releasing one draw of `posterior`.
+
+    The same records, method and label always give the same key, so that running again, also after a change of code
+    that gave another posterior, never releases and spends twice unless the operator asks by another label.
+    """
+    facts = store.figures(dataset)
+    moments = store.figures(posterior)
+    event = swag_event(
+        parameters,
+        parameters.rounds[-1],
+        snapshots=moments["snapshots"],
+        rank=moments["rank"],
+        figures=store.figures(measured),
+    )
+    artifacts = artifact_digests(dataset=dataset, fitted=posterior, measured=measured)
+    source = provenance()
+    method = method_digest(parameters)
+    return ReleasePlan(
+        idempotency_key=release_key(parameters, facts["fingerprint"]),
+        release_label=parameters.release.label,
+        population=parameters.data.population,
+        cohorts=tuple(facts["cohorts"]),
+        data_fingerprint=facts["fingerprint"],
+        records_rounded=facts["records"],
+        event=event,
+        claim=claim(parameters, event, facts),
+        trust_model=TRUST_MODEL,
+        randomness_source=RANDOMNESS,
+        floating_point_caveat=FLOATING_POINT,
+        code_commit=source.code_commit,
+        code_dirty=source.code_dirty,
+        lock_digest=source.lock_digest,
+        parameters_digest=method,
+        artifact_digests=artifacts,
+        requester=parameters.release.requester,
+        supersedes=parameters.release.supersedes,
+        prefect_run_id=prefect_run_id,
+    )

@@ -1,0 +1,161 @@
+"""What Prefect's page shows of a run: progress, a table of figures, the release and where its ledger row is."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from mechanisms.privacy.events import Claim
+from storage.artifacts import ArtifactRef, write_atomically
+from storage.ledger import ReleasePlan
+from storage.ledger.report import budget_markdown
+from tasks.fitting.risks import running_maximum
+from tasks.parameters import LedgerParameters, RetrainParameters
+from tasks.releasing.publish import Released, open_ledger
+from tasks.running.progress import Listener
+from tasks.running.stage import Context
+
+_SECONDS_BETWEEN_UPDATES = 3.0
+
+
+class PrefectListener(Listener):
+    """Keeps a progress artifact of each longer stage up to date, seldom enough not to slow the stage."""
+
+    def __init__(self) -> None:
+        self._artifact: UUID | None = None
+        self._last = 0.0
+
+    def started(self, label: str) -> None:
+        """Wait: most stages end before a progress bar is worth a request."""
+        self._artifact, self._last = None, time.monotonic()
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Create or update the bar, at most every few seconds."""
+        now = time.monotonic()
+        if not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._last = now
+        percent = min(100.0, 100.0 * done / total)
+        if self._artifact is None:
+            self._artifact = cast(UUID, create_progress_artifact(progress=percent, description=label))
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+        """Fill the bar. Figures stay out: the exact number of records is not for Prefect's database."""
+        if self._artifact is not None:
+            update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: done")
+            self._artifact = None
+
+
+def sensitivity_plot(running: Sequence[float]) -> bytes:
+    """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.step(range(1, len(running) + 1), running, where="post", color="#0b5fa5")
+    axes.set_xscale("log")
+    axes.set_xlabel("draws taken")
+    axes.set_ylabel("Δ so far (nats)")
+    axes.set_title(
+        f"Running maximum over draws: Δ seen = {running[-1]:.3f}, 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
+        fontsize=10,
+    )
+    axes.grid(alpha=0.3)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def publish_artifacts(
+    context: Context,
+    parameters: RetrainParameters,
+    plan: ReleasePlan,
+    released: Released | None,
+    *,
+    evaluated: ArtifactRef,
+    measured: ArtifactRef,
+) -> None:
+    """The figures and the release as artifacts of the run."""
+    picture = sensitivity_plot(running_maximum(measured.path))
+    write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
+    create_markdown_artifact(
+        key="sensitivity",
+        markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
+        description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
+    )
+    scores = context.store.figures(evaluated)
+    rows = [
+        {
+            "model": name,
+            "weighted F1": f"{scores[f'{name}_weighted_f1']:.3f}",
+            "macro F1": f"{scores[f'{name}_macro_f1']:.3f}",
+            "accuracy": f"{scores[f'{name}_accuracy']:.3f}",
+        }
+        for name in parameters.rounds
+    ]
+    create_table_artifact(
+        key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
+    )
+    sensitivity = context.store.figures(measured)
+    if released is None:
+        asked = parameters.release.enabled and parameters.release.deployment
+        state = (
+            f"Planned; deployment `{asked}` was asked to release it."
+            if asked
+            else "Nothing was released: `release.enabled` is off."
+        )
+        epsilon, delta = f"{sensitivity['epsilon']:.4g}", f"{sensitivity['sensitivity']:.4g}"
+    else:
+        epsilon, delta = released.epsilon, released.sensitivity
+        state = (
+            f"Release [`{released.release_id}`]({Path(released.bundle).as_uri()}), ledger row "
+            f"{released.ledger_sequence}: `autocoder ledger show {released.release_id} --home {context.home}`"
+        )
+    create_markdown_artifact(
+        key="release",
+        markdown=(
+            f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
+            f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
+            f"| sensitivity | {delta} |\n{_monte_carlo(plan.claim)}\n"
+            "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
+        ),
+        description="What was released, on what claim.",
+    )
+    publish_budget(context, parameters.release)
+
+
+def _monte_carlo(claim: Claim) -> str:
+    """Table rows of a sensitivity that was measured over draws; a bound by construction has none."""
+    if claim.mc_failure_prob is None:
+        return ""
+    return f"| draws S | {claim.draws} |\n| P(a fresh draw exceeds it) | {claim.mc_failure_prob:.4g} |\n"
+
+
+def publish_plan(text: str) -> None:
+    """The planned release, for whoever has to decide."""
+    create_markdown_artifact(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+
+
+def publish_budget(context: Context, settings: LedgerParameters) -> None:
+    """What each cohort has spent and has left, as an artifact."""
+    create_markdown_artifact(
+        key="budget",
+        markdown=budget_markdown(open_ledger(context, settings).budget()),
+        description="What each cohort has spent, and what is left.",
+    )

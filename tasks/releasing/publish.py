@@ -1,0 +1,300 @@
+"""The one act by which anything leaves: reserve, draw once, bundle, commit, seal.
+
+Each step is found done after a crash: the reservation by the plan's key, the draw by its file, the bundle by its
+folder. A draw exists from the moment its file is in place, and nothing depends on it before; the file is put there by a
+link that fails if there is one already, so that there is never a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from mechanisms.model import checkpoint
+from mechanisms.privacy.claims import claim_of
+from storage.artifacts import ArtifactRef, file_digest
+from storage.bundle import folder as bundle
+from storage.bundle.seal import seal, workspace_signer
+from storage.bundle.signing import Signer
+from storage.egress.allowed import CONTENT
+from storage.errors import InputError, StorageError
+from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
+from tasks.bundle import fill
+from tasks.fitting.candidate import Candidate
+from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
+from tasks.releasing import approval, gate
+from tasks.releasing.claims import ledger_url, release_key, swag_event
+from tasks.releasing.plan import PlannedRelease
+from tasks.running import progress
+from tasks.running.failures import private_errors
+from tasks.running.stage import Context
+
+
+class Released(BaseModel):
+    """What a release returns: references and the row's public figures."""
+
+    model_config = ConfigDict(frozen=True)
+
+    release_id: str
+    bundle: str
+    bundle_digest: str
+    ledger_sequence: int
+    epsilon: str
+    sensitivity: str
+    guarantee_kind: str
+
+
+def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
+    """The ledger of this run, under the policy of this run."""
+    loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
+    return Ledger.open(ledger_url(context, settings), policy=loaded)
+
+
+def check(context: Context, settings: BundleParameters) -> None:
+    """Refuse before anybody waits or trains what could not sign a bundle, or a licence that cannot be read.
+
+    Raises:
+        InputError: names the field.
+        UnsoundBundle: the certificate has expired.
+    """
+    fill.licence_of(settings)
+    if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
+        _signer(context, settings)  # else the workspace's own, which is made when needed
+
+
+def standing(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
+    """The ledger's row of the release that these parameters ask for, None where there is none yet. Creates nothing."""
+    url = ledger_url(context, parameters.release)
+    if dataset is None or (url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file()):
+        return None
+    key = release_key(parameters, context.store.figures(dataset)["fingerprint"])
+    return open_ledger(context, parameters.release).find(key)
+
+
+# Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
+@task(
+    name="release",
+    task_run_name="release",
+    retries=0,
+    persist_result=False,
+    result_serializer="json",
+    cache_policy=NO_CACHE,
+    log_prints=False,
+)
+def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
+    """Release what is planned, or go on with, or return, the release that this plan already has.
+
+    Raises:
+        BudgetRefused: the budget does not allow it, or an audit contradicts the claim.
+        StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
+    """
+    plan, candidate = planned.plan, planned.candidate
+    with private_errors("release"), context.store.locked(f"release-{plan.idempotency_key[:32]}"):
+        progress.started("release")
+        planned.check(context)
+        started = time.monotonic()
+        signer = _signer(context, settings)
+        ledger = open_ledger(context, settings)
+        if ledger.release_of(plan) is None:
+            _require_undrawn(context, plan)
+            fill.rehearse(context, candidate, settings)
+        stands = approval.standing(context, ledger, planned)
+        audit = None if ledger.release_of(plan) is not None else gate.check(ledger, planned)
+        row = ledger.reserve(plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit)
+        release_id = _require(row.release_id)
+        if row.state == "burned":
+            raise StorageError(
+                f"release {release_id} of this plan was burned ({row.reason}); choose another release.label"
+            )
+        reused = row.state == "committed"
+        if row.state != "committed":
+            progress.report("release", 1, 4)
+            draw = _draw_once(context, row, plan, candidate)
+            progress.report("release", 2, 4)
+            row = _mark_drawn(context, ledger, row, draw, candidate)
+            progress.report("release", 3, 4)
+        folder, digest = _bundle(context, row, candidate, settings)
+        if row.state != "committed":
+            row = ledger.commit(release_id, bundle_digest=digest)
+        elif row.bundle_digest != digest:
+            raise StorageError(
+                f"bundle {folder} is not what was committed: ledger row {row.sequence} has another digest"
+            )
+        seal(folder, row, signer)
+        figures = {
+            "release": release_id,
+            "state": row.state,
+            "guarantee": row.guarantee_kind,
+            "epsilon": str(row.epsilon.normalize()) if row.epsilon is not None else "none",
+            "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
+            "bundle": str(folder),
+        }
+        progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
+        return Released(
+            release_id=release_id,
+            bundle=str(folder),
+            bundle_digest=digest,
+            ledger_sequence=row.sequence,
+            epsilon=figures["epsilon"],
+            sensitivity=figures["sensitivity"],
+            guarantee_kind=row.guarantee_kind,
+        )
+
+
+def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
+    """Refuse a plan that the ledger does not know and that was drawn here all the same: another ledger paid for it."""
+    for draw in draws(context.workspace):
+        if checkpoint.description(draw).get("plan") == plan.idempotency_key:
+            raise StorageError(
+                f"plan {plan.idempotency_key[:16]}: its draw lies in {draw.parent}, and this ledger has no release of "
+                "it; give the ledger that it was charged to, or choose another release.label"
+            )
+
+
+def _draw_once(context: Context, row: Row, plan: ReleasePlan, candidate: Candidate) -> Path:
+    release_id = _require(row.release_id)
+    file = draw_path(context.workspace, release_id)
+    # One name for all: whoever died between writing it and linking it has drawn, and this is the draw.
+    fresh = file.with_name("draw.new")
+    if not file.is_file():
+        if row.state == "drawn":
+            raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not fresh.is_file():
+            described = {"release_id": release_id, "plan": plan.idempotency_key}
+            checkpoint.save(fresh, {"theta": candidate.take(context)}, described)
+        with suppress(FileExistsError):
+            os.link(fresh, file)
+        checkpoint.sync(file.parent)
+    fresh.unlink(missing_ok=True)
+    return file
+
+
+def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, candidate: Candidate) -> Row:
+    release_id, digest = _require(row.release_id), file_digest(draw)
+    if row.state == "drawn":
+        if row.draw_digest != digest:
+            raise StorageError(
+                f"release {release_id}: the draw on the disk is not the one recorded; run ledger recover"
+            )
+        return row
+    sensitivity = candidate.sensitivity_at(context, _theta(draw))
+    if sensitivity is None:
+        return ledger.mark_drawn(release_id, draw_digest=digest)
+    # as the accountant has it: two Delta for each record that a unit may contribute
+    epsilon = 2 * (row.max_records_per_unit or 1) * sensitivity
+    return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=epsilon)
+
+
+def _signer(context: Context, settings: BundleParameters) -> Signer | None:
+    """Who signs: nobody, the machine's key ($AUTOCODER_SIGNING_KEY), the key named, or the workspace's own."""
+    if settings.unsigned:
+        return None
+    own = os.environ.get("AUTOCODER_SIGNING_KEY")
+    if own and settings.signing_key not in (None, own):
+        raise InputError("signing_key: the key of this machine is the one in AUTOCODER_SIGNING_KEY; leave it empty")
+    key = own or settings.signing_key
+    if key is None:
+        return workspace_signer(context.workspace.private, context.workspace.home)
+    certificate = settings.signing_certificate
+    signer = Signer(
+        Path(key).expanduser(),
+        None if certificate is None else Path(certificate).expanduser(),
+        tuple(Path(name).expanduser() for name in settings.certificate_chain),
+    )
+    signer.check()
+    return signer
+
+
+def _bundle(context: Context, row: Row, candidate: Candidate, settings: BundleParameters) -> tuple[Path, str]:
+    release_id = _require(row.release_id)
+
+    def build(folder: Path) -> None:
+        fill.fill(folder, context, row, candidate, _theta(draw_path(context.workspace, release_id)), settings)
+        announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
+
+    standing = context.workspace.bundles / release_id
+    left = row.state == "drawn" and standing.is_dir()
+    if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
+        raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
+    return bundle.publish(
+        context.workspace.bundles, release_id, allowed=CONTENT, build=build, expected=row.bundle_digest
+    )
+
+
+def _theta(draw: Path) -> Tensor:
+    return checkpoint.load(draw)[0]["theta"]
+
+
+def record_internal(
+    context: Context,
+    parameters: RetrainParameters,
+    plan: ReleasePlan,
+    *,
+    evaluated: ArtifactRef,
+    measured: Mapping[str, ArtifactRef | None],
+) -> None:
+    """Write what stays in the house to the ledger: scores on the test half, and each round's epsilon and Delta."""
+    copied = plan.model_dump(
+        include={
+            "population",
+            "cohorts",
+            "data_fingerprint",
+            "records_rounded",
+            "trust_model",
+            "code_commit",
+            "code_dirty",
+            "lock_digest",
+            "parameters_digest",
+            "requester",
+            "prefect_run_id",
+        }
+    )
+    ledger, store = open_ledger(context, parameters.release), context.store
+    for name, ref in measured.items():
+        if ref is None:
+            continue
+        figures = store.figures(ref)
+        moments = plan.event.model_dump(include={"snapshots", "rank"})
+        event = swag_event(parameters, name, **moments, figures=figures)
+        ledger.record(
+            Evaluation(
+                **copied,
+                label=f"sensitivity of the {name} posterior, no release",
+                idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
+                artifact_digests={"sensitivity": ref.sha256},
+                event=event,
+                claim=claim_of(
+                    event,
+                    delta=None,
+                    privacy_unit=plan.claim.privacy_unit,
+                    max_records_per_unit=plan.claim.max_records_per_unit,
+                    unprotected_inputs=plan.claim.unprotected_inputs,
+                ),
+            )
+        )
+    scores = store.figures(evaluated)
+    ledger.record(
+        Evaluation(
+            **copied,
+            label="internal evaluation on the test half",
+            idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
+            artifact_digests={"evaluation": evaluated.sha256},
+            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
+        )
+    )
+
+
+def _require(value: str | None) -> str:
+    if value is None:
+        raise StorageError("the ledger returned a release without an id")
+    return value

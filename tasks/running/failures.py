@@ -1,0 +1,86 @@
+"""Nothing of a record in an exception: Prefect stores the text of every one that leaves a task.
+
+Errors of our own carry text made to be shown. Of any other only its type and the place in *our* code is told: the text
+of a library's error may quote the value it choked on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+
+from mechanisms.errors import MechanismError
+from storage.errors import StorageError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DISK = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only"}
+
+
+class StageError(RuntimeError):
+    """A stage failed for a reason that is not the user's input; the text names the place, never a value."""
+
+
+SAFE = (MechanismError, StorageError, StageError)
+"""Errors whose text may be stored and shown."""
+
+
+@contextmanager
+def private_errors(stage: str) -> Iterator[None]:
+    """Turn whatever is raised inside into an error that is safe to store.
+
+    Raises:
+        StorageError: the disk is full or unwritable.
+        StageError: anything unforeseen, without its text.
+    """
+    try:
+        yield
+    except SAFE:
+        raise
+    except Exception as error:
+        disk = _disk_trouble(error)
+        if disk is None:
+            raise StageError(f"{stage}: {_kind(error)} at {_place(error)}; run again to resume, or report it") from None
+        raise StorageError(f"{stage}: {disk}; free space or fix it, then run again") from None
+
+
+def _disk_trouble(error: Exception) -> str | None:
+    """What the system said, with the file where it is known; None for an error of another kind.
+
+    Safetensors and Arrow give the system's error as words alone, the former in a type of its own.
+    """
+    number, file = None, ""
+    if isinstance(error, OSError):
+        number = error.errno
+        file = f" ({error.filename})" if isinstance(error.filename, str) else ""
+    elif not isinstance(error, SafetensorError):
+        return None
+    if number is None:
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else errno.ENOSPC if "No space left" in str(error) else None
+    if number is None:
+        return type(error).__name__ if isinstance(error, OSError) else None
+    return f"{_DISK.get(number) or os.strerror(number)}{file}"
+
+
+def _kind(error: Exception) -> str:
+    """Its type; of values that a model refused also which fields, by our names alone."""
+    if not isinstance(error, ValidationError):
+        return type(error).__name__
+    known = [str(one["loc"][0]) for one in error.errors() if one["loc"] and one["type"] != "extra_forbidden"]
+    return f"ValidationError ({error.title}: {', '.join(sorted(set(known))) or 'fields'})"
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame of ours."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_ROOT)]
+    ours = [f for f in frames if ".venv" not in Path(f.filename).parts]
+    frame = (ours or frames or traceback.extract_tb(error.__traceback__))[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

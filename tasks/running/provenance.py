@@ -1,0 +1,51 @@
+"""Which code, which library versions: what a ledger row says about the software behind it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from storage.artifacts import file_digest
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Commit of the code, whether the tree differed from it, digest of the lock file."""
+
+    code_commit: str
+    code_dirty: bool
+    lock_digest: str | None
+
+
+@cache
+def provenance() -> Provenance:
+    """Of the running code; `unknown` and dirty where it is neither a git checkout nor an image built from one."""
+    lock = _ROOT / "requirements.lock"
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        commit, dirty = _built_from(_ROOT / "COMMIT")
+    else:
+        dirty = _git("status", "--porcelain") != ""
+    return Provenance(code_commit=commit, code_dirty=dirty, lock_digest=file_digest(lock) if lock.is_file() else None)
+
+
+def _built_from(file: Path) -> tuple[str, bool]:
+    """The commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
+    described = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    found = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
+    return ("unknown", True) if found is None else (found[1], found[2] is not None)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

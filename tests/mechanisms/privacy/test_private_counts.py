@@ -1,0 +1,88 @@
+"""Class weights from private counts, and what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from scipy import stats
+
+from mechanisms import dp_sgd
+from mechanisms.dp_sgd import DpSgdConfig
+from mechanisms.privacy import class_counts, gaussian_cost
+from mechanisms.privacy.class_counts import ClassWeightsConfig
+from mechanisms.privacy.events import ComposedEvent
+from mechanisms.privacy.noise import SecretStream
+
+KEY = bytes(range(32))
+
+
+def test_weights_by_hand() -> None:
+    """Rosenblatt et al., section 4.2: w = (1/p) / ||1/p||_1. For counts 10, 20, 40 the inverses go 4 : 2 : 1."""
+    counts = torch.tensor([10.0, 20.0, 40.0])
+    by_sum = class_counts.class_weights(counts, ClassWeightsConfig(normalise="sum", smallest_count=1))
+    assert by_sum.tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    by_max = class_counts.class_weights(counts, ClassWeightsConfig(normalise="max", smallest_count=1))
+    assert by_max.tolist() == pytest.approx([1, 1 / 2, 1 / 4])
+    tempered = class_counts.class_weights(counts, ClassWeightsConfig(power=0.5, smallest_count=1))
+    assert tempered.tolist() == pytest.approx([1, 2**-0.5, 1 / 2])
+
+
+def test_two_classes_as_in_the_paper() -> None:
+    """Its binary form, w = (n_0/n, n_1/n): the share of the other class."""
+    weights = class_counts.class_weights(
+        torch.tensor([90.0, 30.0]), ClassWeightsConfig(normalise="sum", smallest_count=1)
+    )
+    assert weights.tolist() == pytest.approx([30 / 120, 90 / 120])
+
+
+def test_weights_never_exceed_one() -> None:
+    """Negative and zero noisy counts are raised first: whatever the noise, weights lie in (0, 1]."""
+    noisy = torch.tensor([-30.0, 0.0, 3.0, 500.0])
+    for normalise in ("sum", "max"):
+        weights = class_counts.class_weights(noisy, ClassWeightsConfig(normalise=normalise))
+        assert bool(((weights > 0) & (weights <= 1)).all())
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
+def test_noise_on_the_counts(factor: float, accepted: bool) -> None:
+    """Chi-square test at level 1e-6 on 3,000 empty classes: the stated noise passes, 2/3 and 3/2 of it do not."""
+    labels = torch.zeros(7, dtype=torch.int64)
+    noisy = class_counts.release_counts(labels, num_labels=3001, noise_multiplier=4.0, stream=SecretStream(KEY))
+    noise = noisy[1:].double() / (4.0 * factor)
+    below = float(stats.chi2.cdf(float(noise.square().sum()), len(noise)))
+    assert (2 * min(below, 1 - below) > 1e-6) == accepted
+
+
+def test_one_record_moves_the_histogram_by_the_sensitivity() -> None:
+    """With the same noise, leaving a record out moves the released vector by l2 norm 1, the stated sensitivity."""
+
+    def counts(labels: list[int]) -> torch.Tensor:
+        return class_counts.release_counts(
+            torch.tensor(labels), num_labels=5, noise_multiplier=2.0, stream=SecretStream(KEY)
+        )
+
+    moved = float((counts([0, 1, 1, 4]) - counts([0, 1, 4])).norm())
+    assert moved == pytest.approx(class_counts.L2_SENSITIVITY, abs=1e-5)
+
+
+def test_the_counts_are_paid_for() -> None:
+    """With class weights the event holds the release, the steps get more noise, and the whole meets the target."""
+    plain = dp_sgd.calibrate(DpSgdConfig(batch_size=64), num_records=640)
+    weighted = dp_sgd.calibrate(
+        DpSgdConfig(batch_size=64, class_weights=ClassWeightsConfig(noise_multiplier=3.0)), num_records=640
+    )
+    assert isinstance(weighted.event, ComposedEvent)
+    assert weighted.event.events[0].mechanism == "gaussian-release"
+    assert weighted.sgd.segments[0].noise_multiplier > plain.sgd.segments[0].noise_multiplier
+    epsilon = gaussian_cost.pld_epsilon(weighted.event, delta=1e-4)
+    assert 4 * 0.995 <= epsilon <= 4
+    assert gaussian_cost.pld_epsilon(weighted.sgd, delta=1e-4) < 4 * 0.995
+
+
+def test_bad_settings_are_refused_by_name() -> None:
+    for bad in ({"noise_multiplier": 0}, {"noise_multiplier": math.inf}, {"smallest_count": 0}, {"power": 2}):
+        with pytest.raises(ValidationError, match=next(iter(bad))):
+            ClassWeightsConfig.model_validate(bad)

@@ -1,0 +1,298 @@
+"""Attacks on a sealed bundle: whatever is changed, the check refuses and names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sealed_bundle import Sealed, plan
+
+from storage.bundle.check import check
+from storage.bundle.folder import CODELIST, PROOF, SIGNATURE, STATEMENT, UnsoundBundle
+from storage.bundle.proof import proof_of
+from storage.bundle.signing import Signer, Verifier
+from storage.egress.allowed import FILES, check_codes, read_files
+from storage.errors import InputError
+from storage.ledger import heads
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def names(folder: Path) -> list[str]:
+    """Files of a bundle."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
+    """And the check says by whom, which row, how many files."""
+    sound = check(sealed.folder, sealed.verifier)
+    assert sound.release_id == sealed.row.release_id
+    assert sound.digest == sealed.row.bundle_digest
+    assert sound.ledger_sequence == sealed.row.sequence
+    assert sound.signed_by == sealed.signer.key_id
+    assert sound.files == len(names(sealed.folder)) == 20
+
+
+def test_one_bit_in_any_file(sealed: Sealed, tmp_path: Path) -> None:
+    """Each file in turn: refused, and it is the file named."""
+    folder = sealed.copy(tmp_path)
+    for name in names(folder):
+        before = (folder / name).read_bytes()
+        flip(folder / name)
+        with pytest.raises(UnsoundBundle) as refused:
+            check(folder, sealed.verifier)
+        assert refused.value.file == name
+        (folder / name).write_bytes(before)
+    check(folder, sealed.verifier)
+
+
+def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Path) -> None:
+    """Without a signature the proof's digests tell; the proof itself nobody vouches for."""
+    folder = sealed.copy(tmp_path)
+    (folder / SIGNATURE).unlink()
+    check(folder, None, unsigned=True)
+    with pytest.raises(UnsoundBundle, match="cannot be checked without a key"):
+        check(folder, None)
+    with pytest.raises(UnsoundBundle, match="not signed"):
+        check(folder, sealed.verifier, unsigned=True)
+    for name in set(names(folder)) - {PROOF}:
+        before = (folder / name).read_bytes()
+        flip(folder / name)
+        with pytest.raises(UnsoundBundle) as refused:
+            check(folder, None, unsigned=True)
+        assert refused.value.file == name
+        (folder / name).write_bytes(before)
+
+
+def test_any_file_removed(sealed: Sealed, tmp_path: Path) -> None:
+    """Named, whichever it is."""
+    folder = sealed.copy(tmp_path)
+    for name in names(folder):
+        before = (folder / name).read_bytes()
+        (folder / name).unlink()
+        with pytest.raises(UnsoundBundle) as refused:
+            check(folder, sealed.verifier)
+        assert refused.value.file == name
+        (folder / name).write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", ".gitignore", "1_Pooling/extra.json", "model.safetensors.bak"])
+def test_an_added_file(sealed: Sealed, tmp_path: Path, name: str) -> None:
+    """Also one that the signing library would have left out of its digests."""
+    folder = sealed.copy(tmp_path)
+    (folder / name).write_bytes(b"\x80\x04added")
+    with pytest.raises(UnsoundBundle, match="not on the list") as refused:
+        check(folder, sealed.verifier)
+    assert refused.value.file == name
+
+
+def test_an_allowed_file_added(sealed: Sealed, tmp_path: Path) -> None:
+    """A name that a bundle may have does not make a file of this bundle."""
+    folder = sealed.copy(tmp_path)
+    (folder / SIGNATURE).unlink()
+    (folder / PROOF).unlink()
+    (folder / "thresholds.json").unlink()
+    files = {name: "0" * 64 for name in names(folder)}
+    assert "thresholds.json" not in files
+    folder = sealed.copy(tmp_path / "signed")
+    shutil.move(folder / "thresholds.json", tmp_path / "kept")
+    sealed.signer.sign(folder, tmp_path / SIGNATURE)
+    shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
+    shutil.move(tmp_path / "kept", folder / "thresholds.json")
+    with pytest.raises(UnsoundBundle, match="was not there when") as refused:
+        check(folder, sealed.verifier)
+    assert refused.value.file == "thresholds.json"
+
+
+def test_a_link_in_place_of_a_file(sealed: Sealed, tmp_path: Path) -> None:
+    """Even to the same bytes."""
+    folder = sealed.copy(tmp_path)
+    shutil.move(folder / "LICENSE", tmp_path / "LICENSE")
+    (folder / "LICENSE").symlink_to(tmp_path / "LICENSE")
+    with pytest.raises(UnsoundBundle, match="is a link"):
+        check(folder, sealed.verifier)
+
+
+def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
+    """Configuration and list have to agree, even in a bundle that its house signed."""
+    folder = sealed.copy(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    old = config["id2label"]["0"]
+    config["id2label"]["0"], config["label2id"] = "999", {"999": 0} | config["label2id"]
+    del config["label2id"][old]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsoundBundle) as refused:
+        check_codes(read_files(folder, allowed=frozenset(FILES)))
+    assert refused.value.file == CODELIST
+    config["label2id"][old] = config["label2id"].pop("999")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsoundBundle, match="do not name the same") as refused:
+        check_codes(read_files(folder, allowed=frozenset(FILES)))
+
+
+def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
+    """A thief signs a bundle anew with a key of his own; the partner has the agency's."""
+    folder = sealed.copy(tmp_path)
+    heads.new_keys(tmp_path / "thief")
+    Signer(tmp_path / "thief" / heads.PRIVATE_NAME).sign(folder, tmp_path / SIGNATURE)
+    shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
+    with pytest.raises(UnsoundBundle, match="another key") as refused:
+        check(folder, sealed.verifier)
+    assert refused.value.file == SIGNATURE
+    with pytest.raises(UnsoundBundle, match="head is not signed by the key") as refused:
+        check(folder, Verifier(tmp_path / "thief" / heads.PUBLIC_NAME))
+    assert refused.value.file == PROOF
+
+
+def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path) -> Path:
+    """Put another proof in and sign with the house's own key, as whoever has that key could."""
+    (folder / PROOF).write_text(json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    sealed.signer.sign(folder, scratch / SIGNATURE)
+    shutil.copy(scratch / SIGNATURE, folder / SIGNATURE)
+    return folder
+
+
+def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
+    """The proof of an earlier release, of another row, or of a statement that claims less: each is told."""
+    key = heads.load_private_key(sealed.signer.key)
+    other = sealed.ledger.reserve(plan("rolled back"))
+    assert other.release_id
+    sealed.ledger.mark_drawn(other.release_id, draw_digest="e" * 64)
+    from storage.artifacts import digest
+
+    files = {"README.md": "0" * 64}
+    other = sealed.ledger.commit(other.release_id, bundle_digest=digest(files))
+    earlier = proof_of(other, files, key=key)
+    good = json.loads((sealed.folder / PROOF).read_text())
+
+    folder = sealed.copy(tmp_path)
+    (folder / PROOF).write_text(json.dumps(earlier))
+    with pytest.raises(UnsoundBundle, match="not as it was signed") as refused:
+        check(folder, sealed.verifier)
+    assert refused.value.file == PROOF
+    for forged, problem in (
+        (earlier, "is not among the files"),
+        (earlier | {"files": good["files"]}, "its row is of another bundle"),
+        (good | {"head": earlier["head"]}, "head is of another row"),
+        (good | {"head": good["head"] | {"stated_at": "2031-01-01"}}, "head is not signed"),
+        (good | {"row": good["row"] | {"epsilon": "0.5"}}, "field epsilon is not what the ledger's row says"),
+        (good | {"row": good["row"] | {"state": "drawn"}}, "not as the schema has it"),
+    ):
+        with pytest.raises(UnsoundBundle, match=problem):
+            check(resealed(sealed, folder, forged, tmp_path), sealed.verifier)
+    check(resealed(sealed, folder, good, tmp_path), sealed.verifier)
+
+
+def test_the_proof_tells_nothing_of_the_records(sealed: Sealed) -> None:
+    """Neither digests that follow from the records, nor who asked, nor the time of day, nor the row before."""
+    text = (sealed.folder / PROOF).read_text()
+    whole = sealed.row.as_json()
+    for name in ("data_fingerprint", "requester", "idempotency_key", "previous_hash", "recorded_at"):
+        assert f'"{name}": ' not in text
+        if name != "recorded_at":
+            assert str(whole[name]) not in text.replace('"first"', "")
+    assert whole["recorded_at"][:10] in text
+    assert whole["recorded_at"][:16] not in text
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(SIGNATURE, DEEP), (STATEMENT, DEEP), ("README.md", b"---\n" + DEEP + b"\n---\n")]
+)
+def test_what_is_nested_too_deeply(sealed: Sealed, tmp_path: Path, name: str, content: bytes) -> None:
+    """JSON and YAML that no reader can follow to its end; whether or not the signature is looked at."""
+    folder = sealed.copy(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(UnsoundBundle) as refused:
+        if name == SIGNATURE:
+            check(folder, sealed.verifier)
+        else:
+            read_files(folder, allowed=frozenset(FILES))
+    assert refused.value.file == name
+
+
+def test_layers_that_do_not_fit_each_other(sealed: Sealed, tmp_path: Path) -> None:
+    """In a bundle whose house, or whoever needs no signature, made the proof to it."""
+    for name, field in (
+        ("2_Dense/config.json", "in_features"),
+        ("2_Dense/config.json", "out_features"),
+        ("1_Pooling/config.json", "embedding_dimension"),
+    ):
+        folder = sealed.copy(tmp_path / field)
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {field: config[field] + 1}))
+        with pytest.raises(UnsoundBundle, match="not between the encoder's features and the codes"):
+            check(sealed.unsigned_proof(folder), None, unsigned=True)
+    check(sealed.unsigned_proof(sealed.copy(tmp_path / "whole")), None, unsigned=True)
+
+
+def test_field_and_key_that_nobody_expects(sealed: Sealed, tmp_path: Path) -> None:
+    """An unknown field and a repeated key are refused, and the field is named."""
+    folder = sealed.copy(tmp_path, seal=False)
+    file = folder / STATEMENT
+    statement = json.loads(file.read_text())
+    file.write_text(json.dumps(statement | {"class_counts": {"111": 17}}))
+    with pytest.raises(UnsoundBundle, match="class_counts"):
+        read_files(folder, allowed=frozenset(FILES))
+    file.write_text(json.dumps(statement)[:-1] + ', "epsilon": "0.1"}')
+    with pytest.raises(UnsoundBundle, match="a key is there twice"):
+        read_files(folder, allowed=frozenset(FILES))
+    file.write_text(json.dumps(statement | {"audit": {"attack_auc": 0.53, "queries": [1, 2], "of": {"low": 0.1}}}))
+    read_files(folder, allowed=frozenset(FILES))
+
+
+BLOCKED = """
+import socket, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "prefect", "pandas", "datasets"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+
+def refuse(*arguments, **options):
+    raise OSError("no network")
+
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+from flows.cli import main
+main()
+"""
+
+
+def test_the_command_needs_neither_model_nor_network(sealed: Sealed, tmp_path: Path) -> None:
+    """With torch, transformers, Prefect and every connection out of reach it still says what holds, or what doesn't."""
+    folder = sealed.copy(tmp_path)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", BLOCKED, "verify", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    key = str(sealed.verifier.key)
+    done = run("--key", key, "--no-golden", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sound"] is True
+    flip(folder / "codelist.csv")
+    done = run("--key", key, "--no-golden")
+    assert done.returncode == 1
+    assert "codelist.csv: is not as it was signed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_key_no_check(sealed: Sealed) -> None:
+    """A key file that is none is the user's mistake, not the bundle's."""
+    with pytest.raises(InputError, match="LICENSE: not a public key"):
+        check(sealed.folder, Verifier(sealed.folder / "LICENSE"))

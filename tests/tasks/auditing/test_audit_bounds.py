@@ -1,0 +1,162 @@
+"""Bounds from trials whose leak is known: found where there is one, nothing from nothing; and which of them count."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from mechanisms.audit.bounds import Guesses
+from tasks.auditing import bounds as audit_bounds
+from tasks.auditing.bounds import Bound
+from tasks.auditing.pool import FAMILIES, NEVER, Pool
+from tasks.auditing.trials import Trials
+
+TRIALS = 32
+CANARIES = 8
+REFERENCES = 4
+
+
+def pool(natural: int = 200) -> Pool:
+    """A pool without features: only who belongs to which family matters here."""
+    parts = [0] * natural + [1] * CANARIES + [2] * CANARIES + [3] * CANARIES + [4] + [NEVER] * (2 * REFERENCES)
+    first_rare, first_reference = natural + CANARIES, natural + 3 * CANARIES + 1
+    references = [
+        [first_rare + i, *range(first_reference + i * REFERENCES, first_reference + (i + 1) * REFERENCES)]
+        for i in range(2)
+    ]
+    return Pool(
+        features=torch.zeros(len(parts), 1),
+        labels=torch.zeros(len(parts), dtype=torch.int64),
+        family=torch.tensor(parts),
+        references=torch.tensor(references),
+        train=natural // 2,
+        test=natural // 2,
+    )
+
+
+def trials(made: Pool, *, leak: float, seed: int, epsilon: float = 0.0) -> Trials:
+    """Trials in which taking part raises the log-odds of a record's own code by `leak` standard deviations."""
+    pick = np.random.default_rng(seed)
+    bits = torch.stack([made.coins(seed=seed, trial=t) for t in range(TRIALS)])
+    odds = pick.normal(size=len(made.family)) + leak * bits.numpy() + pick.normal(size=bits.shape)
+    ell = torch.from_numpy(-np.logaddexp(0, -odds)).float()
+    return Trials(
+        included=bits, ell=ell, right=torch.from_numpy(odds > 0), epsilon=torch.full((TRIALS,), epsilon).double()
+    )
+
+
+TOGETHER = 1 - 0.05 / (2 + len(FAMILIES))
+"""Confidence of each bound at which all of them hold together at 95 %."""
+
+
+def bounds(leak: float, *, seed: int, each: float = TOGETHER) -> dict[str, Bound]:
+    """Every bound by its name."""
+    made = pool()
+    told = audit_bounds.of_trials(made, trials(made, leak=leak, seed=seed), delta=0.0, confidence=each)
+    return {bound.name: bound for bound in told}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "refutes"), [(None, 3.0), (2.9, 3.0), (3.0, 0.0), (8.0, 0.0)], ids=["formal", "below", "at", "above"]
+)
+def test_a_bound_counts_only_above_what_its_trials_claimed(claimed: float | None, refutes: float) -> None:
+    """Trials that claim 8 for their own records say nothing against a claim of 2, whatever was measured in them."""
+    assert Bound("x", 3.0, Guesses(10, 10, 20), claimed=claimed).refutes == refutes
+
+
+def test_a_leak_is_found_in_every_family_with_coins_enough() -> None:
+    """Five standard deviations: nearly every guess is right, and no more guesses are made than there are coins."""
+    found = bounds(5.0, seed=1)
+    assert set(found) == {*FAMILIES, "alpha-mover, over trials"}
+    for name in FAMILIES[:4]:
+        assert found[name].guesses.correct > 0.9 * found[name].guesses.made > 10, name
+        assert found[name].guesses.made <= found[name].guesses.coins
+        assert (found[name].auc or 0) > 0.95, name
+    # 200 records in 6 trials: at most log(1200 / -log(0.05 / 7)) can be shown by guesses that are all right
+    assert 3.0 < found["in-distribution"].refutes < math.log(1200 / -math.log(0.05 / 7)) + 0.01
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    """Without a leak some bound is above 0 in at most 5 % of 100 audits: more than 12 have 0.15 %.
+
+    Bounds that each hold at 70 % alone are above 0 far more often: holding together is what the audit pays for.
+    """
+    alarms, careless = 0, 0
+    for seed in range(100):
+        alarms += any(bound.epsilon > 0 for bound in bounds(0.0, seed=seed).values())
+        careless += any(bound.epsilon > 0 for bound in bounds(0.0, seed=seed, each=0.7).values())
+    assert binom.sf(12, 100, 0.05) < 0.0016
+    assert alarms <= 12
+    assert careless > 30
+
+
+def test_claims_count_of_the_trials_that_were_measured() -> None:
+    """Natural records are measured where no canary was crafted: only what those trials claim holds a bound back."""
+    made = pool()
+    leaky = trials(made, leak=5.0, seed=1)
+
+    def refuted(claims: torch.Tensor) -> Bound:
+        changed = Trials(leaky.included, leaky.ell, leaky.right, claims)
+        return audit_bounds.of_trials(made, changed, delta=0.0, confidence=0.99)[0]
+
+    measured = torch.zeros(TRIALS, dtype=torch.bool)
+    measured[TRIALS // 2 + TRIALS // 8 :] = True
+    measured &= (torch.arange(TRIALS) % 2 == 1) & ~leaky.included[:, made.family == 4][:, 0]
+    assert 0 < measured.sum() < 6, "the runs that drew the canary that moves weights are not natural either"
+    elsewhere = torch.where(measured, 1.0, 50.0).double()
+    assert refuted(elsewhere).claimed == 1.0
+    assert refuted(elsewhere).refutes > 3.0
+    one = elsewhere.clone()
+    one[measured.nonzero()[-1]] = 50.0
+    assert refuted(one).epsilon > 3.0
+    assert refuted(one).refutes == 0.0
+
+
+def test_where_coins_left_no_natural_run_the_others_count_with_their_claims() -> None:
+    """Few reruns, each with the canary that moves weights: something is measured, and held against what they claim."""
+    crafted = np.zeros((8, 3), dtype=bool)
+    crafted[::2] = crafted[1, 0] = crafted[5, 0] = True
+    assert audit_bounds._natural([4, 5, 6, 7], crafted) == [7]
+    assert audit_bounds._natural([4, 5, 6], crafted) == [5]
+
+
+def test_pairs_of_the_candidate() -> None:
+    """Halves that differ are told apart, by no more than half of the replace-one bound; equal ones in at most 5 % of
+    200 candidates (more than 19 have 0.3 %).
+    """
+    codes = [torch.arange(10).repeat(40)] * 2
+
+    def bound(leak: float, seed: int) -> Bound:
+        pick = np.random.default_rng(seed)
+        ell = [-np.logaddexp(0, -(pick.normal(size=400) + by)) for by in (leak, 0.0)]
+        return audit_bounds.pairs(ell, codes, None, delta=0.0, confidence=0.95, seed=seed)
+
+    assert 0.5 < bound(3.0, 1).epsilon <= math.log(200 / -math.log(0.05)) / 2
+    assert binom.sf(19, 200, 0.05) < 0.005
+    assert sum(bound(0.0, seed).epsilon > 0 for seed in range(200)) <= 19
+
+
+def test_replacing_weakens_with_delta_and_stays_consistent() -> None:
+    """At delta 0 it is the one-run bound; above, the answer's own (1 + e^(eps/2)) delta no longer explains it away."""
+    guesses = Guesses(correct=95, made=100, coins=1000)
+    plain = audit_bounds.replaced(guesses, delta=0.0, confidence=0.95)
+    small, large = (audit_bounds.replaced(guesses, delta=delta, confidence=0.95) for delta in (1e-6, 1e-3))
+    assert plain > small > large >= 0
+    assert plain == pytest.approx(2.172, abs=1e-3)
+
+
+def test_memorisation_tells_planted_from_not() -> None:
+    """A leak shows as exposure and as wrong codes learnt; without one both halves say the same (4 sigma)."""
+    made = pool()
+    told = audit_bounds.memorisation(made, trials(made, leak=6.0, seed=3))
+    assert told["exposure_planted"] > 2.0 > told["exposure_not_planted"]
+    assert told["wrong_code_agreement_trained"] > 0.95 > 0.7 > told["wrong_code_agreement_not_trained"]
+    assert told["exposure_largest_possible"] == pytest.approx(math.log2(REFERENCES + 1))
+    null = audit_bounds.memorisation(made, trials(made, leak=0.0, seed=3))
+    coins = TRIALS / 2 * CANARIES
+    gap = abs(null["wrong_code_agreement_trained"] - null["wrong_code_agreement_not_trained"])
+    assert gap < 4 * math.sqrt(0.25 * 4 / coins)

@@ -1,0 +1,101 @@
+"""A target epsilon through the real chain: settings found, fits reused and recorded; the claim says it was tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.retrain import chain
+from storage.artifacts import ArtifactRef
+from storage.demo_data import write_demo_data
+from tasks.branches import search
+from tasks.parameters import RetrainParameters
+from tasks.releasing.claims import SEARCHED, claim, method_digest, swag_event
+from tasks.releasing.publish import open_ledger
+from tasks.running.stage import Context, Step, run_step
+
+
+@pytest.fixture
+def parameters(tiny_roberta: Path, tmp_path: Path) -> RetrainParameters:
+    """A job of seconds with a target."""
+    written = write_demo_data(tmp_path, records=200, seed=3)
+    phase = {"batch_size": 8, "learning_rate": 0.05}
+    return RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
+            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 2},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
+                "swag": {"rank": 2},
+            },
+            "pseudo_posterior": {"target_epsilon": 3.0, "risk_draws": 20, "sensitivity_draws": 20},
+        }
+    )
+
+
+def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """The chain of the settled parameters meets the target without one new fit; each trial is a row with its claim."""
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    context.workspace.create()
+    ran: list[str] = []
+
+    def do(step: Step) -> ArtifactRef:
+        known = step.find(context.store)
+        if known is None:
+            ran.append(step.label)
+        return known or run_step(context, step)
+
+    def settle() -> RetrainParameters:
+        return search.settle(
+            context, parameters, lambda tried, rounds: chain(tried, do, rounds=rounds), prefect_run_id=None
+        )
+
+    settled = settle()
+    fits = [label for label in ran if label.startswith("fine-tune")]
+    assert fits[:2] == ["fine-tune (base)", "fine-tune (weighted)"]
+    assert fits.count("fine-tune (base)") == ran.count("risks") == 1, "risks do not depend on c and k"
+    assert "evaluate" not in ran, "tuning does not look at the test half"
+    ran.clear()
+    made = chain(settled, do)
+    assert ran == ["evaluate"]
+    last, posterior = made.measured["reweighted"], made.posteriors["reweighted"]
+    assert last
+    assert posterior
+    assert made.dataset
+    figures = context.store.figures(last)
+    assert 2.0 < figures["epsilon"] <= 3.0
+    rows = [row for row in open_ledger(context, parameters.release).rows() if row.label.startswith("tuning")]
+    assert len(rows) == len(fits) - 1
+    assert all(row.state == "internal" and row.epsilon and row.charges == () for row in rows)
+    assert settle() == settled, "running again finds the same"
+    assert len([r for r in open_ledger(context, parameters.release).rows() if r.label.startswith("tuning")]) == len(
+        rows
+    )
+    event = swag_event(settled, "reweighted", snapshots=3, rank=2, figures=figures)
+    assert SEARCHED in claim(settled, event, context.store.figures(made.dataset)).unprotected_inputs
+
+
+def test_method_is_the_same_before_and_after(parameters: RetrainParameters) -> None:
+    """So that one target is one release, whatever settings were found; without a target c and k are the method."""
+    config: Any = parameters.pseudo_posterior
+    other = parameters.model_copy(update={"pseudo_posterior": config.model_copy(update={"c": 0.5, "k": 0.7})})
+    assert method_digest(parameters) == method_digest(other)
+    plain = [
+        p.model_copy(update={"pseudo_posterior": p.pseudo_posterior.model_copy(update={"target_epsilon": None})})
+        for p in (parameters, other)
+    ]
+    assert method_digest(plain[0]) != method_digest(plain[1])
+
+
+def test_without_a_target_nothing_is_fitted(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """The parameters come back as they are."""
+    config = parameters.pseudo_posterior.model_copy(update={"target_epsilon": None})
+    plain = parameters.model_copy(update={"pseudo_posterior": config})
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("nothing is to be fitted")
+
+    assert search.settle(Context(home=str(tmp_path)), plain, never, prefect_run_id=None) is plain

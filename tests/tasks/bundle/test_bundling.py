@@ -1,0 +1,171 @@
+"""What a bundle holds beside the model: bill of materials, card, statement, golden answers; and what stops it early."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from sealed_bundle import Sealed
+
+import storage
+from mechanisms.model import export
+from mechanisms.model.classifier import ModelConfig
+from storage.bundle import folder as bundle
+from storage.bundle.folder import UnsoundBundle
+from storage.egress.allowed import CONTENT, FILES
+from storage.egress.documents import schema
+from storage.errors import InputError
+from tasks.bundle import card, fill, golden
+from tasks.bundle import statement as statement_page
+from tasks.parameters import BundleParameters
+from tasks.releasing import publish
+
+
+def test_the_bill_of_materials_is_cyclonedx(sealed: Sealed) -> None:
+    """Held against the format's own strict schema, and it names the weights' digests, encoder and model card."""
+    text = (sealed.folder / bundle.MATERIALS).read_text()
+    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    assert problem is None, problem
+    bill = json.loads(text)
+    files = {part["name"]: part for part in bill["components"] if part["type"] == "file"}
+    assert set(files) == {
+        "model.safetensors",
+        "2_Dense/model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    from storage.artifacts import file_digest
+
+    for name, part in files.items():
+        assert part["hashes"][0]["content"] == file_digest(sealed.folder / name)
+    component = bill["metadata"]["component"]
+    assert component["modelCard"]["modelParameters"]["task"] == "text-classification"
+    assert component["version"] == sealed.row.release_id
+
+
+def test_the_code_list_names_its_classification(sealed: Sealed) -> None:
+    """In every row, so that whoever codes can tell versions apart."""
+    lines = (sealed.folder / bundle.CODELIST).read_text().splitlines()
+    assert lines[0] == "code,title,classification,version"
+    assert all(line.endswith(",OIICS,2.01") for line in lines[1:])
+
+
+def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
+    """Every figure that people read is the machine-readable one; the card's metadata are on the hub's list."""
+    statement = json.loads((sealed.folder / bundle.STATEMENT).read_text())
+    written, page = (sealed.folder / bundle.CARD).read_text(), (sealed.folder / bundle.PAGE).read_text()
+    for text in (written, page):
+        assert statement["release_id"] in text
+        assert f"| {statement_page.shown_amount(statement['epsilon'])} |" in text
+        for line in statement["does_not_mean"]:
+            assert line in text
+    assert "fitted on generated narratives" in written
+    assert "46 codes of OIICS 2.01" in written
+    assert "license: apache-2.0" in written
+    assert "Apache License" in (sealed.folder / bundle.LICENCE).read_text()
+
+
+def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
+    """The two kinds of guarantee are not told in the same words."""
+    statement = json.loads((sealed.folder / bundle.STATEMENT).read_text())
+    formal = statement | {"guarantee_kind": "formal", "delta": "0.000001", "sensitivity": None, "mechanism": "dp-sgd"}
+    page = statement_page.statement_page(formal)
+    assert "The kind is **formal**" in page
+    assert "| δ (delta) | 0.000001 |" in page
+    assert "only in the limit" not in page
+    assert "only in the limit" in statement_page.statement_page(statement)
+    options: dict[str, Any] = {"labels": 3, "classification": "", "precision": "bfloat16", "licence": None}
+    written = card.model_card(formal, ModelConfig(encoder="distilroberta-base"), thresholds=None, **options)
+    assert "one fit with noise" in written
+    assert "rounded to bfloat16" in written
+    assert "license: other" in written
+    assert "No thresholds come with this model" in written
+
+
+def test_golden_answers_are_those_of_the_loaded_folder(sealed: Sealed) -> None:
+    """The released folder gives them; a moved score does not pass, nor one that is no number."""
+    answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
+    released = export.load(sealed.folder)
+    golden.check(released, answers)
+    assert [answer["text"] for answer in answers] == list(golden.texts())
+    moved = [answers[0] | {"scores": [answers[0]["scores"][0] + 3 * golden.TOLERANCE, *answers[0]["scores"][1:]]}]
+    with pytest.raises(UnsoundBundle, match="narrative 1"):
+        golden.check(released, moved)
+    with pytest.raises(UnsoundBundle, match="narrative 1"):
+        golden.check(released, [answers[0] | {"codes": answers[0]["codes"][::-1]}])
+    with pytest.raises(UnsoundBundle, match="narrative 1"):
+        golden.check(released, [answers[0] | {"scores": [float("nan"), *answers[0]["scores"][1:]]}])
+
+
+def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
+    """What a partner gets who follows the card and knows nothing of this project."""
+    import warnings
+
+    from sentence_transformers import SentenceTransformer
+
+    answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
+    codes = json.loads((sealed.folder / "config.json").read_text())["id2label"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        model = SentenceTransformer(str(sealed.folder), device="cpu", model_kwargs={"dtype": "float32"}).float()
+    texts = [answer["text"] for answer in answers]
+    scores = model.encode(texts, convert_to_tensor=True, show_progress_bar=False).softmax(-1)
+    for row, answer in zip(scores.tolist(), answers, strict=True):
+        found = {codes[str(at)]: score for at, score in enumerate(row)}
+        told = [found[code] for code in answer["codes"]]
+        assert told == pytest.approx(answer["scores"], abs=golden.TOLERANCE)
+        assert max(row) == pytest.approx(told[0], abs=golden.TOLERANCE)
+
+
+def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
+    """Half the bytes, within a rounding of the same answers, through the same gate; the licence is the operator's."""
+    licence = tmp_path / "licence.txt"
+    licence.write_text("Use it well.\n")
+    folder = tmp_path / "half"
+    folder.mkdir()
+    sealed.refill(folder, precision="bfloat16", licence=str(licence))
+    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+        whole, half = (sealed.folder / name).stat().st_size, (folder / name).stat().st_size
+        assert half < 0.65 * whole
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (folder / bundle.LICENCE).read_text() == "Use it well.\n"
+    scores = [export.load(f).logits(golden.texts()).softmax(-1) for f in (sealed.folder, folder)]
+    assert 0 < float((scores[0] - scores[1]).abs().max()) < 0.05
+
+
+def test_what_cannot_leave_is_told_before_the_budget_is_charged(
+    sealed: Sealed, tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """An encoder with a field that is not on the list, and a licence that is not there; and nothing is left behind."""
+    settings = BundleParameters()
+    fill.rehearse(sealed.context, sealed.candidate, settings)
+    assert not list((sealed.home / "private" / "rehearsal").iterdir())
+    odd = tmp_path / "odd-encoder"
+    shutil.copytree(tiny_roberta, odd)
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps(config | {"trained_on_records_of": "hospital 7"}))
+    model = sealed.candidate.model.model_copy(update={"encoder": str(odd)})
+    with pytest.raises(UnsoundBundle, match="trained_on_records_of") as refused:
+        fill.rehearse(sealed.context, sealed.candidate.model_copy(update={"model": model}), settings)
+    assert "hospital" not in str(refused.value)
+    with pytest.raises(InputError, match=r"release\.licence"):
+        fill.rehearse(sealed.context, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
+    with pytest.raises(InputError, match="none"):
+        publish._signer(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
+    assert publish._signer(sealed.context, BundleParameters(unsigned=True)) is None
+
+
+def test_the_lists_agree(sealed: Sealed) -> None:
+    """What the exporter writes is on the gate's list; every schema is sound, and every file has its own check."""
+    from jsonschema import Draft202012Validator
+
+    assert export.MODEL_FILES | export.MODULE_FILES | bundle.OWN_FILES == CONTENT
+    assert frozenset(FILES) - CONTENT == bundle.SEAL
+    folder = Path(storage.__file__ or "").parent / "schemas"
+    for file in folder.glob("*.schema.json"):
+        Draft202012Validator.check_schema(schema(file.name.removesuffix(".schema.json")))

@@ -1,0 +1,125 @@
+"""Temperature and thresholds keep what they promise on records like those they were fitted on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from tasks.bundle.thresholds import fit_temperature, read_thresholds, thresholds_for
+
+
+def coded(n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a model whose scores are right at the given temperature."""
+    g = torch.Generator().manual_seed(seed)
+    true = 2.0 * torch.randn(n, codes, generator=g)
+    labels = torch.multinomial(true.softmax(-1), 1, generator=g)[:, 0]
+    return true * temperature, labels
+
+
+def binary(right: np.ndarray, score: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Logits of two codes whose top score is `score`, and labels that are right where `right` says so."""
+    logits = torch.zeros(len(score), 2)
+    logits[:, 0] = torch.from_numpy(np.log(score / (1 - score)))
+    return logits, torch.from_numpy(np.where(right, 0, 1))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_is_found(temperature: float) -> None:
+    """Scores spoilt by a known temperature; a tenth of it is five standard errors at 20,000 records."""
+    assert fit_temperature(*coded(20_000, temperature=temperature)) == pytest.approx(temperature, rel=0.1)
+
+
+def test_a_code_that_the_model_lacks_is_no_evidence_for_a_temperature_but_counts_as_wrong() -> None:
+    """A third of the labels is unknown: the temperature stays, no threshold promises 90 %."""
+    logits, labels = coded(6000)
+    some = labels.clone()
+    some[torch.arange(6000) % 6 < 2] = -1
+    spoilt = thresholds_for(logits, some, fitted_on="test")
+    assert spoilt["temperature"] == pytest.approx(thresholds_for(logits, labels, fitted_on="test")["temperature"], 0.1)
+    assert [entry["threshold"] for entry in spoilt["thresholds"] if entry["target_accuracy"] >= 0.9] == [None, None]
+
+
+def test_thresholds_hold_on_new_records() -> None:
+    """Above each threshold the accuracy on 50,000 new records is the target's or better; coverage as told."""
+    told = thresholds_for(*coded(8000, temperature=2.0), fitted_on="test")
+    logits, labels = coded(50_000, temperature=2.0, seed=1)
+    best = (logits / told["temperature"]).softmax(-1).max(-1)
+    for entry in told["thresholds"]:
+        kept = best.values >= entry["threshold"]
+        accuracy = float((best.indices == labels)[kept].float().mean())
+        assert entry["target_accuracy"] <= accuracy <= entry["target_accuracy"] + 0.05
+        assert float(kept.float().mean()) == pytest.approx(entry["coverage"], abs=0.03)
+
+
+def test_an_accuracy_that_is_not_there_is_rarely_promised() -> None:
+    """True accuracy just below the target at every score: a threshold comes out in at most 5 % of the fits.
+
+    400 fits of 600 records; 40 or more happen with probability 2e-5 at the promised rate of 5 %. The naive choice, the
+    lowest score with the target's accuracy among these records, promises it nearly always, and would fail.
+    """
+    rng = np.random.default_rng(0)
+    promised = naive = 0
+    for _ in range(400):
+        score, right = rng.uniform(0.6, 0.99, 600), rng.random(600) < 0.8999
+        told = thresholds_for(*binary(right, score), fitted_on="test", targets=(0.9,))
+        promised += told["thresholds"][0]["threshold"] is not None
+        order = np.argsort(-score)
+        naive += bool((np.cumsum(right[order]) / np.arange(1, 601) >= 0.9)[10:].any())
+    assert promised < 40
+    assert naive > 300, "the test has no power"
+
+
+def test_equal_scores_stand_on_one_side() -> None:
+    """A threshold never splits records of one score: coverage counts them all."""
+    right = np.arange(4000) % 25 > 0
+    told = thresholds_for(*binary(right, np.full(4000, 0.9)), fitted_on="test", targets=(0.9,))
+    assert told["thresholds"][0]["coverage"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "said"),
+    [
+        (torch.zeros(200, 3), torch.zeros(100, dtype=torch.int64), "belong together"),
+        (torch.zeros(60, 3), torch.zeros(60, dtype=torch.int64), "100 records or more"),
+        (torch.full((200, 3), float("nan")), torch.zeros(200, dtype=torch.int64), "no number"),
+        (torch.zeros(200, 3), torch.full((200,), -1), "none of the records"),
+    ],
+    ids=["shapes", "few", "nan", "unknown codes"],
+)
+def test_what_cannot_be_calibrated_is_refused(logits: Tensor, labels: Tensor, said: str) -> None:
+    """In one sentence."""
+    with pytest.raises(MechanismError, match=said):
+        thresholds_for(logits, labels, fitted_on="test")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"temperature": 0},
+        {"temperature": "x"},
+        {"thresholds": [{"target_accuracy": 0.9}]},
+        {"thresholds": 1},
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """A file comes from elsewhere; whole, it is read."""
+    path, told = tmp_path / "thresholds.json", thresholds_for(*coded(400), fitted_on="test")
+    path.write_text(json.dumps(told))
+    assert read_thresholds(path) == told
+    path.write_text(json.dumps(told | change))
+    with pytest.raises(MechanismError, match=r"thresholds\.json"):
+        read_thresholds(path)
+
+
+def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
+    """Nested deeper than a reader can follow."""
+    (tmp_path / "thresholds.json").write_text("[" * 100_000)
+    with pytest.raises(MechanismError, match="no thresholds file"):
+        read_thresholds(tmp_path / "thresholds.json")

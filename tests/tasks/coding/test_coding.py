@@ -1,0 +1,160 @@
+"""Codes, groups, thresholds: what a coder answers follows from its scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from storage.errors import InputError
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Narratives
+from tasks.coding.groups import groups_of
+
+CODES = ("111", "132", "1520", "1521", "1522", "1972")
+
+
+@pytest.fixture(scope="session")
+def coder(tiny_bundle: Path) -> Coder:
+    """The tiny bundle, loaded."""
+    return Coder.open(tiny_bundle)
+
+
+def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
+    """The most detailed group that is sure answers, of two of one level the likelier; where none is, none."""
+    groups = groups_of(CODES, classification="OIICS")
+    assert groups is not None
+    assert set(groups.names) == {"11", "13", "15", "152", "19", "197"}, "1 holds all codes and says nothing"
+    scores = torch.tensor(
+        [
+            [0.1, 0.0, 0.4, 0.3, 0.1, 0.1],  # 152: 0.8
+            [0.5, 0.1, 0.2, 0.1, 0.1, 0.0],  # 11: 0.5, 152: 0.4
+            [0.3, 0.3, 0.1, 0.0, 0.1, 0.2],
+            [0.0, 0.0, 0.2, 0.2, 0.1, 0.5],  # 152 and 197: both 0.5; 197 comes from one code
+        ]
+    )
+    found = groups.broadest_sure(scores, threshold=0.5)
+    assert [entry and entry[0] for entry in found] == ["152", "11", None, found[3] and found[3][0]]
+    assert found[0] is not None
+    assert found[0][1] == pytest.approx(0.8)
+    assert found[3] is not None
+    assert found[3][0] in {"152", "197"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "classification", "wanted", "there"),
+    [
+        (CODES, "OIICS", None, True),
+        (CODES, "OIICS", False, False),
+        (("1", "2", "10", "23"), "diagnoses", None, False),
+        (("1", "2", "10", "23"), "diagnoses", True, True),
+        (("11-1", "12-1"), "SOC", True, False),
+        (("1", "2"), "OIICS", None, False),
+    ],
+)
+def test_digits_are_groups_only_where_they_are_known_to_be(
+    codes: tuple[str, ...], classification: str, wanted: bool | None, there: bool
+) -> None:
+    """A plain list's 23 has nothing to do with its 2."""
+    assert (groups_of(codes, classification=classification, wanted=wanted) is not None) == there
+
+
+def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[str]]) -> None:
+    """Best first; below the threshold for review, with a group whose codes' scores add up; blank ones uncoded."""
+    coder = replace(coder, thresholds={"temperature": 20.0})  # without it one code has all, and no group is surer
+    texts = [*narratives(40), " \n"]
+    scores = coder.scores(texts)
+    threshold = float(scores.max(-1).values.median())
+    codings = coder.code(texts, top_k=3, threshold=threshold)
+    assert len({coding.needs_review for coding in codings[:-1]}) == 2, "the test tells both cases apart"
+    assert any(coding.group is not None for coding in codings)
+    for coding, row in zip(codings[:-1], scores, strict=False):
+        best = row.argsort(descending=True)[:3].tolist()
+        assert [answer.code for answer in coding.answers] == [coder.model.codes[at] for at in best]
+        assert coding.needs_review == (coding.answers[0].score < threshold)
+        if coding.group is not None:
+            inside = [float(s) for code, s in zip(CODES, row, strict=True) if code.startswith(coding.group.code)]
+            assert coding.needs_review
+            assert sum(inside) == pytest.approx(coding.group.score, abs=1e-5)
+            assert coding.group.score >= threshold
+    assert (codings[-1].answers, codings[-1].needs_review, codings[-1].group) == ((), True, None)
+    assert coder.code(["fell"])[0].needs_review is None, "without a threshold nothing is said about review"
+
+
+def test_one_text_alone_has_the_scores_it_has_among_others(coder: Coder, narratives: Callable[..., list[str]]) -> None:
+    """Batching, sorting and padding change nothing beyond rounding; 100 MB are cut, not tokenised."""
+    texts = [*narratives(30), "fell " * 20_000_000, "a\0b", "x"]
+    together = coder.scores(texts)
+    for at in (0, 7, 29, 30, 31, 32):
+        torch.testing.assert_close(coder.scores([texts[at]])[0], together[at], rtol=1e-4, atol=1e-5)
+
+
+def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Softer scores, the same order; the file's threshold for an accuracy is found or refused by name."""
+    told = {"schema": 1, "temperature": 4.0, "fitted_on": "a test", "records": 100, "confidence": 0.95}
+    entries = [{"target_accuracy": 0.8, "threshold": 0.7}, {"target_accuracy": 0.9, "threshold": None}]
+    (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries}))
+    soft = Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
+    text = ["Employee fell from a ladder"]
+    expected = (coder.scores(text).log() / 4).softmax(-1)
+    torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
+    assert soft.threshold_for(0.8) == 0.7
+    for accuracy, said in ((0.9, "no score reached 0.9 on a test"), (0.5, "there are 0.8, 0.9")):
+        with pytest.raises(InputError, match=said):
+            soft.threshold_for(accuracy)
+    with pytest.raises(InputError, match="autocoder calibrate"):
+        coder.threshold_for(0.8)
+
+
+def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Two lists that differ in one title are two versions."""
+    versions = []
+    for change in ("", "x"):
+        folder = tmp_path / f"bundle{change}"
+        shutil.copytree(tiny_bundle, folder)
+        with (folder / "codelist.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["code", "title"], *([code, change] for code in CODES)])
+        versions.append(Coder.open(folder).version)
+    assert versions[0] != versions[1]
+    assert versions[0].startswith("list-")
+
+
+@pytest.mark.parametrize(
+    "damage", ["codelist.csv", "privacy_statement.json", "config.json", "2_Dense/model.safetensors"]
+)
+def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: str) -> None:
+    """In one sentence of ours."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder)
+    (folder / damage).write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="--bundle"):
+        Coder.open(folder)
+
+
+def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A thresholds file by its own option; a model that the libraries choke on by the type of what they raised."""
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^--thresholds: "):
+        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
+    with pytest.raises(InputError, match=r"--bundle: .* cannot be loaded \(ZeroDivisionError\)"):
+        Coder.open(folder)
+
+
+def test_narratives_are_joined_as_in_training() -> None:
+    """By the template, or with a bar; all blank is blank, whatever the template says."""
+    rows = [("Cook", "burned hand"), ("", "fell"), (None, "  ")]
+    assert Narratives(("Job", "Text"), "{Job}: {Text}").texts(rows) == ["Cook: burned hand", ": fell", ""]
+    assert Narratives(("Job", "Text")).texts(rows) == ["Cook | burned hand", "fell", ""]
+    for columns, template in ((("Job",), "{Text}"), (("Job", "Text"), "{Job}"), (("Job", "Job"), None)):
+        with pytest.raises(InputError, match="--template"):
+            Narratives(columns, template)

@@ -1,0 +1,227 @@
+"""Coding a table: every row once, versions unmixed, and after any death the same output as if unbroken."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from storage.crosswalk import Crosswalk
+from storage.errors import InputError, StorageError
+from storage.tables import reading
+from storage.tables.reading import survey
+from tasks.coding import job as coding_job
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Added, Narratives, check_version
+from tasks.coding.job import CodingJob, run
+
+
+@pytest.fixture(scope="module")
+def coder(tiny_bundle: Path) -> Coder:
+    """The tiny bundle, loaded."""
+    return Coder.open(tiny_bundle)
+
+
+@pytest.fixture
+def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """25 rows, two of them blank, in pieces of four."""
+    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    texts = narratives(25)
+    texts[3], texts[17] = "", "  "
+    return write(tmp_path / "in.csv", [[str(n), text, "2.01"] for n, text in enumerate(texts)])
+
+
+def write(path: Path, rows: list[list[str]]) -> Path:
+    """Write a CSV of id, Text and version."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["id", "Text", "version"], *rows])
+    return path
+
+
+def job(source: Path, out: Path, **changes: Any) -> CodingJob:
+    """A job with all answer columns but the crosswalk's."""
+    settings = {"added": Added(top_k=2, threshold=0.6, crosswalk=None, grouped=True), "append": False} | changes
+    return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), **settings)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """As the model gives it for the row's text, with its origin; the folder of pieces is gone."""
+    done = run(coder, job(table, tmp_path / "out.csv"))
+    rows = rows_of(tmp_path / "out.csv")
+    assert (done.rows, done.blank, done.resumed) == (25, 2, 0)
+    assert done.review == sum(row["needs_review"] == "true" for row in rows)
+    expected = coder.code([row["Text"] for row in rows], top_k=2, threshold=0.6)
+    for row, coding in zip(rows, expected, strict=True):
+        assert [row["code"], row["code_2"]] == ([answer.code for answer in coding.answers] or ["", ""])
+        assert row["group_code"] == (coding.group.code if coding.group else "")
+        assert (row["score"] == "") == (row["code"] == "")
+        assert {name: row[name] for name in coder.origin} == coder.origin
+    assert [row["id"] for row in rows] == [str(n) for n in range(25)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_formats_agree(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """The same answers in CSV, Parquet and JSON Lines, with types where the format has them."""
+    for suffix in ("csv", "parquet", "jsonl"):
+        run(coder, job(table, tmp_path / f"out.{suffix}"))
+    parquet = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert parquet == lines
+    assert {type(row["needs_review"]) for row in parquet} == {bool}
+    assert [row["code"] or "" for row in parquet] == [row["code"] for row in rows_of(tmp_path / "out.csv")]
+
+
+@pytest.mark.parametrize(
+    ("point", "after"),
+    [
+        *(("_write_part", after) for after in (0, 1, 3)),
+        *(("file_digest", after) for after in (0, 1)),
+        *((point, 0) for point in ("_merge", "_finished", "shutil.rmtree")),
+    ],
+)
+def test_it_goes_on_after_a_death_anywhere(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: int
+) -> None:
+    """The n-th call of a step dies without any clearing up; then the output is what an unbroken run writes."""
+    run(coder, job(table, tmp_path / "whole.csv"))
+    out, calls = tmp_path / "out.csv", 0
+    owner: Any = coding_job.shutil if "." in point else coding_job
+    name = point.rpartition(".")[2]
+    real = getattr(owner, name)
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise KeyboardInterrupt  # nothing of ours catches it
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(coder, job(table, out))
+    assert not out.exists() or out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    if (tmp_path / ".out.csv.coding").exists():
+        done = run(coder, job(table, out))
+        assert done.resumed >= 4 * after * (point == "_write_part")
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not (tmp_path / ".out.csv.coding").exists()
+
+
+@pytest.mark.parametrize("removed", [0, 1, 4, 99])
+@pytest.mark.parametrize("last_first", [False, True])
+def test_rows_are_added_once_wherever_the_clearing_up_dies(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int, last_first: bool
+) -> None:
+    """In whichever order a folder's files go: the same command adds no row again, and tells the same figures."""
+    run(coder, job(table, tmp_path / "whole.csv"))
+    whole = run(coder, job(table, tmp_path / "whole.csv", append=True))
+    out = tmp_path / "out.csv"
+    run(coder, job(table, out))
+    real = coding_job.shutil.rmtree
+
+    def dies(folder: Path) -> None:
+        for path in sorted(folder.iterdir(), reverse=last_first)[:removed]:
+            path.unlink()
+        if not list(folder.iterdir()):
+            real(folder)
+        raise KeyboardInterrupt  # nothing of ours catches it
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coding_job.shutil, "rmtree", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(coder, job(table, out, append=True))
+    again = run(coder, job(table, out, append=True))
+    assert (again.rows, again.blank, again.review) == (whole.rows, whole.blank, whole.review)
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv", "whole.csv"]
+
+
+def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a death at the end nothing is left to code; with other options everything is."""
+    with monkeypatch.context() as patch:
+        patch.setattr(coding_job, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(coder, job(table, tmp_path / "out.csv"))
+    assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").iterdir()), (
+        "no narrative lies in the folder of pieces"
+    )
+    other = Added(top_k=1, threshold=None, crosswalk=None, grouped=True)
+    resumed = run(coder, job(table, tmp_path / "out.csv"))
+    assert resumed.resumed == 25
+    assert run(coder, job(table, tmp_path / "out.csv", added=other, overwrite=True)).resumed == 0
+
+
+def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """And added to only by rows of the same columns and version."""
+    out = tmp_path / "out.csv"
+    run(coder, job(table, out))
+    before = out.read_bytes()
+    with pytest.raises(InputError, match="--overwrite"):
+        run(coder, job(table, out))
+    with pytest.raises(InputError, match="other columns"):
+        run(coder, job(table, out, append=True, added=Added(1, None, None, True)))
+    assert out.read_bytes() == before
+    run(coder, job(table, out, append=True))
+    assert rows_of(out) == 2 * rows_of(out)[:25]
+    run(coder, job(table, out, overwrite=True))
+    assert out.read_bytes() == before
+    out.write_text(out.read_text().replace(",OIICS,2.01,", ",OIICS,3.01,", 1))
+    with pytest.raises(InputError, match=r"another version \(row 1\)"):
+        run(coder, job(table, out, append=True))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_versions_are_not_mixed(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """A column that names another version is refused, with the first row; the bundle's own and blanks pass."""
+    check_version(survey(table, text_columns=["Text"]), "version", coder)
+    mixed = write(tmp_path / "mixed.csv", [["1", "a", "2.01"], ["2", "b", ""], ["3", "c", "3.01"], ["4", "d", "3.01"]])
+    with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, are of version 3\.01"):
+        check_version(survey(mixed, text_columns=["Text"]), "version", coder)
+
+
+def test_a_crosswalk_adds_the_new_code_and_sends_splits_to_a_person(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """One new code is written; two are listed and reviewed, none is left blank and reviewed."""
+    walk = Crosswalk("3.01", {"111": ("1110",), "132": ("1321", "1322")})
+    run(coder, job(table, tmp_path / "out.csv", added=Added(1, 0.0, walk, grouped=False)))
+    for row in rows_of(tmp_path / "out.csv"):
+        new = walk.codes(row["code"])
+        assert row["crosswalk_code"] == "; ".join(new)
+        assert row["crosswalk_version"] == ("3.01" if new else "")
+        assert row["needs_review"] == ("false" if len(new) == 1 else "true")
+
+
+def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path: Path) -> None:
+    """The second says so."""
+    one = job(table, tmp_path / "out.csv")
+    with coding_job._locked(one), pytest.raises(StorageError, match="another process"):
+        run(coder, one)
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(
+    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is put in place."""
+    one, real = job(table, tmp_path / "out.csv"), coding_job._merge
+
+    def changed(*arguments: Any) -> None:
+        table.write_bytes(table.read_bytes().replace(b"fell", b"fall").replace(b"cut", b"cat"))
+        real(*arguments)
+
+    monkeypatch.setattr(coding_job, "_merge", changed)
+    with pytest.raises(StorageError, match="changed while it was coded"):
+        run(coder, one)
+    assert not (tmp_path / "out.csv").exists()

@@ -1,0 +1,157 @@
+"""Double coding: the sample is the policy's, blind, and agreement is that of the whole table."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from storage.errors import InputError
+from tasks.coding.quality import Policy, agreement, draw, read_policy
+
+COLUMNS = ["Text"]
+
+
+def write(path: Path, rows: list[list[str]], header: list[str]) -> Path:
+    """Write a CSV."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> Path:
+    """1,000 rows: 1311 is a tenth of them, 111 and 132 the rest."""
+    rng = random.Random(0)
+    codes = ["1311" if n % 10 == 0 else rng.choice(["111", "132"]) for n in range(1000)]
+    return write(tmp_path / "coded.csv", [[f"text {n}", code] for n, code in enumerate(codes)], ["Text", "code"])
+
+
+def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed: int = 0) -> None:
+    """Fill in the human's codes: the table's, but another with a probability that depends on the code."""
+    rng, rows = random.Random(seed), rows_of(sample)
+    for row in rows:
+        code = codes[int(row["qa_row"]) - 1]
+        row["human_code"] = "10" if rng.random() < wrong[code] else code
+    write(sample, [list(row.values()) for row in rows], list(rows[0]))
+
+
+def test_the_sample_is_the_policy_s_and_blind(coded: Path, tmp_path: Path) -> None:
+    """All sensitive rows, a twentieth of the others rounded up, in the table's order, without the model's codes."""
+    done = draw(coded, tmp_path / "s.csv", columns=COLUMNS, policy=Policy(sensitive_codes=("1311",)), seed=None)
+    sample = rows_of(tmp_path / "s.csv")
+    assert (done.rows, done.sampled, done.sensitive) == (1000, 145, 100)
+    assert list(sample[0]) == ["qa_row", "Text", "qa_weight", "human_code"]
+    assert [row["Text"] for row in sample] == [f"text {int(row['qa_row']) - 1}" for row in sample]
+    assert {row["human_code"] for row in sample} == {""}
+    assert Counter(row["qa_weight"] for row in sample) == {"1.0": 100, "20.0": 45}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["coded.csv", "s.csv"]
+    with pytest.raises(InputError, match="somebody's work"):
+        draw(coded, tmp_path / "s.csv", columns=COLUMNS, policy=Policy(), seed=None)
+
+
+def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) -> None:
+    """And every row has the same chance: 200 samples of 50 give each row 10 takes, five standard deviations are 15."""
+    taken: Counter[str] = Counter()
+    for seed in range(200):
+        out = tmp_path / f"{seed}.csv"
+        draw(coded, out, columns=COLUMNS, policy=Policy(), seed=seed)
+        taken.update(row["qa_row"] for row in rows_of(out))
+    assert sum(taken.values()) == 200 * 50
+    assert max(taken.values()) < 30
+    assert len(taken) > 990
+    draw(coded, tmp_path / "again.csv", columns=COLUMNS, policy=Policy(), seed=0)
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "0.csv").read_bytes()
+
+
+def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(coded: Path, tmp_path: Path) -> None:
+    """Sensitive rows are a tenth of the table and half of the sample, and the human disagrees with all of them.
+
+    The table's agreement is then 90 % times 0.9 = 81 %; the sample's own, unweighted, is under 60 %.
+    """
+    codes = [row["code"] for row in rows_of(coded)]
+    sample = tmp_path / "s.csv"
+    draw(coded, sample, columns=COLUMNS, policy=Policy(share=0.12, sensitive_codes=("1311",)), seed=1)
+    coded_again(sample, wrong={"1311": 1.0, "111": 0.1, "132": 0.1}, codes=codes)
+    found = agreement(coded, sample)
+    assert found.rows == 208
+    # 108 rows of the others at 0.9: standard error 0.03 of 0.9 of the table, four of them are 0.11
+    assert found.share == pytest.approx(0.81, abs=0.11)
+    assert found.share_interval[0] < found.share < found.share_interval[1]
+    rows = rows_of(sample)
+    plain = np.mean([row["human_code"] == codes[int(row["qa_row"]) - 1] for row in rows])
+    assert plain < 0.6, "without weights it would be another figure"
+    human, model = [row["human_code"] for row in rows], [codes[int(row["qa_row"]) - 1] for row in rows]
+    weights = [float(row["qa_weight"]) for row in rows]
+    assert found.kappa == pytest.approx(cohen_kappa_score(human, model, sample_weight=weights), abs=1e-4)
+    ten = next(code for code in found.codes if code.code == "10")
+    assert (ten.model, ten.both, ten.f1) == (0, 0, 0.0)
+
+
+def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> None:
+    """111.0 is 111; rows without a code are counted and left out; one code throughout has no kappa."""
+    codes = [row["code"] for row in rows_of(coded)]
+    at = [n + 1 for n, code in enumerate(codes) if code == "111"][:4]
+    rows = [[str(at[0]), "1", "111.0"], [f"{at[1]}.0", "1", " 111 "], [str(at[2]), "1", ""], [str(at[3]), "1", "111"]]
+    sample = write(tmp_path / "s.csv", rows, ["qa_row", "qa_weight", "human_code"])
+    found = agreement(coded, sample)
+    assert (found.rows, found.missing, found.share, found.kappa, found.kappa_interval) == (3, 1, 1.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "human", "agree"),
+    [
+        ("S72", "S72.0", False),
+        ("250", "250.0", False),
+        ("111", "111.0", True),
+        ("'-12", "-12", True),
+        ("'-12", "'-12", True),
+    ],
+)
+def test_two_codes_are_one_only_where_a_table_program_made_them_two(
+    tmp_path: Path, model: str, human: str, agree: bool
+) -> None:
+    """A code that the table holds is another one; an apostrophe before what looks like a formula is no part of it."""
+    coded = write(tmp_path / "coded.csv", [[model], ["250.0"]], ["code"])
+    sample = write(tmp_path / "s.csv", [["1", "1", human]], ["qa_row", "qa_weight", "human_code"])
+    assert agreement(coded, sample).share == float(agree)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([["1", "1", ""]], "no row has a human_code"),
+        ([["1", "1", "a"], ["1", "1", "b"]], "row 2: qa_row 1 is there twice"),
+        ([["1001", "1", "a"]], "row 1: qa_row or qa_weight"),
+        ([["x", "1", "a"]], "row 1: qa_row or qa_weight"),
+        ([["1", "nan", "a"]], "row 1: qa_row or qa_weight"),
+    ],
+)
+def test_a_sample_that_is_not_as_it_was_drawn_is_refused(
+    coded: Path, tmp_path: Path, rows: list[list[str]], said: str
+) -> None:
+    """Naming the row."""
+    sample = write(tmp_path / "s.csv", rows, ["qa_row", "qa_weight", "human_code"])
+    with pytest.raises(InputError, match=said):
+        agreement(coded, sample)
+
+
+@pytest.mark.parametrize("content", ["share: 2", "sensitive: [1]", "share: [", "share: 0.1\nsensitive_codes: 5"])
+def test_a_policy_that_does_not_read_is_refused(tmp_path: Path, content: str) -> None:
+    """Naming file and field; a right one is read."""
+    (tmp_path / "qa.yaml").write_text(content)
+    with pytest.raises(InputError, match=r"qa\.yaml"):
+        read_policy(tmp_path / "qa.yaml")
+    (tmp_path / "qa.yaml").write_text('share: 0.1\nsensitive_codes: ["1311"]')
+    assert read_policy(tmp_path / "qa.yaml") == Policy(share=0.1, sensitive_codes=("1311",))

@@ -1,0 +1,119 @@
+"""Diagnostics of a small finished chain: figures, a page that stands alone, and refits that survive a kill."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.retrain import Chain, chain
+from mechanisms.audit import leave_one_out
+from storage.demo_data import write_demo_data
+from tasks.diagnosing import page as diagnostics_page
+from tasks.diagnosing import stages
+from tasks.diagnosing.stages import DiagnoseParameters
+from tasks.parameters import RetrainParameters
+from tasks.running.stage import Context, run_step
+
+SETTINGS = DiagnoseParameters(leave_out=7, refits=False, study_draws=10)
+
+
+@pytest.fixture(scope="module", params=["weighted", "censored"])
+def finished(
+    request: pytest.FixtureRequest, tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Context, RetrainParameters, Chain]:
+    """A chain on the tiny encoder, every stage done."""
+    folder = tmp_path_factory.mktemp(f"diagnose-{request.param}")
+    written = write_demo_data(folder, records=160, seed=3)
+    phase = {"batch_size": 8, "learning_rate": 0.05}
+    mechanism: dict[str, Any] = {"mechanism": request.param, "reweight": False}
+    if request.param == "censored":
+        mechanism["target_epsilon"] = 4.0
+    chosen = RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
+            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 2},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 8},
+                "swag": {"rank": 8},
+            },
+            "pseudo_posterior": mechanism | {"risk_draws": 5, "sensitivity_draws": 60},
+        }
+    )
+    context = Context(home=str(folder / "home"), device="cpu")
+    context.workspace.create()
+    return context, chosen, chain(chosen, lambda step: run_step(context, step))
+
+
+def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
+    """The two stages."""
+    common: Any = {"dataset": made.dataset, "prepared": made.prepared}
+    look = stages.look(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)  # type: ignore[arg-type]
+    left = stages.leave_out(chosen, SETTINGS, measured=made.measured[chosen.rounds[-1]], **common)  # type: ignore[arg-type]
+    return look, left
+
+
+def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) -> None:
+    """The studies agree with the chain where nothing was changed; the page is private, alone, legible in the dark."""
+    context, chosen, made = finished
+    looked, left = (run_step(context, step) for step in steps(chosen, made))
+    seen, found = stages.read(looked.path), stages.read(left.path)
+    last = chosen.rounds[-1]
+    one = seen["rounds"][last]
+    assert one["delta_quantiles"][-1] == pytest.approx(one["running"][-1], rel=1e-5)
+    assert one["tail"]["expected"] >= one["running"][-1]
+    unchanged = dict(map(tuple, seen["scales"]))[1.0]
+    assert dict(map(tuple, seen["ranks"]))[8] == pytest.approx(unchanged)
+    if last == "censored":
+        assert max(value for _, value in seen["scales"]) <= 2.0
+    assert len(found["own_loss"]) == 7
+    page = diagnostics_page.page(
+        chosen, diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], epsilon=4.0), epsilon=4.0
+    )
+    assert "Private. This page is computed from the records" in page
+    assert page.count("<svg") == page.count("<figure") == 7
+    assert "prefers-color-scheme:dark" in page
+    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", page)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert not re.search(r'fill="#(?![0-9a-fA-F]{6}")', page), "colours are colours, and no one's id"
+    assert not re.search(r"employee|worker", page), "no narrative"
+
+
+def test_a_killed_leave_one_out_goes_on(
+    finished: tuple[Context, RetrainParameters, Chain], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a kill between two groups only the second is fitted again, and the result equals the unbroken one."""
+    context, chosen, made = finished
+    _, step = steps(chosen, made)
+    whole = json.loads((run_step(context, step).path / stages.FILE).read_text())
+    real, fitted = leave_one_out.refit, []
+
+    def refit(*arguments: Any, **options: Any) -> Any:
+        fitted.append(len(options["weights"]))
+        if fitted == [1, 5, 2]:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(leave_one_out, "refit", refit)
+    other = Context(home=str(tmp_path), device="cpu")
+    other.workspace.create()
+    with pytest.raises(KeyboardInterrupt):
+        run_step(other, step)
+    again = json.loads((run_step(other, step).path / stages.FILE).read_text())
+    assert fitted == [1, 5, 2, 1, 2]
+    assert again == whole
+
+
+def test_half_of_the_records_are_the_riskiest() -> None:
+    """And none is taken twice, also where more are asked for than there are."""
+    delta = torch.arange(10.0)
+    chosen = stages._chosen(delta, count=5, seed=0).tolist()
+    assert chosen[:3] == [9, 8, 7]
+    assert len(set(chosen)) == 5
+    assert sorted(stages._chosen(delta, count=99, seed=0).tolist()) == list(range(10))

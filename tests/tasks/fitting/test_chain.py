@@ -1,0 +1,223 @@
+"""Every stage for every trainable part, without Prefect around it; and what a release of each is."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.retrain import Chain, chain
+from mechanisms.model import checkpoint
+from storage.demo_data import write_demo_data
+from storage.errors import StorageError
+from tasks.fitting import candidate
+from tasks.fitting.risks import running_maximum
+from tasks.parameters import RetrainParameters
+from tasks.releasing import preflight, publish
+from tasks.releasing.claims import release_plan
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.publish import Released
+from tasks.running.stage import Context, run_step
+
+PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean"), ("full", "mean")]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Some invented narratives with their code list."""
+    written = write_demo_data(tmp_path_factory.mktemp("data"), records=240, seed=3)
+    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+
+
+def parameters(
+    data: dict[str, Any], encoder: Path, trainable: str = "head", pooling: str = "mean"
+) -> RetrainParameters:
+    """A job of a few seconds on the tiny encoder."""
+    phase = {"batch_size": 8, "learning_rate": 0.01}
+    return RetrainParameters.model_validate(
+        {
+            "data": data,
+            "model": {
+                "encoder": str(encoder),
+                "trainable": trainable,
+                "pooling": pooling,
+                "max_length": 32,
+                "lora_rank": 2,
+            },
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 1, "length_bucketing": True},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
+                "swag": {"rank": 2},
+            },
+            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
+        }
+    )
+
+
+def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
+    """Plan and release."""
+    last = chosen.rounds[-1]
+    drawn_from, measured = made.posteriors[last], made.measured[last]
+    assert made.dataset
+    assert made.prepared
+    assert drawn_from
+    assert measured
+    planned = PlannedRelease.of_posterior(
+        context,
+        chosen,
+        dataset=made.dataset,
+        prepared=made.prepared,
+        posterior=drawn_from,
+        measured=measured,
+        prefect_run_id=None,
+    )
+    file = planned.save(context)
+    assert PlannedRelease.load(file) == planned
+    return publish.release.fn(context, planned, chosen.release)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), PARTS)
+def test_every_part_goes_from_file_to_release(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, trainable: str, pooling: str
+) -> None:
+    """And the folder that leaves loads in a plain library, with codes as labels."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta, trainable, pooling)
+    made = chain(chosen, lambda step: run_step(context, step))
+    done = release(context, chosen, made)
+    assert release(context, chosen, made) == done, "a second attempt returns the first release"
+    assert float(done.epsilon) > 0
+    text = "Employee fell from a ladder."
+    if pooling == "first":
+        from transformers import pipeline
+
+        (answer,) = pipeline("text-classification", done.bundle)(text)
+        assert answer["label"].isdigit()
+    else:
+        from sentence_transformers import SentenceTransformer
+
+        assert SentenceTransformer(done.bundle, device="cpu").encode([text]).shape == (1, 46)
+    for path in Path(done.bundle).rglob("*.json"):
+        assert str(tmp_path) not in path.read_text()
+        assert str(tiny_roberta) not in path.read_text()
+    measured = made.measured["reweighted"]
+    assert measured
+    running = running_maximum(measured.path)
+    assert running == sorted(running)
+    assert running[-1] == pytest.approx(context.store.figures(measured)["sensitivity"])
+
+
+def test_another_method_or_label_is_another_plan(data: dict[str, Any], tiny_roberta: Path, tmp_path: Path) -> None:
+    """The same records and method keep their key; the place of the file and the requester do not matter."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta)
+    made = chain(chosen, lambda step: run_step(context, step))
+    assert made.dataset
+    assert made.posteriors["reweighted"]
+    assert made.measured["reweighted"]
+
+    def key(**changes: Any) -> str:
+        changed = chosen.model_copy(update={"release": chosen.release.model_copy(update=changes)})
+        plan = release_plan(
+            changed,
+            context.store,
+            dataset=made.dataset,  # type: ignore[arg-type]
+            posterior=made.posteriors["reweighted"],  # type: ignore[arg-type]
+            measured=made.measured["reweighted"],  # type: ignore[arg-type]
+            prefect_run_id=None,
+        )
+        return plan.idempotency_key
+
+    assert key() == key(requester="somebody else")
+    assert key() != key(label="second")
+
+
+def test_what_lies_in_the_way_is_not_committed(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between draw and commit a bundle is edited, or the draw removed: refused. A bundle edited later is told too."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta)
+    made = chain(chosen, lambda step: run_step(context, step))
+
+    class Died(BaseException):
+        """As a kill: nothing of ours catches it."""
+
+    def die(*arguments: Any, **options: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publish.Ledger, "commit", die)
+        with pytest.raises(Died):
+            release(context, chosen, made)
+    (folder,) = context.workspace.bundles.iterdir()
+    card, draw = folder / "README.md", next((tmp_path / "private" / "releases").rglob("draw.safetensors"))
+    built, drawn = card.read_text(), draw.read_bytes()
+    card.write_text(built + "edited")
+    with pytest.raises(StorageError, match="is not what was built"):
+        release(context, chosen, made)
+    card.write_text(built)
+    draw.unlink()
+    with pytest.raises(StorageError, match="its draw is gone"):
+        release(context, chosen, made)
+    draw.write_bytes(drawn)
+    assert release(context, chosen, made).bundle == str(folder)
+    card.write_text(built + "edited")
+    with pytest.raises(StorageError, match="is not what was committed"):
+        release(context, chosen, made)
+
+
+def test_a_unit_of_several_records_costs_as_many_times(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the Delta at the draw exceeds the planned one: epsilon is 2 m Delta, add/remove m Delta."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    ingest = {"unit_column": "Establishment", "max_per_unit": 3}
+    chosen = parameters(data | {"ingest": ingest}, tiny_roberta)
+    made = chain(chosen, lambda step: run_step(context, step))
+    monkeypatch.setattr(candidate.risks, "at_draw", lambda *a, **k: 5.0)
+    wide = tmp_path / "policy.yaml"
+    wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
+    policy = chosen.release.model_copy(update={"policy": str(wide)})
+    done = release(context, chosen.model_copy(update={"release": policy}), made)
+    row = publish.open_ledger(context, policy).release(done.release_id)
+    assert row.max_records_per_unit == 3
+    assert (row.sensitivity, row.epsilon, row.epsilon_add_remove) == (5, 30, 15)
+
+
+def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC in the middle of training: one clear line, nothing finished; with space again it goes on."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta)
+    real, calls = checkpoint.save, 0
+
+    def full(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
+        real(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        chain(chosen, lambda step: run_step(context, step))
+    monkeypatch.setattr(checkpoint, "save", real)
+    assert chain(chosen, lambda step: run_step(context, step)).evaluated
+
+
+def test_too_little_disk_is_refused_before_work(
+    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The free space and what the run would write are told."""
+    monkeypatch.setattr(preflight, "_MARGIN", 1 << 60)
+    with pytest.raises(StorageError, match=r"disk: .* GB free"):
+        preflight.check(Context(home=str(tmp_path)), parameters(data, tiny_roberta))

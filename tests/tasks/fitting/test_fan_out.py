@@ -1,0 +1,295 @@
+"""A pass in shards gives what one process gives, bit for bit; shards that are lost are run again, alone.
+
+The server and its workers are played here; tests/flows/test_shards.py has real ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import StateType
+
+from flows.retrain import chain
+from storage.demo_data import write_demo_data
+from storage.errors import InputError, StorageError
+from tasks.fitting import fan_out, shard_runs
+from tasks.fitting.draws import Draws
+from tasks.fitting.shard_runs import ShardParameters
+from tasks.parameters import FanOut, RetrainParameters
+from tasks.releasing import preflight
+from tasks.running.stage import Context, run_step
+
+SPREAD = ("risks", "sensitivity")
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
+    """A job of seconds on the tiny encoder."""
+    written = write_demo_data(tmp_path_factory.mktemp("data"), records=160, seed=3)
+    phase = {"batch_size": 8, "learning_rate": 0.01}
+    return RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
+            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
+                "swag": {"rank": 2},
+            },
+            "pseudo_posterior": {"risk_draws": 7, "sensitivity_draws": 5, "reweight": False},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def single(parameters: RetrainParameters, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workspace of a job in one process."""
+    home = tmp_path_factory.mktemp("single")
+    run(parameters, home, FanOut())
+    return home
+
+
+def run(parameters: RetrainParameters, home: Path, settings: FanOut) -> None:
+    """Fit and measure."""
+    context = Context(home=str(home), device="cpu", fan_out=settings)
+    context.workspace.create()
+    chain(parameters, lambda step: run_step(context, step))
+
+
+def manifests(home: Path, *names: str) -> dict[str, bytes]:
+    """Of the finished stages of these names: they hold the digest of every file."""
+    root = home / "private" / "stages"
+    return {f"{n}/{p.parent.name}": p.read_bytes() for n in names for p in (root / n).glob("*/manifest.json")}
+
+
+@dataclass
+class Workers:
+    """Plays server and workers: each run that is asked for meets the next of `fates`."""
+
+    home: Path
+    fates: list[str] = field(default_factory=list)
+    asked: list[ShardParameters] = field(default_factory=list)
+    met: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    def start(self, asked: ShardParameters, *, label: str) -> str:
+        # what goes through Prefect goes as JSON
+        self.asked.append(ShardParameters.model_validate_json(asked.model_dump_json()))
+        fate = self.fates.pop(0) if self.fates else "done"
+        self.met.append(fate)
+        if fate in ("done", "twice"):
+            for _ in range(1 + (fate == "twice")):
+                shard_runs.compute(Context(home=str(self.home), device="cpu"), self.asked[-1])
+        return str(len(self.asked) - 1)
+
+    def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
+        known = {
+            "done": StateType.COMPLETED,
+            "twice": StateType.COMPLETED,
+            "elsewhere": StateType.COMPLETED,
+            "crashed": StateType.CRASHED,
+            "failed": StateType.FAILED,
+            "cancelled": StateType.CANCELLED,
+            "queued": StateType.SCHEDULED,
+            "running": StateType.RUNNING,
+        }
+        return {run: (known[self.met[int(run)]], "its reason") for run in runs if self.met[int(run)] != "deleted"}
+
+    def cancel(self, runs: Sequence[str]) -> None:
+        self.cancelled.extend(runs)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """Workers on the same workspace as the job."""
+    played = Workers(tmp_path / "home")
+
+    @contextmanager
+    def at(context: Context) -> Iterator[Workers]:
+        yield played
+
+    monkeypatch.setattr(fan_out.ShardRuns, "at", at)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("fates", "asked"),
+    [
+        ([], 6),
+        (["crashed", "done", "failed", "done", "cancelled"], 9),
+        (["deleted"], 7),
+        (["twice"] * 6, 6),
+    ],
+    ids=["unbroken", "lost", "deleted", "twice"],
+)
+def test_shards_end_as_one_process(
+    parameters: RetrainParameters, single: Path, workers: Workers, fates: list[str], asked: int
+) -> None:
+    """The same keys and the same bytes, weights and running maximum included, and so the same fits after it.
+
+    A lost shard is asked for again, the others are not; one that two workers got counts once.
+    """
+    workers.fates = list(fates)
+    run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+    for names in (SPREAD, ("risk-weights", "swag", "evaluate")):
+        expected = manifests(single, *names)
+        assert expected
+        assert manifests(workers.home, *names) == expected
+    assert len(workers.asked) == asked
+    assert len(manifests(workers.home, "risk-shard")) == 6
+    assert not workers.cancelled
+    assert manifests(single, "risk-shard") == {}, "one process asks for no shards"
+
+
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_without_workers_it_computes_the_shards_itself(
+    parameters: RetrainParameters, single: Path, workers: Workers, patience: float
+) -> None:
+    """Nobody serves the pool: it ends all the same, alike, and takes back what it had asked for."""
+    workers.fates = ["queued"] * 6
+    run(parameters, workers.home, FanOut(shards=3, patience_seconds=patience))
+    assert manifests(workers.home, *SPREAD) == manifests(single, *SPREAD)
+    assert sorted(workers.cancelled) == sorted(str(i) for i in range(6))
+
+
+def test_machines_that_share_only_a_place_end_alike(
+    parameters: RetrainParameters, single: Path, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers with a workspace of their own fetch what the shards read, and the job fetches the shards."""
+    monkeypatch.setenv("AUTOCODER_STORAGE", str(tmp_path / "shared"))
+    workers.home = tmp_path / "worker"
+    run(parameters, tmp_path / "home", FanOut(shards=2, patience_seconds=1000))
+    assert manifests(tmp_path / "home", *SPREAD) == manifests(single, *SPREAD)
+    assert len(manifests(tmp_path / "worker", "risk-shard")) == 4
+    assert not manifests(tmp_path / "worker", *SPREAD), "the merged pass is the job's own"
+
+
+def test_a_shard_that_dies_too_often_ends_the_job_and_nothing_is_lost(
+    parameters: RetrainParameters, single: Path, workers: Workers
+) -> None:
+    """The reason is told, what has not begun is taken back, what is finished stays for the next try."""
+    workers.fates = ["done", "crashed", "queued", "crashed"]
+    with pytest.raises(StorageError, match="risk draws 3 to 4: lost 2 times, at last: its reason"):
+        run(parameters, workers.home, FanOut(shards=3, attempts=2, patience_seconds=1000))
+    assert workers.cancelled == ["2"]
+    before = len(workers.asked)
+    run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+    assert len(workers.asked) - before == 2 + 3, "two of the risk shards, three of the sensitivity's"
+    assert manifests(workers.home, *SPREAD) == manifests(single, *SPREAD)
+
+
+def test_a_pass_that_is_stopped_takes_its_shards_along(parameters: RetrainParameters, workers: Workers) -> None:
+    """Those at work too: somebody pressed Cancel, and nobody waits for them."""
+    workers.fates = ["running", "running", "queued"]
+    looks = iter((False, True))
+    states = workers.states
+
+    def then_stopped(runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
+        if next(looks):
+            raise KeyboardInterrupt
+        return states(runs)
+
+    workers.states = then_stopped
+    with pytest.raises(KeyboardInterrupt):
+        run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+    assert workers.cancelled == ["0", "1", "2"]
+
+
+def test_workers_that_share_nothing_are_told_what_to_set(
+    parameters: RetrainParameters, workers: Workers, tmp_path: Path
+) -> None:
+    """A worker lacks the inputs; or it says that it is done and its output is nowhere to be seen."""
+    workers.home = tmp_path / "worker"
+    with pytest.raises(StorageError, match="give all workers the same AUTOCODER_STORAGE"):
+        run(parameters, tmp_path / "home", FanOut(shards=2))
+    workers.fates = ["elsewhere"] * 2
+    with pytest.raises(StorageError, match="its output is not in this workspace; give all workers the same AUTOCODER"):
+        run(parameters, tmp_path / "home", FanOut(shards=2))
+
+
+def test_a_shard_removed_before_the_merge_is_no_smaller_maximum(
+    parameters: RetrainParameters, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer draws would understate the sensitivity: refused."""
+    finish = fan_out._Pass.finish
+
+    def lossy(self: Any) -> None:
+        finish(self)
+        shutil.rmtree(next((workers.home / "private" / "stages" / "risk-shard").iterdir()))
+
+    monkeypatch.setattr(fan_out._Pass, "finish", lossy)
+    with pytest.raises(StorageError, match="was removed before it was merged"):
+        run(parameters, workers.home, FanOut(shards=3))
+
+
+def test_a_worker_of_another_version_refuses(parameters: RetrainParameters, workers: Workers) -> None:
+    """Its output would have another key: it would never be found."""
+    run(parameters, workers.home, FanOut(shards=2))
+    asked = workers.asked[0].model_copy(update={"key": "0" * 32})
+    with pytest.raises(StorageError, match="another version"):
+        shard_runs.compute(Context(home=str(workers.home), device="cpu"), asked)
+
+
+@pytest.mark.parametrize(("number", "shards"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])
+def test_shards_are_all_draws_once(number: int, shards: int) -> None:
+    """In order, sizes that differ by one at most, none empty."""
+    whole: Any = {"model": {}, "seed": 1, "std_scale": 1, "purpose": "risk", "end": number}
+    parts = Draws.model_validate(whole).split(shards)
+    assert [s for part in parts for s in range(part.first, part.end)] == list(range(number))
+    sizes = [part.end - part.first for part in parts]
+    assert len(sizes) == min(number, shards)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_deployment_releases_by_itself_the_demo_alone(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever empties `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
+    context = Context(home=str(tmp_path))
+    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id=None))
+    preflight.check(context, parameters)
+    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id="of-a-deployment"))
+    real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
+    demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
+    preflight.check(context, demo)
+    with pytest.raises(InputError, match=r"release\.deployment: .* the population demo alone"):
+        preflight.check(context, real)
+    for release in ({"deployment": "release/release"}, {"enabled": False}):
+        preflight.check(context, real.model_copy(update={"release": real.release.model_copy(update=release)}))
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ({"licence": "/gone"}, "release.licence"),
+        ({"signing_key": "/gone"}, "/gone"),
+        ({"supersedes": "x"}, "supersedes"),
+    ],
+)
+def test_what_could_not_release_is_refused_before_it_trains(
+    parameters: RetrainParameters, tmp_path: Path, release: dict[str, str], said: str
+) -> None:
+    """Files that are not there, and a release that this ledger does not have."""
+    asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
+    with pytest.raises(InputError, match=said):
+        preflight.check(Context(home=str(tmp_path)), asked)
+
+
+def test_shards_are_refused_in_the_first_second(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, and without a server to ask."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    context = Context(home=str(tmp_path), fan_out=FanOut(shards=2))
+    with pytest.raises(InputError, match="PREFECT_API_URL"):
+        preflight.check(context, parameters)
+    half = parameters.pseudo_posterior.model_copy(update={"precision": "bfloat16"})
+    with pytest.raises(InputError, match="use float32 with shards"):
+        preflight.check(context, parameters.model_copy(update={"pseudo_posterior": half}))

@@ -1,0 +1,143 @@
+"""What workers measure is added up over processes, tells no count of records, and never stops a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from storage.artifacts import Store
+from storage.errors import StorageError
+from tasks.running import progress, worker_metrics
+from tasks.running.stage import Context, Step, Work, run_step
+from tasks.running.worker_metrics import MetricsListener
+
+RECORDS = 1237
+
+
+def body(work: Work) -> dict[str, int]:
+    """Ten steps of a tenth of a second of a clock that the test moves."""
+    work.sized(RECORDS)
+    for done in range(11):
+        work.progress(done, 10)
+    return {"records": RECORDS}
+
+
+def failing(work: Work) -> dict[str, int]:
+    raise StorageError("no")
+
+
+def step(run) -> Step:
+    return Step(name="stage", label="a stage", config={"n": run.__name__}, inputs={}, body=run)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by 0.1 s at each look."""
+    now = [0.0]
+
+    def look() -> float:
+        now[0] += 0.1
+        return now[0]
+
+    monkeypatch.setattr("tasks.running.worker_metrics.time.monotonic", look)
+
+
+def value(private: Path, name: str, **labels: str) -> float | None:
+    wanted = tuple(sorted(({"host": "h", "flow": "f", "stage": "a stage"} | labels).items()))
+    return worker_metrics.read(private).get((name, wanted))
+
+
+def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, clock: None) -> None:
+    """Computed, reused and failed are counted apart; the rate comes from progress, in two digits."""
+    context = Context(home=str(tmp_path))
+    with progress.listening(MetricsListener(context.workspace.private, "f", host="h")):
+        run_step(context, step(body))
+        run_step(context, step(body))
+        with pytest.raises(StorageError):
+            run_step(context, step(failing))
+    private = context.workspace.private
+    for result, count in (("computed", 1), ("reused", 1), ("failed", 1)):
+        assert value(private, "autocoder_stage_runs", result=result) == count
+    # ten steps, each a tenth of the records, 0.1 s apart by this clock: 1,237 records a second, told as 1,200
+    assert value(private, "autocoder_stage_records_per_second") == 1200
+    assert value(private, "autocoder_stage_progress_ratio") == 1
+    seconds = value(private, "autocoder_stage_seconds")
+    assert seconds is not None
+    assert seconds == value(private, "autocoder_stage_last_seconds")
+    text = (worker_metrics.folder(private) / "h.prom").read_text()
+    assert str(RECORDS) not in text
+    assert worker_metrics.folder(private).stat().st_mode & 0o077 == 0
+
+
+def _run(private: Path, host: str) -> None:
+    listener = MetricsListener(private, "f", host=host)
+    for _ in range(20):
+        listener.started("a stage")
+        listener.finished("a stage", {}, reused=False, seconds=0.5)
+
+
+def test_processes_at_once_lose_no_count(tmp_path: Path) -> None:
+    """Four processes of two hosts, 20 stages each."""
+    spawn = multiprocessing.get_context("fork")
+    runs = [spawn.Process(target=_run, args=(tmp_path, host)) for host in ("h", "h", "h", "other")]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert value(tmp_path, "autocoder_stage_runs", result="computed") == 60
+    assert value(tmp_path, "autocoder_stage_seconds") == 30
+    assert value(tmp_path, "autocoder_stage_runs", result="computed", host="other") == 20
+
+
+def test_two_hosts_are_one_family_for_prometheus(tmp_path: Path) -> None:
+    """A name is told once, or Prometheus refuses the whole page."""
+    _run(tmp_path, "h")
+    _run(tmp_path, "other")
+    registry = CollectorRegistry()
+    registry.register(worker_metrics.Families(worker_metrics.read(tmp_path)))
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE autocoder_stage_runs_total") == 1
+    assert text.count("autocoder_stage_runs_total{") == 2
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """A file where the folder should be; and a torn file of an earlier run is begun anew."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "metrics").write_text("")
+    context = Context(home=str(tmp_path))
+    with progress.listening(MetricsListener(context.workspace.private, "f", host="h")):
+        ref = run_step(context, step(body))
+    assert Store(context.workspace.private).open(ref).is_dir()
+
+    other = tmp_path / "other"
+    worker_metrics.folder(other).mkdir(parents=True)
+    (worker_metrics.folder(other) / "h.prom").write_text("autocoder_stage_runs_total{flow=")
+    _run(other, "h")
+    assert value(other, "autocoder_stage_runs", result="computed") == 20
+
+
+def test_series_of_long_gone_stages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels hold branch names and seeds; only the newest stay."""
+    monkeypatch.setattr(worker_metrics, "_KEPT_SERIES", 5)
+    listener = MetricsListener(tmp_path, "f", host="h")
+    now = iter(range(100))
+    monkeypatch.setattr("tasks.running.worker_metrics.time.time", lambda: next(now))
+    for n in range(9):
+        listener.finished(f"stage {n}", {}, reused=False, seconds=1)
+    kept = {dict(labels)["stage"] for _, labels in worker_metrics.read(tmp_path)}
+    assert kept == {f"stage {n}" for n in range(4, 9)}
+
+
+def test_gpu_memory_is_told_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of each stage alone: the count begins anew with it. Torch's own counter, made up here."""
+    peak = [7 << 30]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: peak.__setitem__(0, 1 << 30))
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: peak[0])
+    listener = MetricsListener(tmp_path, "f", host="h")
+    listener.started("a stage")
+    listener.finished("a stage", {}, reused=False, seconds=1)
+    assert value(tmp_path, "autocoder_stage_gpu_memory_peak_bytes") == 1 << 30
