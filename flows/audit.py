@@ -6,11 +6,9 @@ Nothing leaves and nothing is charged. Each audit is a row of the ledger, which 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
-from pydantic import BaseModel, ConfigDict
 
 from flows.compare import Fitted, fitted
 from flows.retrain import settled
@@ -20,6 +18,7 @@ from tasks.auditing import branches as audit_branches
 from tasks.auditing import membership
 from tasks.auditing import pool as audit_pool
 from tasks.auditing import row as audit_ledger
+from tasks.auditing.audited import Audited, AuditResult
 from tasks.auditing.settings import AuditParameters, check, choose_branches
 from tasks.branches import one_fit
 from tasks.branches.branch import Branch, CompareParameters
@@ -29,47 +28,6 @@ from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, submit
-
-
-class Audited(BaseModel):
-    """One branch at one seed: claim and measurement."""
-
-    model_config = ConfigDict(frozen=True)
-
-    branch: str
-    title: str
-    seed: int
-    mechanism: str
-    guarantee_kind: str
-    epsilon: float | None
-    delta: float
-    epsilon_lower_bound: float
-    confidence: float
-    auc: float
-    tpr_at_fpr_001: float
-    tpr_at_fpr_0001: float
-    verdict: str
-    weighted_f1: float
-    macro_f1: float
-    figures: dict[str, Any]
-    curves: str
-    """Folder with the ROC of each score, private."""
-    ledger_sequence: int
-
-
-class AuditResult(BaseModel):
-    """What an audit returns: aggregates."""
-
-    model_config = ConfigDict(frozen=True)
-
-    branches: tuple[Audited, ...]
-    trials: int
-    target_epsilon: float | None
-
-    @property
-    def contradicted(self) -> tuple[str, ...]:
-        """Branches whose claim the measurement refutes."""
-        return tuple(dict.fromkeys(one.branch for one in self.branches if one.verdict == "contradicted"))
 
 
 @flow(

@@ -22,7 +22,6 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 from pydantic import BaseModel, ConfigDict
 
-from flows.retrain import Chain, chain
 from flows.server.settings import home_of
 from mechanisms.privacy.events import Claim
 from storage.artifacts import ArtifactRef
@@ -30,6 +29,7 @@ from storage.errors import InputError
 from tasks.branches import one_fit
 from tasks.branches import plan as branch_plan
 from tasks.branches.branch import Branch, CompareParameters, choose, of_round
+from tasks.branches.swag_chain import Chain, chain
 from tasks.comparing import report as comparison_report
 from tasks.comparing import summary
 from tasks.comparing.summary import BranchSummary, Outcome

@@ -10,9 +10,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict
 
-from flows.retrain import Chain, chain, settled
+from flows.retrain import settled
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
+from tasks.branches.swag_chain import Chain, chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
 from tasks.diagnosing.page import Verdict

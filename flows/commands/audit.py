@@ -11,7 +11,7 @@ from flows.commands import options
 from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
-    from flows.audit import Audited, AuditResult
+    from tasks.auditing.audited import Audited, AuditResult
 
 _CONTRADICTED = 3
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from flows.retrain import chain
 from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
 from tasks.branches import search
+from tasks.branches.swag_chain import chain
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import SEARCHED, claim, method_digest, swag_event
 from tasks.releasing.publish import open_ledger

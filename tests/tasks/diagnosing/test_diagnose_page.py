@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from flows.retrain import Chain, chain
 from mechanisms.audit import leave_one_out
 from storage.demo_data import write_demo_data
+from tasks.branches.swag_chain import Chain, chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
 from tasks.diagnosing.stages import DiagnoseParameters

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.retrain import chain
 from mechanisms.posterior import swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy.events import BoundedSwagEvent
 from storage.demo_data import write_demo_data
+from tasks.branches.swag_chain import chain
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish

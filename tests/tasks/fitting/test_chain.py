@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.retrain import Chain, chain
 from mechanisms.model import checkpoint
 from storage.demo_data import write_demo_data
 from storage.errors import StorageError
+from tasks.branches.swag_chain import Chain, chain
 from tasks.fitting import candidate
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.retrain import chain
 from storage.demo_data import write_demo_data
 from storage.errors import InputError, StorageError
+from tasks.branches.swag_chain import chain
 from tasks.fitting import fan_out, shard_runs
 from tasks.fitting.draws import Draws
 from tasks.fitting.shard_runs import ShardParameters

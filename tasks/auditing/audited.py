@@ -1,0 +1,48 @@
+"""What an audit says of each branch: claim and measurement side by side, aggregates alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Audited(BaseModel):
+    """One branch at one seed: claim and measurement."""
+
+    model_config = ConfigDict(frozen=True)
+
+    branch: str
+    title: str
+    seed: int
+    mechanism: str
+    guarantee_kind: str
+    epsilon: float | None
+    delta: float
+    epsilon_lower_bound: float
+    confidence: float
+    auc: float
+    tpr_at_fpr_001: float
+    tpr_at_fpr_0001: float
+    verdict: str
+    weighted_f1: float
+    macro_f1: float
+    figures: dict[str, Any]
+    curves: str
+    """Folder with the ROC of each score, private."""
+    ledger_sequence: int
+
+
+class AuditResult(BaseModel):
+    """What an audit returns: aggregates."""
+
+    model_config = ConfigDict(frozen=True)
+
+    branches: tuple[Audited, ...]
+    trials: int
+    target_epsilon: float | None
+
+    @property
+    def contradicted(self) -> tuple[str, ...]:
+        """Branches whose claim the measurement refutes."""
+        return tuple(dict.fromkeys(one.branch for one in self.branches if one.verdict == "contradicted"))
