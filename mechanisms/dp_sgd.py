@@ -1,4 +1,4 @@
-"""DP-SGD: config -> calibrate -> run, for every trainable part, with schedules and private class weights.
+"""DP-SGD for every trainable part, with noise and clip schedules and private class weights.
 
 A step t draws a Poisson sample B_t (each record independently with probability q), and
 
@@ -18,17 +18,18 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.dp_head import HeadClipping
@@ -38,20 +39,21 @@ from mechanisms.model.seeding import seeded
 from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, gaussian_cost, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 
 DpEvent = DpSgdEvent | ComposedEvent
+PAPER_EPOCHS, PAPER_BATCH = 30, 512
 
 
-class DpSgdConfig(BaseModel):
+@registered
+class DpSgd(Aimed, frozen=True):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="DP-SGD")
+    model_config = ConfigDict(title="DP-SGD")
 
-    target_epsilon: float = Field(default=4.0, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon")
-    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
+    kind: Literal["dp-sgd"] = "dp-sgd"
     calibrate_by: Literal["pld", "rdp-mironov"] = Field(
         default="pld",
         title="Calibrated by",
@@ -61,9 +63,12 @@ class DpSgdConfig(BaseModel):
     learning_rate: float = Field(default=1e-3, gt=0, le=1e6, allow_inf_nan=False, title="Learning rate")
     weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay")
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
-    epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs")
-    batch_size: int = Field(
-        default=512, ge=1, title="Expected batch size", description="Of the Poisson samples: q = batch_size / n."
+    epochs: int | None = Field(default=None, ge=1, le=10_000, title="Epochs", description="Empty: the run's own.")
+    sampling_prob: float | None = Field(
+        default=None, gt=0, le=1, title="Sampling probability", description="Sets the batch size; 1: every record."
+    )
+    batch_size: int | None = Field(
+        default=None, ge=1, title="Expected batch size", description="Of the Poisson samples; empty: the run's own."
     )
     l2_clip_norm: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, title="Clip", description="Of the last step, where the schedule moves."
@@ -77,60 +82,122 @@ class DpSgdConfig(BaseModel):
     class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")
 
     @model_validator(mode="after")
-    def _momentum_is_for_sgd(self) -> DpSgdConfig:
+    def _momentum_is_for_sgd(self) -> DpSgd:
         if self.momentum and self.optimiser != "sgd":
             raise ValueError("momentum goes with optimiser `sgd`")
         return self
 
+    def _batch(self, task: Task) -> int:
+        if self.sampling_prob is not None:
+            return max(1, round(self.sampling_prob * task.records))
+        return self.batch_size or PAPER_BATCH
 
-@dataclass(frozen=True)
-class DpSgdPlan:
-    """A calibrated run: what will happen to how many records. `event` is what `accounting.claim_of` takes."""
+    def check(self, task: Task) -> None:
+        """Raises MechanismError where the batch is larger than the data."""
+        if self._batch(task) > task.records:
+            raise MechanismError(
+                f"batch_size is {self._batch(task)}, larger than the data ({task.records} training records); lower it"
+            )
 
-    config: DpSgdConfig
-    event: DpEvent
-    num_records: int
+    def plan(self, task: Task) -> Plan:
+        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target.
 
-    @property
-    def sgd(self) -> DpSgdEvent:
-        """The DP-SGD part of the event."""
-        parts = self.event.events if isinstance(self.event, ComposedEvent) else (self.event,)
-        return next(part for part in parts if isinstance(part, DpSgdEvent))
+        Raises:
+            MechanismError: the batch is larger than the data, or the target cannot be met.
+        """
+        self.check(task)
+        batch, epochs = self._batch(task), self.epochs or PAPER_EPOCHS
+        # Epochs in expectation: each step sees q n = batch records.
+        steps = max(1, round(epochs * task.records / batch))
+
+        def event(noise_multiplier: float) -> DpEvent:
+            sgd = DpSgdEvent(
+                sampling_prob=batch / task.records,
+                segments=schedules.segments(
+                    self.schedule,
+                    steps=steps,
+                    final_noise_multiplier=noise_multiplier,
+                    final_l2_clip_norm=self.l2_clip_norm,
+                ),
+            )
+            return sgd if self.class_weights is None else ComposedEvent(events=(self.class_weights.event(), sgd))
+
+        settled = self.at(task).model_copy(update={"batch_size": batch, "sampling_prob": None, "epochs": epochs})
+        return Plan(mechanism=settled, event=solved(event, settled, task), records=task.records)
+
+    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
+        """Noise, steps, and epsilon by several accountants."""
+        return cost_figures(plan, task)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Every step on clipped per-record gradients of the run's classifier."""
+        size = 512 if isinstance(records.inputs, FeatureInputs) else 32
+        return descend(plan, records, run, purpose="compare", physical_batch_size=size)
 
 
-def calibrate(config: DpSgdConfig, *, num_records: int, records_per_unit: int = 1) -> DpSgdPlan:
-    """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target.
+def solved(event: Callable[[float], DpEvent], settled: Aimed, task: Task) -> DpEvent:
+    """The event at the noise that meets the settled target.
 
     Raises:
-        MechanismError: the batch is larger than the data, or the target cannot be met.
+        MechanismError: the target cannot be met.
     """
-    if config.batch_size > num_records:
-        raise MechanismError(
-            f"batch_size is {config.batch_size}, larger than the data ({num_records} records); lower batch_size"
-        )
-    # Epochs in expectation: each step sees q n = batch_size records.
-    steps = max(1, round(config.epochs * num_records / config.batch_size))
-
-    def event(noise_multiplier: float) -> DpEvent:
-        sgd = DpSgdEvent(
-            sampling_prob=config.batch_size / num_records,
-            segments=schedules.segments(
-                config.schedule,
-                steps=steps,
-                final_noise_multiplier=noise_multiplier,
-                final_l2_clip_norm=config.l2_clip_norm,
-            ),
-        )
-        return sgd if config.class_weights is None else ComposedEvent(events=(config.class_weights.event(), sgd))
-
+    assert settled.target_epsilon is not None
+    assert settled.delta is not None
     noise_multiplier = gaussian_cost.calibrate(
         event,
-        target_epsilon=config.target_epsilon,
-        delta=config.delta,
-        records_per_unit=records_per_unit,
-        by=config.calibrate_by,
+        target_epsilon=settled.target_epsilon,
+        delta=settled.delta,
+        records_per_unit=task.records_per_unit,
+        by=settled.calibrate_by if isinstance(settled, DpSgd) else "pld",
     )
-    return DpSgdPlan(config=config, event=event(noise_multiplier), num_records=num_records)
+    return event(noise_multiplier)
+
+
+def descent_of(event: Event | None) -> DpSgdEvent:
+    """The gradient descent of an event."""
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    return next(part for part in parts if isinstance(part, DpSgdEvent))
+
+
+def cost_figures(plan: Plan, task: Task) -> dict[str, float]:
+    """Noise, steps, and what a plan of Gaussian noise costs by several accountants."""
+    assert isinstance(plan.mechanism, Aimed)
+    assert plan.event is not None
+    sgd, delta, unit = descent_of(plan.event), plan.mechanism.delta or task.delta, task.records_per_unit
+    cost = asdict(gaussian_cost.cost(plan.event, delta=delta, records_per_unit=unit))
+    # Opacus knows no schedule with full-batch steps, and its orders do not reach a delta near 1
+    comparable = sgd.sampling_prob < 1 and unit == 1 and delta < 0.5
+    opacus = {"epsilon_opacus": gaussian_cost.opacus_epsilon(plan.event, delta=delta)} if comparable else {}
+    figures = {"noise_multiplier": sgd.segments[-1].noise_multiplier, "steps": sgd.steps}
+    return figures | {name: value for name, value in cost.items() if value is not None} | opacus
+
+
+def descend(
+    plan: Plan,
+    records: Records,
+    run: Run,
+    *,
+    purpose: str,
+    physical_batch_size: int,
+    start: Callable[[SecretStream, Classifier], None] | None = None,
+) -> Fitted:
+    """`run_plan` on a fresh classifier of the run; `start` may put parameters of its own into it."""
+    classifier = run.classifier()
+    ran = run_plan(
+        classifier,
+        records.inputs,
+        records.labels,
+        plan=plan,
+        num_labels=run.classes,
+        seed=run.seed,
+        purpose=purpose,
+        physical_batch_size=physical_batch_size,
+        start=start,
+        folder=run.folder,
+        progress=run.progress,
+    )
+    figures = {"steps": descent_of(ran.event).steps, "loss": ran.losses[-1], "losses": list(ran.losses)}
+    return Fitted(ClassifierModel(classifier), ran.event, figures)
 
 
 @dataclass(frozen=True)
@@ -157,18 +224,18 @@ class DpSgdRun:
     clipped: tuple[float, ...]
 
 
-def run(
+def run_plan(
     classifier: Classifier,
     inputs: Inputs,
     labels: Tensor,
     *,
-    plan: DpSgdPlan,
+    plan: Plan,
     num_labels: int,
     seed: int,
     purpose: str,
     physical_batch_size: int = 32,
     sampler: PoissonSampler | None = None,
-    start: Callable[[SecretStream], None] | None = None,
+    start: Callable[[SecretStream, Classifier], None] | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> DpSgdRun:
@@ -183,13 +250,16 @@ def run(
         folder: where the checkpoint lies, one an epoch; it holds the noise key until the run ends.
 
     Raises:
-        MechanismError: the plan is of other data, the sampler is not the Poisson sampler of the plan, a layer is not
-            supported, training diverged, or the checkpoint is another plan's.
+        MechanismError: the sampler is not the Poisson sampler of the plan, a layer is not supported, training diverged,
+            or the checkpoint is another plan's.
         OSError: the checkpoint could not be written.
     """
-    sgd, config = plan.sgd, plan.config
-    sampler = sampler or PoissonSampler(plan.num_records, sgd.sampling_prob)
-    _check(plan, inputs, labels, sampler, physical_batch_size)
+    sgd, config = descent_of(plan.event), plan.mechanism
+    assert isinstance(config, DpSgd)
+    assert config.batch_size is not None
+    assert config.epochs is not None
+    sampler = sampler or PoissonSampler(len(inputs), sgd.sampling_prob)
+    _check(sgd, inputs, sampler, physical_batch_size)
     clipper = HeadClipping(classifier) if isinstance(inputs, FeatureInputs) else GhostClipping(classifier)
     theta = nn.Parameter(classifier.flat)
     optimiser = _optimiser(theta, config)
@@ -207,7 +277,7 @@ def run(
     if state.step == 0:
         state.save()  # the key must be on the disk before anything is drawn with it
         if start is not None:
-            start(stream)
+            start(stream, classifier)
     weights = _record_weights(config, labels, num_labels=num_labels, stream=stream)
     labels = labels.to(device)
     try:
@@ -258,7 +328,7 @@ def _micro_batches(inputs: Inputs, index: Tensor, size: int) -> tuple[Tensor, ..
     return index.split(size)
 
 
-def _coefficients(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | None) -> Coefficients:
+def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) -> Coefficients:
     """Factors c with c_i norm_i <= C: clipped or normalised, weighted before or after."""
     clip = segment.l2_clip_norm
     before = config.class_weights is not None and config.class_weights.apply == "before-clip"
@@ -275,7 +345,7 @@ def _coefficients(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | 
     return factors
 
 
-def _record_weights(config: DpSgdConfig, labels: Tensor, *, num_labels: int, stream: SecretStream) -> Tensor | None:
+def _record_weights(config: DpSgd, labels: Tensor, *, num_labels: int, stream: SecretStream) -> Tensor | None:
     if config.class_weights is None:
         return None
     noisy = class_counts.release_counts(
@@ -284,7 +354,7 @@ def _record_weights(config: DpSgdConfig, labels: Tensor, *, num_labels: int, str
     return class_counts.class_weights(noisy, config.class_weights)[labels.cpu()]
 
 
-def _optimiser(theta: nn.Parameter, config: DpSgdConfig) -> torch.optim.Optimizer:
+def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:
     if config.optimiser == "adamw":
         return torch.optim.AdamW([theta], lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(
@@ -292,18 +362,16 @@ def _optimiser(theta: nn.Parameter, config: DpSgdConfig) -> torch.optim.Optimize
     )
 
 
-def _check(plan: DpSgdPlan, inputs: Inputs, labels: Tensor, sampler: PoissonSampler, physical_batch_size: int) -> None:
+def _check(sgd: DpSgdEvent, inputs: Inputs, sampler: PoissonSampler, physical_batch_size: int) -> None:
     if type(sampler) is not PoissonSampler:
         raise MechanismError(
             f"sampler `{type(sampler).__name__}` does not sample by Poisson, which the claim of `dp-sgd` assumes"
         )
-    if (sampler.num_records, sampler.sampling_prob) != (plan.num_records, plan.sgd.sampling_prob):
+    if (sampler.num_records, sampler.sampling_prob) != (len(inputs), sgd.sampling_prob):
         raise MechanismError(
             f"the sampler takes {sampler.num_records} records with probability {sampler.sampling_prob:g}; the plan "
-            f"says {plan.num_records} with {plan.sgd.sampling_prob:g}: calibrate again"
+            f"says {len(inputs)} with {sgd.sampling_prob:g}: plan again"
         )
-    if len(inputs) != plan.num_records or len(labels) != plan.num_records:
-        raise MechanismError(f"the plan is for {plan.num_records} records, there are {len(inputs)}: calibrate again")
     if physical_batch_size < 1:
         raise MechanismError(f"physical_batch_size is {physical_batch_size}; it must be at least 1")
 
@@ -311,17 +379,16 @@ def _check(plan: DpSgdPlan, inputs: Inputs, labels: Tensor, sampler: PoissonSamp
 class _State:
     """The run's checkpoint: parameters, optimiser, noise key, and the accountant's state (event and steps taken)."""
 
-    def __init__(
-        self, folder: Path | None, plan: DpSgdPlan, optimiser: torch.optim.Optimizer, theta: nn.Parameter
-    ) -> None:
+    def __init__(self, folder: Path | None, plan: Plan, optimiser: torch.optim.Optimizer, theta: nn.Parameter) -> None:
         self._file = None if folder is None else folder / "dpsgd.safetensors"
         self._plan, self._optimiser, self._theta = plan, optimiser, theta
+        self._steps, self._rate = descent_of(plan.event).steps, optimiser.param_groups[0]["lr"]
         self.key, self.step = new_key(), 0
         self.losses: list[float] = []
         self.clipped: list[float] = []
 
     def _identity(self) -> dict[str, object]:
-        return {"event": self._plan.event.model_dump(mode="json"), "config": self._plan.config.model_dump(mode="json")}
+        return self._plan.model_dump(mode="json", include={"mechanism", "event"})
 
     def end_epoch(self, tally: Tensor) -> None:
         """Close the epoch's tallies (loss sum, clipped, records), check for divergence and save."""
@@ -330,9 +397,7 @@ class _State:
         self.losses.append(total / max(records, 1))
         self.clipped.append(beyond / max(records, 1))
         if not bool(torch.isfinite(self._theta).all()):
-            raise MechanismError(
-                f"DP-SGD diverged by step {self.step}: lower learning_rate (now {self._plan.config.learning_rate:g})"
-            )
+            raise MechanismError(f"DP-SGD diverged by step {self.step}: lower learning_rate (now {self._rate:g})")
         self.save()
 
     def save(self) -> None:
@@ -340,7 +405,7 @@ class _State:
         if self._file is None:
             return
         tensors = {"theta": self._theta.detach()}
-        if self.step < self._plan.sgd.steps:
+        if self.step < self._steps:
             tensors["noise_key"] = torch.frombuffer(bytearray(self.key), dtype=torch.uint8)
             slots = self._optimiser.state_dict()["state"].get(0, {})
             tensors |= {f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)}
@@ -376,13 +441,13 @@ class _State:
         )
 
 
-def _taken(event: DpEvent, steps: int) -> DpEvent:
+def _taken(event: Event | None, steps: int) -> DpEvent:
     """The event of the first `steps` DP-SGD steps: what an accountant may count."""
     if isinstance(event, ComposedEvent):
         return ComposedEvent(
             events=tuple(_cut(part, steps) if isinstance(part, DpSgdEvent) else part for part in event.events)
         )
-    return _cut(event, steps)
+    return _cut(descent_of(event), steps)
 
 
 def _cut(sgd: DpSgdEvent, steps: int) -> DpSgdEvent:

@@ -21,30 +21,31 @@ data they are as good as any other guess, on those they are tuned without accoun
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, DpSgdRun
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import Progress
-from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 
-class FormalHeadConfig(BaseModel):
+@registered
+class FormalHead(Aimed, frozen=True):
     """Budget, its split, and the descent."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Formal head")
+    model_config = ConfigDict(title="Formal head")
+    reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
-    target_epsilon: float = Field(default=4.0, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon")
-    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
+    kind: Literal["formal-head"] = "formal-head"
     release_share: float = Field(
         default=0.1, gt=0, lt=1, title="Share of the release", description="Of rho; descent gets the rest."
     )
@@ -68,77 +69,73 @@ class FormalHeadConfig(BaseModel):
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
 
+    def plan(self, task: Task) -> Plan:
+        """Solve the noise so that release and descent together meet the target.
 
-def calibrate(config: FormalHeadConfig, *, num_records: int, records_per_unit: int = 1) -> DpSgdPlan:
-    """Solve the noise so that release and descent together meet the target.
+        Raises:
+            MechanismError: the target cannot be met.
+        """
+        settled = self.at(task)
+        event = dp_sgd.solved(partial(_event, settled), settled, task)
+        return Plan(mechanism=settled, event=event, records=task.records)
 
-    Raises:
-        MechanismError: the target cannot be met.
-    """
+    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
+        """Noise, steps, and epsilon by several accountants."""
+        return dp_sgd.cost_figures(plan, task)
 
-    def event(noise_multiplier: float) -> ComposedEvent:
-        return _event(config, noise_multiplier)
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Release, start from the discriminant, descend. Resumes as DP-SGD does.
 
-    noise_multiplier = gaussian_cost.calibrate(
-        event, target_epsilon=config.target_epsilon, delta=config.delta, records_per_unit=records_per_unit
-    )
-    descent = DpSgdConfig(
-        target_epsilon=config.target_epsilon,
-        delta=config.delta,
-        optimiser="sgd",
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        epochs=config.steps,
-        batch_size=num_records,
-        l2_clip_norm=config.l2_clip_norm,
-    )
-    return DpSgdPlan(config=descent, event=event(noise_multiplier), num_records=num_records)
-
-
-def run(
-    classifier: Classifier,
-    inputs: FeatureInputs,
-    labels: Tensor,
-    *,
-    config: FormalHeadConfig,
-    plan: DpSgdPlan,
-    num_labels: int,
-    seed: int,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> DpSgdRun:
-    """Release, start from the discriminant, descend; in place on `classifier.flat`. Resumes as `dp_sgd.run` does.
-
-    Raises:
-        MechanismError: the head is not linear, the plan is another's, or what `dp_sgd.run` refuses.
-    """
-    head = classifier.part
-    if not isinstance(head, nn.Linear):
-        raise MechanismError("the formal head is a linear layer on features: set trainable `head` and pooling `mean`")
-    release = _release_of(plan, config)
-
-    def start(stream: SecretStream) -> None:
-        sums, counts = release_class_sums(
-            inputs.features, labels, num_labels=num_labels, config=config, release=release, stream=stream
+        Raises:
+            MechanismError: the head is not linear, the plan is another's, or what DP-SGD refuses.
+        """
+        features, release = features_of(records), _release_of(plan.event, self)
+        descent = dp_sgd.DpSgd(
+            target_epsilon=self.target_epsilon,
+            delta=self.delta,
+            optimiser="sgd",
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            epochs=self.steps,
+            batch_size=plan.records,
+            l2_clip_norm=self.l2_clip_norm,
         )
-        weight, bias = discriminant(sums, counts, config=config, std=release.noise_multiplier * release.l2_sensitivity)
-        with torch.no_grad():
-            head.weight.copy_(weight)
-            head.bias.copy_(bias)
 
-    return dp_sgd.run(
-        classifier,
-        inputs,
-        labels,
-        plan=plan,
-        num_labels=num_labels,
-        seed=seed,
-        purpose="formal head",
-        physical_batch_size=4096,
-        start=start,
-        folder=folder,
-        progress=progress,
-    )
+        def start(stream: SecretStream, classifier: Classifier) -> None:
+            head = linear_head(classifier)
+            sums, counts = release_class_sums(
+                features, records.labels, num_labels=run.classes, config=self, release=release, stream=stream
+            )
+            std = release.noise_multiplier * release.l2_sensitivity
+            weight, bias = discriminant(sums, counts, config=self, std=std)
+            with torch.no_grad():
+                head.weight.copy_(weight)
+                head.bias.copy_(bias)
+
+        plan = plan.model_copy(update={"mechanism": descent})
+        return dp_sgd.descend(plan, records, run, purpose="formal head", physical_batch_size=4096, start=start)
+
+
+def features_of(records: Records) -> Tensor:
+    """Cached features float32 [n, width].
+
+    Raises:
+        MechanismError: the records are tokens.
+    """
+    if not isinstance(records.inputs, FeatureInputs):
+        raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
+    return records.inputs.features
+
+
+def linear_head(classifier: Classifier) -> nn.Linear:
+    """The one linear layer that trains.
+
+    Raises:
+        MechanismError: the head is another.
+    """
+    if not isinstance(classifier.part, nn.Linear):
+        raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
+    return classifier.part
 
 
 def release_class_sums(
@@ -146,7 +143,7 @@ def release_class_sums(
     labels: Tensor,
     *,
     num_labels: int,
-    config: FormalHeadConfig,
+    config: FormalHead,
     release: GaussianReleaseEvent,
     stream: SecretStream,
 ) -> tuple[Tensor, Tensor]:
@@ -162,7 +159,7 @@ def release_class_sums(
     return vector[:, :-1], vector[:, -1] / config.count_scale
 
 
-def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHeadConfig, std: float) -> tuple[Tensor, Tensor]:
+def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHead, std: float) -> tuple[Tensor, Tensor]:
     """Weight [classes, width] and bias [classes] of a tempered linear discriminant on raw features.
 
     The mean of class c, given its noisy sum over N_c records with noise `std` a coordinate, is shrunk to the overall
@@ -180,7 +177,7 @@ def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHeadConfig, std:
     return weight / config.feature_clip_norm, bias
 
 
-def _event(config: FormalHeadConfig, noise_multiplier: float) -> ComposedEvent:
+def _event(config: FormalHead, noise_multiplier: float) -> ComposedEvent:
     release = GaussianReleaseEvent(
         what="class sums of features and class counts",
         noise_multiplier=noise_multiplier / math.sqrt(config.release_share),
@@ -194,14 +191,14 @@ def _event(config: FormalHeadConfig, noise_multiplier: float) -> ComposedEvent:
     return ComposedEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
 
 
-def _release_of(plan: DpSgdPlan, config: FormalHeadConfig) -> GaussianReleaseEvent:
-    """The release in the plan; it has to be this config's, or sums on one scale would be paid for on another.
+def _release_of(event: Event | None, config: FormalHead) -> GaussianReleaseEvent:
+    """The release in the event; it has to be this config's, or sums on one scale would be paid for on another.
 
     Raises:
         MechanismError: it is another's.
     """
-    parts = plan.event.events if isinstance(plan.event, ComposedEvent) else ()
+    parts = event.events if isinstance(event, ComposedEvent) else ()
     release = next((part for part in parts if isinstance(part, GaussianReleaseEvent)), None)
     if release is None or release.l2_sensitivity != math.hypot(1, config.count_scale):
-        raise MechanismError("the plan is not one of this formal head's config: calibrate again")
+        raise MechanismError("the plan is not one of this formal head's config: plan again")
     return release

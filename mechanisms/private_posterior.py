@@ -30,34 +30,33 @@ Where gradients are cut (`clipped` in the run's figures) long or badly predicted
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from pydantic import ConfigDict, Field
 
 from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, DpSgdRun
 from mechanisms.errors import MechanismError
+from mechanisms.formal_head import features_of, linear_head
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import Progress
-from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 
-class PrivatePosteriorConfig(BaseModel):
+@registered
+class PrivatePosterior(Aimed, frozen=True):
     """Budget, prior and discretisation. The step size follows from them.
 
     The defaults: the best of 27 on a held-out fifth of the training half of public OSHA reports, MiniLM features,
     epsilon 5 (`scripts/choose_rival_settings.py`, docs/results/tuning.json).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Private posterior")
+    model_config = ConfigDict(title="Private posterior")
+    reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
-    target_epsilon: float = Field(default=4.0, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon")
-    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta")
+    kind: Literal["private-posterior"] = "private-posterior"
     prior_std: float = Field(default=0.4, gt=0, allow_inf_nan=False, title="Standard deviation of the prior")
     l2_clip_norm: float = Field(
         default=3.5,
@@ -70,79 +69,56 @@ class PrivatePosteriorConfig(BaseModel):
         default=100, ge=1, le=10_000, title="Steps N", description="More make the steps smaller, not the chain longer."
     )
 
+    def plan(self, task: Task) -> Plan:
+        """Solve the noise for the target; the step size is the one at which that noise is Langevin's at temperature 1.
 
-def calibrate(config: PrivatePosteriorConfig, *, num_records: int, records_per_unit: int = 1) -> DpSgdPlan:
-    """Solve the noise for the target; the step size is the one at which that noise is Langevin's at temperature 1.
+        Raises:
+            MechanismError: the target cannot be met.
+        """
+        settled = self.at(task)
+        event = dp_sgd.solved(settled.event, settled, task)
+        return Plan(mechanism=settled, event=event, records=task.records)
 
-    Raises:
-        MechanismError: the target cannot be met.
-    """
-
-    def event(noise_multiplier: float) -> DpSgdEvent:
-        segment = NoiseSegment(steps=config.steps, noise_multiplier=noise_multiplier, l2_clip_norm=config.l2_clip_norm)
+    def event(self, noise_multiplier: float) -> DpSgdEvent:
+        """N full-batch steps at this noise."""
+        segment = NoiseSegment(steps=self.steps, noise_multiplier=noise_multiplier, l2_clip_norm=self.l2_clip_norm)
         return DpSgdEvent(sampling_prob=1.0, segments=(segment,))
 
-    noise_multiplier = gaussian_cost.calibrate(
-        event, target_epsilon=config.target_epsilon, delta=config.delta, records_per_unit=records_per_unit
-    )
-    descent = DpSgdConfig(
-        target_epsilon=config.target_epsilon,
-        delta=config.delta,
-        optimiser="sgd",
-        # dpsgd divides the sum by n: theta -= rate (sum / n + decay theta)
-        learning_rate=step_size(noise_multiplier, config.l2_clip_norm) / 2 * num_records,
-        weight_decay=1 / (num_records * config.prior_std**2),
-        epochs=config.steps,
-        batch_size=num_records,
-        l2_clip_norm=config.l2_clip_norm,
-    )
-    return DpSgdPlan(config=descent, event=event(noise_multiplier), num_records=num_records)
+    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
+        """Noise, steps, and epsilon by several accountants."""
+        return dp_sgd.cost_figures(plan, task)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Draw the start from the prior and take the steps. Resumes as DP-SGD does.
+
+        Raises:
+            MechanismError: the head is not linear, the plan is another's, or what DP-SGD refuses.
+        """
+        features_of(records)
+        noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier
+        if plan.event != self.event(noise):
+            raise MechanismError("the plan's steps are not those of this sampler: plan again")
+        descent = dp_sgd.DpSgd(
+            target_epsilon=self.target_epsilon,
+            delta=self.delta,
+            optimiser="sgd",
+            # the sum is divided by the planned n: theta -= rate (sum / n + decay theta)
+            learning_rate=step_size(noise, self.l2_clip_norm) / 2 * plan.records,
+            weight_decay=1 / (plan.records * self.prior_std**2),
+            epochs=self.steps,
+            batch_size=plan.records,
+            l2_clip_norm=self.l2_clip_norm,
+        )
+
+        def start(stream: SecretStream, classifier: Classifier) -> None:
+            linear_head(classifier)
+            with torch.no_grad():
+                stream.normal_(classifier.flat, purpose="prior", step=0).mul_(self.prior_std)
+
+        plan = plan.model_copy(update={"mechanism": descent})
+        return dp_sgd.descend(plan, records, run, purpose="private posterior", physical_batch_size=4096, start=start)
 
 
 def step_size(noise_multiplier: float, l2_clip_norm: float) -> float:
     """eta = 4 / (sigma C)^2, at which the DP noise is the Langevin noise at temperature 1."""
     return 4 / (noise_multiplier * l2_clip_norm) ** 2
-
-
-def run(
-    classifier: Classifier,
-    inputs: FeatureInputs,
-    labels: Tensor,
-    *,
-    config: PrivatePosteriorConfig,
-    plan: DpSgdPlan,
-    num_labels: int,
-    seed: int,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> DpSgdRun:
-    """Draw the start from the prior and take the steps, in place on `classifier.flat`. Resumes as `dp_sgd.run` does.
-
-    Raises:
-        MechanismError: the head is not linear, the plan's step size is not the sampler's, or what `dp_sgd.run` refuses.
-    """
-    if not isinstance(classifier.part, nn.Linear):
-        raise MechanismError("the private posterior is a linear layer's: set trainable `head` and pooling `mean`")
-    (segment,) = plan.sgd.segments
-    # dpsgd divides by the batch it was calibrated for, whatever a neighbour's number of records
-    expected = step_size(segment.noise_multiplier, segment.l2_clip_norm) / 2 * plan.config.batch_size
-    if abs(plan.config.learning_rate / expected - 1) > 1e-9 or plan.config.momentum or plan.sgd.sampling_prob != 1:
-        raise MechanismError("the plan's step size is not the one at which its noise is Langevin's: calibrate again")
-
-    def start(stream: SecretStream) -> None:
-        with torch.no_grad():
-            stream.normal_(classifier.flat, purpose="prior", step=0).mul_(config.prior_std)
-
-    return dp_sgd.run(
-        classifier,
-        inputs,
-        labels,
-        plan=plan,
-        num_labels=num_labels,
-        seed=seed,
-        purpose="private posterior",
-        physical_batch_size=4096,
-        start=start,
-        folder=folder,
-        progress=progress,
-    )

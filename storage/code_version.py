@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
@@ -15,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("mechanisms", "storage", "tasks")
+OUTSIDE = ("tasks.running",)
+"""Rooms that say how a stage runs, and nothing of what comes out."""
 LIBRARIES = ("torch", "transformers", "peft")
 """Libraries whose version may change a stage's numbers."""
 
@@ -23,15 +26,14 @@ LIBRARIES = ("torch", "transformers", "peft")
 def code_version(*modules: str) -> str:
     """Digest of the sources of `modules` and everything of ours they import, and of the libraries' versions."""
     seen: dict[str, str] = {}
-    queue = list(modules)
+    queue = [(name, _file(name)) for name in modules]
     while queue:
-        name = queue.pop()
-        path = _source(name)
+        name, path = queue.pop()
         if name in seen or path is None:
             continue
         content = path.read_bytes()
         seen[name] = hashlib.sha256(content).hexdigest()
-        queue.extend(_imports(ast.parse(content)))
+        queue.extend((imported, _source(imported)) for imported in _imports(ast.parse(content)))
     # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
     libraries = [f"{name}=={version(name).partition('+')[0]}" for name in LIBRARIES]
     text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(seen.items())), *libraries])
@@ -48,9 +50,17 @@ def _imports(tree: ast.AST) -> Iterable[str]:
 
 
 def _source(module: str) -> Path | None:
-    """The file of one of our modules; None for libraries and for names that are no modules."""
-    if module.partition(".")[0] not in PACKAGES:
+    """The file of one of our modules; None for libraries, for rooms outside and for names that are no modules."""
+    if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in OUTSIDE):
         return None
+    return _file(module)
+
+
+def _file(module: str) -> Path | None:
+    """The file of any module, a mechanism of one's own among them; None for names that are no modules."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded is not None:
+        return Path(loaded)
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:

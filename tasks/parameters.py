@@ -17,10 +17,8 @@ from mechanisms.model.export import Precision
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
+from mechanisms.swag_ppm import BOUNDED, ROUNDS, RoundName
 from storage.ingest import IngestConfig
-
-BOUNDED_ROUNDS = ("censored", "both")
-"""Rounds whose likelihood is bounded; a base fit before them is not."""
 
 
 class DataParameters(BaseModel):
@@ -225,19 +223,14 @@ class RetrainParameters(BaseModel):
     release: ReleaseParameters = ReleaseParameters()
 
     @property
-    def rounds(self) -> tuple[str, ...]:
+    def rounds(self) -> tuple[RoundName, ...]:
         """The posteriors to fit, in order; the last is the one released from."""
-        match self.pseudo_posterior.mechanism:
-            case "censored":
-                return ("censored",)
-            case "both":
-                return ("base", "both")
-            case "weighted":
-                return ("base", "weighted", "reweighted") if self.pseudo_posterior.reweight else ("base", "weighted")
+        config = self.pseudo_posterior
+        return ROUNDS["reweighted" if config.mechanism == "weighted" and config.reweight else config.mechanism]
 
     def bounded(self, round_name: str) -> BoundedLikelihood | None:
         """The bound on each record's log-likelihood in one of the rounds; None where there is none."""
-        return self.pseudo_posterior.bounded if round_name in BOUNDED_ROUNDS else None
+        return self.pseudo_posterior.bounded if round_name in BOUNDED else None
 
     @property
     def source_path(self) -> Path:

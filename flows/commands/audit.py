@@ -77,7 +77,7 @@ def audit(
     from pydantic import ValidationError
 
     from flows.commands.compare import _number
-    from flows.commands.profiles import explain, parameters
+    from flows.commands.profiles import explain, own_branches, parameters
     from storage.errors import InputError
 
     workspace = home_of(home)
@@ -90,20 +90,20 @@ def audit(
         spent = AuditParameters(trials=trials, trial_draws=trial_draws, canaries=canaries, confidence=confidence)
         varied_trials = trials if vary_trials is None else vary_trials
         less = AuditParameters.model_validate(spent.model_dump() | {"trials": varied_trials})
-        common = {"target_epsilon": target if target == "match" else _number(target)}
+        common = {"target_epsilon": target if target == "match" else _number(target), "branches": own_branches(profile)}
         shared = CompareParameters.model_validate(common | {"seeds": seeds})
         fewer = CompareParameters.model_validate(common | {"seeds": vary_seeds or seeds})
     except ValidationError as error:
         raise InputError("audit: " + "; ".join(explain(entry) for entry in error.errors())) from None
     names = "swag,all" if all_branches else branches
-    wanted = {"": choose_branches(names, chosen)}
+    wanted = {"": choose_branches(names, chosen, shared.known)}
     check(chosen, spent)
     varied = {"": chosen} | {
         change: parameters(profile, [*(settings or []), *_changes(change)], data=data, codelist=codelist)
         for change in vary or []
     }
     for change, one in list(varied.items())[1:]:
-        wanted[change] = choose_branches(vary_branches, one)
+        wanted[change] = choose_branches(vary_branches, one, shared.known)
         check(one, less)
     if results is not None:
         options.require_place("--results", results)
@@ -111,7 +111,7 @@ def audit(
 
     import flows.audit as job
     from flows.commands.console import ConsoleListener
-    from flows.compare import refuse_early
+    from tasks.comparing.run import refuse_early
     from tasks.running.failures import private_errors
     from tasks.running.progress import listening
     from tasks.running.stage import Context
@@ -122,7 +122,7 @@ def audit(
             refuse_early(context, one, fewer if change else shared, wanted[change])
     with ConsoleListener(quiet=quiet) as listener, listening(listener):
         runs = {
-            change: job.audit_branches_flow(
+            change: job.audit(
                 parameters=one,
                 compare=fewer if change else shared,
                 settings=less if change else spent,

@@ -38,7 +38,7 @@ def compare(
 
       autocoder compare --data injuries.csv --codelist oiics201_nature.csv --branches non-private,swag-ppm,formal-head
     """
-    from flows.commands.profiles import explain, parameters
+    from flows.commands.profiles import explain, own_branches, parameters
 
     workspace = home_of(home)
     chosen = parameters(profile, settings or [], data=data, codelist=codelist)
@@ -57,23 +57,26 @@ def compare(
                 "epochs": epochs,
                 "batch_size": batch_size,
                 "slots": slots,
+                "branches": own_branches(profile),
             }
         )
     except ValidationError as error:
         raise InputError("compare: " + "; ".join(explain(entry) for entry in error.errors())) from None
-    wanted = choose(branches, model=chosen.model)
+    wanted = choose(branches, model=chosen.model, known=shared.known)
     if results is not None:
         options.require_place("--results", results)
     before_prefect(workspace, make_home=True)
 
     import flows.compare as job
     from flows.commands.console import ConsoleListener
+    from tasks.comparing.run import refuse_early
     from tasks.running.failures import private_errors
+    from tasks.running.progress import OneAtATime, listening
     from tasks.running.stage import Context
 
     with private_errors("compare"):
-        job.refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
-    with ConsoleListener(quiet=quiet) as listener, job.heard_by(listener, slots=shared.slots):
+        refuse_early(Context(home=str(workspace), device=device), chosen, shared, wanted)
+    with ConsoleListener(quiet=quiet) as console, listening(OneAtATime(console, bars=shared.slots == 1)):
         result = job.compare(parameters=chosen, settings=shared, branches=branches, home=str(workspace), device=device)
     if results is not None:
         from tasks.comparing.results import write

@@ -74,6 +74,7 @@ def parameters(
         InputError: an unknown key, a value out of range or a contradiction; all of them in one text.
     """
     content = load_profile(profile)
+    content.pop("branches", None)
     section = content.setdefault("data", {})
     if data is not None:
         section["source"] = str(data)
@@ -88,6 +89,18 @@ def parameters(
         return RetrainParameters.model_validate(content)
     except ValidationError as error:
         raise InputError("parameters: " + "; ".join(explain(entry) for entry in error.errors())) from None
+
+
+def own_branches(profile: str) -> dict[str, Any]:
+    """Branches that a profile adds to the standard ones, as it has them.
+
+    Raises:
+        InputError: no such profile, or its branches are no mapping.
+    """
+    content = load_profile(profile).get("branches") or {}
+    if not isinstance(content, dict):
+        raise InputError(f"--profile: {profile}: branches must be a mapping from names to branches")
+    return content
 
 
 def explain(entry: Mapping[str, Any]) -> str:

@@ -61,10 +61,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draw a trial: theta float32 [T, classes, width + 1]; epsilon float64 [T], 2 Delta as the trial claims it."""
+    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta or the bound, in nats."""
 
     theta: Tensor
-    epsilon: Tensor
+    sensitivity: Tensor
 
 
 def from_flat(flat: Tensor, *, classes: int) -> Tensor:
@@ -295,7 +295,7 @@ def chain(
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
         if this.bounded is not None:
             delta.fill_(this.bounded.bound)
-        drawn[this.name] = Drawn(theta=released, epsilon=2 * delta)
+        drawn[this.name] = Drawn(theta=released, sensitivity=delta)
         if base:
             alpha = _per_trial(records, partial(risks.risk_weights, c=config.c, g=config.g), risk)
     return drawn

@@ -26,16 +26,24 @@ from mechanisms.privacy.events import (
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
+_FORMAL: set[type[Event]] = set()
 
 
-def claims(event_type: type[E]) -> Callable[[Callable[..., Claim]], Callable[..., Claim]]:
-    """Register the decorated function as the accountant of one event type."""
+def claims(event_type: type[E], *, formal: bool = False) -> Callable[[Callable[..., Claim]], Callable[..., Claim]]:
+    """Register the decorated function as the accountant of one event type; `formal`: its claim is stated at a delta."""
 
     def register(accountant: Callable[..., Claim]) -> Callable[..., Claim]:
         _ACCOUNTANTS[event_type] = accountant
+        if formal:
+            _FORMAL.add(event_type)
         return accountant
 
     return register
+
+
+def formal(event: Event) -> bool:
+    """Whether the claim of this event is stated at a delta."""
+    return type(event) in _FORMAL
 
 
 def claim_of(
@@ -223,4 +231,4 @@ def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Cla
 
 
 for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
-    claims(_event_type)(_gaussian)
+    claims(_event_type, formal=True)(_gaussian)

@@ -1,14 +1,15 @@
 """What was done, and what is claimed of it: one frozen type a mechanism, apart from what it costs.
 
 An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims` turns an
-event into a `Claim`; nothing else does.
+event into a `Claim`; nothing else does. A mechanism that needs an event of its own defines it in its own file: the tag
+`mechanism` is what it is decoded by.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
 
 GuaranteeKind = Literal["formal", "asymptotic-local", "none"]
 NeighbouringRelation = Literal["add-remove", "replace-one"]
@@ -18,8 +19,42 @@ class Event(BaseModel, frozen=True):
     """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
 
     model_config = ConfigDict(extra="forbid")
+    by_tag: ClassVar[dict[str, type[Event]]] = {}
 
     mechanism: str
+
+    @property
+    def risk_weights(self) -> bool:
+        """Whether weights computed from the records came into it."""
+        return False
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Every subclass is known by the default of its tag; a tag belongs to one class."""
+        super().__pydantic_init_subclass__(**kwargs)
+        tag = cls.model_fields["mechanism"].default
+        known = Event.by_tag.setdefault(tag, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}")
+        Event.by_tag[tag] = cls
+
+
+def decode(value: Any) -> Any:
+    """An event from its JSON, by its tag; an event as it is.
+
+    Raises:
+        ValueError: there is no event of this tag.
+    """
+    if not isinstance(value, dict):
+        return value
+    kind = Event.by_tag.get(value.get("mechanism", ""))
+    if kind is None:
+        raise ValueError(f"no event `{value.get('mechanism')}`; there are {', '.join(sorted(Event.by_tag))}")
+    return kind.model_validate(value)
+
+
+AnyEvent = Annotated[SerializeAsAny[Event], BeforeValidator(decode)]
+"""Any event, decoded by its tag."""
 
 
 class NonPrivateEvent(Event, frozen=True):
@@ -45,6 +80,11 @@ class SwagPpmEvent(Event, frozen=True):
     """Delta: max over records and draws of alpha_i times |log-likelihood_i|, in nats; the released draw counts
     too once it exists."""
 
+    @property
+    def risk_weights(self) -> bool:
+        """Always."""
+        return True
+
 
 class BoundedSwagEvent(Event, frozen=True):
     """One draw from SWAG's posterior of a bounded likelihood (`mechanisms.model.bounded`), with or without weights."""
@@ -56,6 +96,11 @@ class BoundedSwagEvent(Event, frozen=True):
     """B: largest absolute log-likelihood that any record has at any parameters, in nats, weight included."""
     snapshots: int = Field(ge=2)
     rank: int = Field(ge=2)
+
+    @property
+    def risk_weights(self) -> bool:
+        """With `both`."""
+        return self.weighted
 
 
 class NoiseSegment(BaseModel):
@@ -105,16 +150,7 @@ class ComposedEvent(Event, frozen=True):
     """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
 
     mechanism: Literal["composed"] = "composed"
-    events: tuple[Annotated[DpSgdEvent | GaussianReleaseEvent, Field(discriminator="mechanism")], ...] = Field(
-        min_length=1
-    )
-
-
-AnyEvent = Annotated[
-    NonPrivateEvent | SwagPpmEvent | BoundedSwagEvent | DpSgdEvent | GaussianReleaseEvent | ComposedEvent,
-    Field(discriminator="mechanism"),
-]
-"""Every event that has an accountant; for reading one back from JSON."""
+    events: tuple[AnyEvent, ...] = Field(min_length=1)
 
 
 class Claim(BaseModel):

@@ -17,36 +17,28 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mechanisms.audit import bounds as audit
-from mechanisms.model import checkpoint
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.model.linear import fast_linear
-from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
 from tasks.auditing.bounds import finite
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.settings import AuditParameters
 from tasks.auditing.trials import Trials
-from tasks.fitting.data import load_inputs
-from tasks.fitting.train import build
+from tasks.fitting.data import SPLITS, load_inputs
+from tasks.fitting.fits import predictions as read
 from tasks.running.stage import Step, Work
 
 
 def measure(
     name: str,
-    model: ModelConfig,
     settings: AuditParameters,
     *,
     seed: int,
-    std_scale: float | None,
     delta: float,
-    dataset: ArtifactRef,
     prepared: ArtifactRef,
-    fitted: ArtifactRef,
+    predictions: ArtifactRef,
     pool: ArtifactRef | None,
     trials: ArtifactRef | None,
     trials_of: str,
@@ -54,59 +46,28 @@ def measure(
     """Audit one candidate.
 
     Args:
-        std_scale: of a SWAG draw; None: the fit is the candidate.
         delta: of the claim; 0 where none is quantified, so that the bound is one on pure epsilon.
+        predictions: of both halves by the candidate; of a posterior, by a repeatable draw of the audit's own: the one
+            that is released does not exist yet, and is drawn once.
         trials_of: name of the candidate's mechanism in the trials.
     """
-    inputs: dict[str, ArtifactRef | None] = {"dataset": dataset, "prepared": prepared, "fitted": fitted}
+    inputs: dict[str, ArtifactRef | None] = {"prepared": prepared, "predictions": predictions}
     if pool is not None and trials is not None:
         inputs |= {"pool": pool, "trials": trials}
+    config = {"seed": seed, "delta": delta, "confidence": settings.confidence, "trials_of": trials_of}
     return Step(
         name="audit",
         label=f"audit {name}, seed {seed}",
-        config={
-            "model": model.model_dump(mode="json"),
-            "seed": seed,
-            "std_scale": std_scale,
-            "delta": delta,
-            "confidence": settings.confidence,
-            "trials_of": trials_of,
-        },
+        config=config,
         inputs=inputs,
-        body=partial(
-            _measure,
-            model=model,
-            seed=seed,
-            std_scale=std_scale,
-            delta=delta,
-            confidence=settings.confidence,
-            trials_of=trials_of,
-        ),
+        body=partial(_measure, **config),
         modules=("tasks.auditing.membership",),
     )
 
 
-def _measure(
-    work: Work,
-    *,
-    model: ModelConfig,
-    seed: int,
-    std_scale: float | None,
-    delta: float,
-    confidence: float,
-    trials_of: str,
-) -> Mapping[str, Any]:
-    halves = [load_inputs(work.inputs["prepared"], split) for split in ("train", "test")]
-    trained = build(work.context, model, work.inputs["dataset"], seed=seed)
-    if std_scale is None:
-        trained.flat.copy_(checkpoint.load(work.inputs["fitted"] / "theta.safetensors")[0]["theta"])
-    else:
-        # a draw of its own, repeatable: the one that is released does not exist yet, and is drawn once
-        posterior = swag.load(work.inputs["fitted"], std_scale=std_scale)
-        risks.load_draw(trained, posterior, seed=seed, purpose="audit-candidate", draw=0)
-    with torch.inference_mode(), fast_linear(trained.device):
-        scores = [trained.predict(records).float().cpu() for records, _ in halves]
-    codes = [labels for _, labels in halves]
+def _measure(work: Work, *, seed: int, delta: float, confidence: float, trials_of: str) -> Mapping[str, Any]:
+    codes = [load_inputs(work.inputs["prepared"], split)[1] for split in SPLITS]
+    scores = [read(work.inputs["predictions"], split)["log_probabilities"] for split in SPLITS]
     ell = [_log_likelihood(s, y) for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
     trials = Trials.load(work.inputs["trials"], trials_of) if pool is not None else None
@@ -151,7 +112,7 @@ def _measure(
 
 
 def _log_likelihood(scores: Tensor, labels: Tensor) -> np.ndarray:
-    return scores.double().log_softmax(-1).gather(1, labels[:, None])[:, 0].numpy()
+    return scores.double().gather(1, labels[:, None])[:, 0].numpy()
 
 
 def _reference_runs(pool: Pool, trials: Trials) -> audit.Reference:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field
 
+from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
-from tasks.branches.branch import Branch, choose
+from tasks.branches.branch import RELEASED, Branch, choose
 from tasks.parameters import RetrainParameters
 
 FEWEST_TRIALS = 16
@@ -25,28 +28,16 @@ class AuditParameters(BaseModel):
     confidence: float = Field(default=0.95, gt=0.5, le=0.999, title="Confidence of the lower bound")
 
 
-UNWEIGHTED = Branch("swag", "SWAG without weights", "swag", "base")
-"""What the chain starts from: never released, and what weights have to be better than."""
-
-
-def choose_branches(names: str, parameters: RetrainParameters) -> tuple[Branch, ...]:
+def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[str, Branch]) -> tuple[Branch, ...]:
     """Branches by name; `release` is what a retrain with these parameters releases from.
 
     Raises:
         InputError: an unknown branch.
     """
-    found: list[Branch] = []
-    for name in dict.fromkeys(part.strip() for part in names.split(",") if part.strip()):
-        if name == "release":
-            every = choose("all", model=parameters.model)
-            found.append(next(branch for branch in every if branch.round == parameters.rounds[-1]))
-        elif name == UNWEIGHTED.name:
-            found.append(UNWEIGHTED)
-        else:
-            found += choose(name, model=parameters.model)
-    if not found:
-        raise InputError("--branches: name at least one, `release` or `all`")
-    return tuple(dict.fromkeys(found))
+    last = SwagPpm(round=parameters.rounds[-1])
+    released = next(branch.name for branch in known.values() if branch.mechanism == last)
+    asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
+    return choose(",".join(asked), model=parameters.model, known=known)
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:

@@ -1,45 +1,61 @@
-"""The branches of a comparison: their names, and the settings each runs with.
-
-`dp-sgd` and the delta sweep have the paper's setting (Chew et al., section 3.2) and its calibration. Every other
-gradient-descent rival has the tuned one, so that what tells them apart is the mechanism and not the care taken.
-"""
+"""The branches of a comparison: a name, a title and a mechanism with its settings. They are data: files of branches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mechanisms.dp_sgd import DpSgdConfig
-from mechanisms.formal_head import FormalHeadConfig
+from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.classifier import ModelConfig
-from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.schedules import AutoLinearSchedule, AutoStepSchedule, ConstantSchedule, SadSchedule, Schedule
-from mechanisms.private_posterior import PrivatePosteriorConfig
 from storage.errors import InputError
-from tasks.parameters import BOUNDED_ROUNDS, RetrainParameters
+from tasks.parameters import RetrainParameters
 
-Family = Literal["none", "swag", "dp-sgd", "formal-head", "private-posterior"]
+STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
+RELEASED = "release"
+"""The name that stands for what a retrain with the same parameters releases from."""
 
-TUNED_LEARNING_RATE = 10.0
-TUNED_MOMENTUM = 0.9
-TUNED_SAMPLING_PROB = 1.0
-TUNED_EPOCHS = 20
-"""The tuned setting of a head, with SGD: the best of 35 on a held-out fifth of the training half of public OSHA
-reports, MiniLM features, epsilon 5 (`scripts/choose_rival_settings.py`, docs/results/tuning.json). Every record is in
-every step: at a few thousand records sampling amplifies less than the average over all of them gains."""
-LARGE_SAMPLING_PROB = 0.4
-"""Of the tuned branches for other trainable parts, which were not searched: a larger batch, the paper's rate."""
 
-TUNING = (
-    "hyperparameters: found on the training half of public OSHA severe injury reports, without account; where these "
-    "are the records at hand, the tuning is not part of the epsilon"
-)
+class Branch(BaseModel):
+    """One rival: a mechanism under a name of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Branch")
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")
+    title: str = Field(min_length=1, max_length=200)
+    mechanism: AnyMechanism
+    on_tokens: dict[str, Any] = Field(
+        default={}, description="Settings that differ where more than a head on cached features trains."
+    )
+    delta: float | None = Field(default=None, gt=0, lt=1, description="Its own, in place of the run's.")
+    unprotected: tuple[str, ...] = Field(default=(), description="What its settings took from records without account.")
+    in_all: bool = True
+    releasable: bool = True
+
+    def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
+        """The mechanism with what it leaves open taken from the run."""
+        mechanism, fit = self.mechanism, parameters.fit
+        if self.on_tokens and form_of(parameters.model) == "tokens":
+            mechanism = type(mechanism).model_validate(mechanism.model_dump() | self.on_tokens)
+        return mechanism.with_defaults(
+            {
+                "phase": fit.adamw.model_copy(update={"epochs": settings.epochs}),
+                "epochs": settings.epochs,
+                "batch_size": settings.batch_size,
+                "fine_tune": fit.adamw,
+                "collect": fit.sgd,
+                "moments": fit.swag,
+                "pseudo_posterior": parameters.pseudo_posterior,
+            }
+        )
 
 
 class CompareParameters(BaseModel):
-    """What all branches share."""
+    """What all branches share, and branches of one's own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Compare")
 
@@ -60,135 +76,79 @@ class CompareParameters(BaseModel):
     slots: int = Field(
         default=1, ge=1, le=64, title="Branches at once", description="Processes; heads on mean-pooled features only."
     )
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One rival."""
-
-    name: str
-    title: str
-    family: Family
-    round: str | None = None
-    """Of a SWAG branch: the round of the chain that it is drawn from."""
-    tuned: bool = False
-    delta: float | None = None
-    """Its own delta, for the sweep; None: the comparison's."""
-    schedule: Schedule = field(default_factory=ConstantSchedule)
-    class_weights: ClassWeightsConfig | None = None
+    branches: dict[str, dict[str, Any]] = Field(
+        default={},
+        title="Branches of one's own",
+        description="By name, as in deployments/branches.yaml: a title, and a mechanism with its kind and settings.",
+    )
 
     @property
-    def kind(self) -> str:
-        """The guarantee's kind."""
-        return {"none": "none", "swag": "asymptotic-local"}.get(self.family, "formal")
+    def known(self) -> Mapping[str, Branch]:
+        """The standard branches and one's own, which win.
 
-    @property
-    def bounded(self) -> bool:
-        """Whether its likelihood is bounded, so that it needs a target."""
-        return self.round in BOUNDED_ROUNDS
-
-    @property
-    def unprotected(self) -> tuple[str, ...]:
-        """What its settings took from records without account."""
-        return (TUNING,) if self.tuned else ()
+        Raises:
+            InputError: a branch that cannot be, by its name.
+        """
+        return standard() | parsed(self.branches, "branches")
 
 
-_ALL = (
-    Branch("non-private", "Non-private", "none"),
-    Branch("swag-ppm", "SWAG-PPM", "swag", "weighted"),
-    Branch("swag-ppm-reweighted", "SWAG-PPM (reweighted)", "swag", "reweighted"),
-    Branch("swag-ppm-censored", "SWAG, bounded likelihood", "swag", "censored"),
-    Branch("swag-ppm-both", "SWAG-PPM, weighted and bounded", "swag", "both"),
-    Branch("dp-sgd", "DP-SGD (paper's setting)", "dp-sgd"),
-    Branch("dp-sgd-tuned", "DP-SGD (tuned)", "dp-sgd", tuned=True),
-    Branch(
-        "dp-sgd-class-weighted",
-        "DP-SGD, private class weights",
-        "dp-sgd",
-        tuned=True,
-        class_weights=ClassWeightsConfig(power=0.25, apply="before-clip"),
-    ),
-    Branch("sad", "SAD-DPSGD", "dp-sgd", tuned=True, schedule=SadSchedule()),
-    Branch("auto-s", "Auto-DPSGD-S", "dp-sgd", tuned=True, schedule=AutoStepSchedule()),
-    Branch("auto-l", "Auto-DPSGD-L", "dp-sgd", tuned=True, schedule=AutoLinearSchedule(number_of_phases=8)),
-    Branch("formal-head", "Formal head", "formal-head", tuned=True),
-    Branch("private-posterior", "Private posterior (Langevin)", "private-posterior", tuned=True),
-    Branch("dp-sgd-delta-0.001", "DP-SGD, δ 0.001", "dp-sgd", delta=0.001),
-    Branch("dp-sgd-delta-0.01", "DP-SGD, δ 0.01", "dp-sgd", delta=0.01),
-    Branch("dp-sgd-delta-0.1", "DP-SGD, δ 0.1", "dp-sgd", delta=0.1),
-    Branch("dp-sgd-delta-0.99", "DP-SGD, δ 0.99", "dp-sgd", delta=0.99),
-)
-LINEAR = ("formal-head", "private-posterior")
-"""Families that know a linear layer on cached features alone."""
+def parsed(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
+    """Branches of a file's content; keys that begin with `x-` hold what others refer to.
 
-BRANCHES = {branch.name: branch for branch in _ALL}
+    Raises:
+        InputError: names the branch and the field.
+    """
+    branches = {}
+    for name, body in content.items():
+        if str(name).startswith("x-"):
+            continue
+        if name == RELEASED or not isinstance(body, Mapping):
+            raise InputError(f"{source}.{name}: a branch is a mapping, and `{RELEASED}` is taken")
+        try:
+            branches[name] = Branch.model_validate({"name": name, **body})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in (name, *first["loc"]))
+            raise InputError(f"{source}.{where}: {first['msg']}") from None
+    return branches
 
 
-def choose(names: str, *, model: ModelConfig) -> tuple[Branch, ...]:
+@cache
+def standard() -> dict[str, Branch]:
+    """The branches that ship."""
+    return parsed(yaml.safe_load(STANDARD.read_text(encoding="utf-8")), STANDARD.name)
+
+
+def choose(names: str, *, model: ModelConfig, known: Mapping[str, Branch] | None = None) -> tuple[Branch, ...]:
     """Branches by comma-separated names, `all` for every one that the model allows.
 
     Raises:
-        InputError: an unknown branch, or one that this model has no mechanism for.
+        InputError: an unknown branch, or one whose mechanism this model does not fit.
     """
-    head = model.trainable == "head" and model.pooling == "mean"
-    if names == "all":
-        return tuple(branch for branch in _ALL if head or branch.family not in LINEAR)
-    chosen = []
-    for name in dict.fromkeys(part.strip() for part in names.split(",") if part.strip()):
-        if name not in BRANCHES:
-            raise InputError(f"--branches: no branch {name}; there are {', '.join(BRANCHES)}")
-        if BRANCHES[name].family in LINEAR and not head:
-            raise InputError(f"--branches: {name} needs model.trainable=head and model.pooling=mean")
-        chosen.append(BRANCHES[name])
+    known, form = standard() if known is None else known, form_of(model)
+    chosen: dict[str, Branch] = {}
+    for name in (part.strip() for part in names.split(",")):
+        if name == "all":
+            chosen |= {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
+        elif name and name not in known:
+            raise InputError(f"--branches: no branch {name}; there are {', '.join(known)}")
+        elif name:
+            if form not in known[name].mechanism.reads:
+                raise InputError(f"--branches: {name} needs {_needs(known[name].mechanism)}")
+            chosen[name] = known[name]
     if not chosen:
-        raise InputError(f"--branches: name at least one of {', '.join(BRANCHES)}")
-    return tuple(chosen)
+        raise InputError(f"--branches: name at least one of {', '.join(known)}")
+    return tuple(chosen.values())
 
 
-def of_round(
-    parameters: RetrainParameters, branch: Branch, *, seed: int, target: float | None, records_per_unit: int
-) -> RetrainParameters:
-    """The retrain whose chain holds the branch's round; a bound is chosen so that a unit's epsilon is the target."""
-    config = parameters.pseudo_posterior
-    if branch.bounded and target is not None:
-        update = {"mechanism": branch.round, "target_epsilon": target / records_per_unit}
-    else:
-        reweight = config.reweight if branch.round is None else branch.round == "reweighted"
-        update = {"mechanism": "weighted", "target_epsilon": None, "reweight": reweight}
-    fit = parameters.fit.model_copy(update={"seed": seed})
-    return parameters.model_copy(update={"pseudo_posterior": config.model_copy(update=update), "fit": fit})
+_FORMS = {
+    "features": "model.trainable=head and model.pooling=mean",
+    "head-features": "model.trainable=head",
+    "tokens": "model.trainable=full or lora",
+    "table": "data.ingest.kind=table",
+    "images": "data.ingest.kind=images",
+}
 
 
-def dp_sgd_config(
-    branch: Branch, model: ModelConfig, compare: CompareParameters, *, target: float, records: int
-) -> DpSgdConfig:
-    """Settings of a DP-SGD branch on so many records."""
-    delta = branch.delta or compare.delta
-    if not branch.tuned:
-        return DpSgdConfig(
-            target_epsilon=target,
-            delta=delta,
-            epochs=compare.epochs,
-            batch_size=compare.batch_size,
-            calibrate_by="rdp-mironov",
-        )
-    head = model.trainable == "head"
-    return DpSgdConfig(
-        target_epsilon=target,
-        delta=delta,
-        optimiser="sgd" if head else "adamw",
-        learning_rate=TUNED_LEARNING_RATE if head else 1e-3,
-        momentum=TUNED_MOMENTUM if head else 0.0,
-        epochs=min(TUNED_EPOCHS, compare.epochs) if head else compare.epochs,
-        batch_size=max(1, round((TUNED_SAMPLING_PROB if head else LARGE_SAMPLING_PROB) * records)),
-        schedule=branch.schedule,
-        class_weights=branch.class_weights,
-    )
-
-
-def linear_config(
-    branch: Branch, compare: CompareParameters, *, target: float
-) -> FormalHeadConfig | PrivatePosteriorConfig:
-    """Settings of a family that knows a linear layer alone."""
-    kind = FormalHeadConfig if branch.family == "formal-head" else PrivatePosteriorConfig
-    return kind(target_epsilon=target, delta=branch.delta or compare.delta)
+def _needs(mechanism: Mechanism) -> str:
+    return ", or ".join(_FORMS.get(form, form) for form in sorted(mechanism.reads))

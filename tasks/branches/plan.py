@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from mechanisms.privacy.events import Claim
-from storage.artifacts import ArtifactRef, digest
+from storage.artifacts import digest
 from storage.ledger import ReleasePlan
-from tasks.branches.branch import CompareParameters, of_round
-from tasks.comparing.summary import Outcome
+from tasks.branches.outcome import Outcome, Study
+from tasks.branches.swag_chain import parameters_of
 from tasks.fitting.candidate import Candidate
-from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import FLOATING_POINT, NOT_METHOD, TRUST_MODEL, artifact_digests
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.provenance import provenance
-from tasks.running.stage import Context
 
 CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
 NOISE_OF_THE_FIT = (
@@ -21,51 +19,33 @@ NOISE_OF_THE_FIT = (
 )
 
 
-def planned(
-    context: Context,
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    outcome: Outcome,
-    claim: Claim,
-    *,
-    dataset: ArtifactRef,
-    prepared: ArtifactRef,
-    measured: ArtifactRef | None,
-    prefect_run_id: str | None,
-) -> PlannedRelease:
-    """The release of one outcome.
-
-    Args:
-        parameters: with `fit.seed` as the outcome's.
-        measured: risk weights and sensitivity of a SWAG branch, None of a formal one.
-    """
-    inputs = {"unprotected_inputs": (*claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)}
-    claim = claim.model_copy(update=inputs)
-    if outcome.branch.family == "swag":
-        assert measured is not None
+def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+    """The release of one outcome of a comparison."""
+    unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
+    claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
+    if outcome.sensitivity is not None:
         plan = PlannedRelease.of_posterior(
-            context,
-            of_round(
-                parameters,
-                outcome.branch,
-                seed=outcome.seed,
-                target=claim.epsilon,
-                records_per_unit=claim.max_records_per_unit,
-            ),
-            dataset=dataset,
-            prepared=prepared,
+            study.context,
+            parameters_of(study, outcome.branch, outcome.seed),
+            dataset=study.dataset,
+            prepared=study.prepared,
             posterior=outcome.fitted,
-            measured=measured,
+            measured=outcome.sensitivity,
             prefect_run_id=prefect_run_id,
         )
         return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
-    facts = context.store.figures(dataset)
+    return _of_fit(study, outcome, claim, prefect_run_id=prefect_run_id)
+
+
+def _of_fit(study: Study, outcome: Outcome, claim: Claim, *, prefect_run_id: str | None) -> PlannedRelease:
+    parameters = study.at_seed(outcome.seed)
+    facts = study.facts
     method = digest(
         {
             "parameters": parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}),
             "branch": outcome.branch.name,
             "delta": claim.delta,
-            "epsilon": settings.target_epsilon,
+            "epsilon": study.settings.target_epsilon,
             "event": outcome.event.model_dump(mode="json"),
         }
     )
@@ -86,14 +66,14 @@ def planned(
         code_dirty=source.code_dirty,
         lock_digest=source.lock_digest,
         parameters_digest=method,
-        artifact_digests=artifact_digests(dataset=dataset, fitted=outcome.fitted, measured=None),
+        artifact_digests=artifact_digests(dataset=study.dataset, fitted=outcome.fitted, measured=None),
         requester=wanted.requester,
         supersedes=wanted.supersedes,
         prefect_run_id=prefect_run_id,
     )
     candidate = Candidate(
-        dataset=dataset,
-        prepared=prepared,
+        dataset=study.dataset,
+        prepared=study.prepared,
         fitted=outcome.fitted,
         measured=None,
         model=parameters.model,

@@ -16,11 +16,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from mechanisms.model import checkpoint
 from storage.artifacts import ArtifactRef, digest, write_atomically
 from tasks.branches.branch import CompareParameters
-from tasks.branches.one_fit import codes_of
+from tasks.branches.outcome import Outcome
 from tasks.comparing import figures, published
-from tasks.comparing.summary import BranchSummary, Outcome
+from tasks.comparing.run import Compared
+from tasks.comparing.summary import BranchSummary
 from tasks.fitting.data import load_inputs
 from tasks.fitting.risks import running_maximum
+from tasks.fitting.scores import codes_of
 from tasks.pages.html import STYLE, Table, html_table, own_ids
 from tasks.parameters import RetrainParameters
 from tasks.running.provenance import provenance
@@ -36,20 +38,14 @@ KINDS = (
 )
 
 
-def write(
-    context: Context,
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    *,
-    outcomes: Sequence[Outcome],
-    summaries: Sequence[BranchSummary],
-    facts: Mapping[str, Any],
-    target: float | None,
-    prepared: ArtifactRef,
-    measured: Mapping[str, ArtifactRef | None],
-    weights: ArtifactRef | None,
-) -> Path:
+def write(compared: Compared, summaries: Sequence[BranchSummary]) -> Path:
     """Write the report and lay its aggregates out as Prefect artifacts; returns the file."""
+    study, outcomes = compared.study, compared.outcomes
+    context, parameters, settings = study.context, study.parameters, study.settings
+    facts, target, prepared = study.facts, study.target, study.prepared
+    first = [outcome for outcome in outcomes if outcome.seed == compared.seeds[0]]
+    measured = {outcome.branch.name: outcome.sensitivity for outcome in first if outcome.sensitivity is not None}
+    weights = next((outcome.sensitivity for outcome in first if outcome.event.risk_weights), None)
     tables = {
         "Table 1: privacy and utility": claims_table(summaries),
         "Utility in full": utility_table(summaries),

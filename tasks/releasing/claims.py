@@ -8,6 +8,7 @@ from typing import Any
 
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
+from mechanisms.swag_ppm import event_of
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.errors import InputError
 from storage.ingest import IngestConfig
@@ -63,7 +64,7 @@ def ledger_url(context: Context, settings: LedgerParameters) -> str:
     return own or settings.ledger_url or context.workspace.ledger_url
 
 
-def unprotected_inputs(dataset: dict[str, Any], *, weights: bool = True) -> tuple[str, ...]:
+def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> tuple[str, ...]:
     """What reached the release from the records without protection; `weights`: risk weights were computed."""
     inputs = ALWAYS_UNPROTECTED if weights else ALWAYS_UNPROTECTED[1:]
     if dataset["label_space_source"] == "codelist":
@@ -75,15 +76,13 @@ def swag_event(
     parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
 ) -> SwagPpmEvent | BoundedSwagEvent:
     """What was done in one round, from the figures of its sensitivity (of its risks, for the base round)."""
-    bounded = parameters.bounded(round_name)
-    if bounded is not None:
-        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
-    return SwagPpmEvent(
-        reweighted=round_name == "reweighted",
+    return event_of(
+        round_name,
+        parameters.bounded(round_name),
         snapshots=snapshots,
         rank=rank,
-        sensitivity_draws=figures["draws"],
         sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
+        draws=figures["draws"],
     )
 
 
@@ -105,7 +104,7 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
         delta=None,
         privacy_unit=unit,
         max_records_per_unit=most,
-        unprotected_inputs=(*unprotected_inputs(dataset, weights=config.mechanism != "censored"), *searched),
+        unprotected_inputs=(*unprotected_inputs(dataset, weights=event.risk_weights), *searched),
     )
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import AnyEvent, BoundedSwagEvent, Claim, SwagPpmEvent
+from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
 from storage.artifacts import ArtifactRef, Store, digest, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig
@@ -24,7 +24,6 @@ from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import artifact_digests, privacy_unit, release_plan, unprotected_inputs
 from tasks.running.stage import Context
 
-_EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 """What may differ between two runs of the same plan."""
 
@@ -41,7 +40,7 @@ class PlannedRelease(BaseModel):
     @field_validator("plan", mode="before")
     @classmethod
     def _typed_event(cls, plan: Any) -> Any:
-        return {**plan, "event": _EVENT.validate_python(plan.get("event"))} if isinstance(plan, dict) else plan
+        return {**plan, "event": decode(plan.get("event"))} if isinstance(plan, dict) else plan
 
     @staticmethod
     def of_posterior(
@@ -97,9 +96,14 @@ class PlannedRelease(BaseModel):
         fitted = store.open(made.fitted)
         for other in (made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
             store.open(other)
+        if made.measured is None and not store.figures(made.fitted).get("releasable", True):
+            raise MechanismError(
+                f"release plan: a model of `{plan.event.mechanism}` has no bundle; it can be compared and audited, and "
+                "not released"
+            )
         wrong = [*self._wrong_records(store), *self._wrong_candidate(store)]
         if made.measured is None:
-            as_run = _EVENT.validate_json((fitted / "event.json").read_text()) == plan.event
+            as_run = decode(json.loads((fitted / "event.json").read_text())) == plan.event
         else:
             as_run = self._as_measured(store.figures(made.measured))
         wrong += [] if as_run else ["event"]
@@ -120,7 +124,7 @@ class PlannedRelease(BaseModel):
         """Fields that differ from what the data set says of itself."""
         facts, ingest = store.figures(self.candidate.dataset), store.recipe(self.candidate.dataset)["config"]["ingest"]
         unit, most = privacy_unit(IngestConfig.model_validate(ingest))
-        claim, weights = self.plan.claim, isinstance(self.plan.event, SwagPpmEvent)
+        claim, weights = self.plan.claim, self.plan.event.risk_weights
         told = {
             "cohorts": (self.plan.cohorts, tuple(facts["cohorts"])),
             "data_fingerprint": (self.plan.data_fingerprint, facts["fingerprint"]),

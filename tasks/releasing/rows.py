@@ -1,12 +1,13 @@
-"""Rows of the ledger for what was computed from the records and stays in the house: diagnostics, tuning."""
+"""Rows of the ledger for what was computed from the records and stays in the house: comparisons, audits, tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Literal
 
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
-from storage.ledger import Evaluation
+from storage.ledger import Evaluation, Row
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import NOT_METHOD, TRUST_MODEL
 from tasks.releasing.publish import open_ledger
@@ -21,16 +22,26 @@ def record(
     label: str,
     dataset: ArtifactRef,
     refs: Mapping[str, ArtifactRef],
-    details: Mapping[str, float],
+    details: Mapping[str, Any],
     event: Event | None = None,
     claim: Claim | None = None,
+    kind: Literal["evaluation", "audit"] = "evaluation",
+    key: str | None = None,
+    settings: str | None = None,
     prefect_run_id: str | None,
-) -> None:
-    """Write one internal row, once for the same artifacts and label; nothing is charged."""
+) -> Row:
+    """Write one internal row, or return the one that these artifacts have under this label; nothing is charged.
+
+    Args:
+        details: figures that may stand in the ledger; numbers are rounded to six decimals.
+        key: of idempotency; by default from label, population and artifacts.
+        settings: digest of what the row rests on; by default the parameters' without the release.
+    """
     facts, source = context.store.figures(dataset), provenance()
     artifacts = {name: ref.sha256 for name, ref in refs.items()}
-    open_ledger(context, parameters.release).record(
+    return open_ledger(context, parameters.release).record(
         Evaluation(
+            kind=kind,
             label=label,
             population=parameters.data.population,
             cohorts=tuple(facts["cohorts"]),
@@ -42,11 +53,11 @@ def record(
             code_commit=source.code_commit,
             code_dirty=source.code_dirty,
             lock_digest=source.lock_digest,
-            parameters_digest=digest(parameters.model_dump(mode="json", exclude=NOT_METHOD)),
+            parameters_digest=settings or digest(parameters.model_dump(mode="json", exclude=NOT_METHOD)),
             artifact_digests=artifacts,
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,
-            idempotency_key=digest({"label": label, "population": parameters.data.population, "of": artifacts}),
-            details={name: round(value, 6) for name, value in details.items()},
+            idempotency_key=key or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
+            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()},
         )
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 
@@ -93,3 +94,25 @@ def _shown(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     text = str(value)
     return f"{text[:12]}…" if len(text) == 64 else text  # a digest: enough of it to compare by eye
+
+
+class OneAtATime(Listener):
+    """Lets one thread at a time speak to a listener; bars of stages side by side would overwrite each other."""
+
+    def __init__(self, inner: Listener, *, bars: bool) -> None:
+        self._inner, self._bars, self._lock = inner, bars, Lock()
+
+    def started(self, label: str) -> None:
+        """Pass it on where stages run one after another."""
+        if self._bars:
+            self._inner.started(label)
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Likewise."""
+        if self._bars:
+            self._inner.report(label, done, total)
+
+    def finished(self, label: str, figures: Any, *, reused: bool, seconds: float) -> None:
+        """Pass it on, in turn."""
+        with self._lock:
+            self._inner.finished(label, figures, reused=reused, seconds=seconds)

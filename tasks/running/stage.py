@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 from pydantic import BaseModel, ConfigDict
 
@@ -150,9 +151,9 @@ def _failures_told(label: str) -> Iterator[None]:
         raise
 
 
-def submit(context: Context, step: Step) -> ArtifactRef:
-    """Run a step as a Prefect task run of its own name. Retries are the flow's: a stage resumes from its own files."""
-    run = Task(
+def _task(step: Step) -> Task[..., ArtifactRef]:
+    """A step as a Prefect task. Retries are the flow's: a stage resumes from its own files."""
+    return Task(
         run_step,
         name=step.name,
         task_run_name=step.label,
@@ -162,5 +163,22 @@ def submit(context: Context, step: Step) -> ArtifactRef:
         cache_policy=NO_CACHE,
         log_prints=False,
     )
+
+
+def submit(context: Context, step: Step) -> ArtifactRef:
+    """Run a step as a Prefect task run of its own name."""
     # quote: Prefect must not walk through the step in search of futures
-    return run(context, cast(Step, quote(step)))
+    return _task(step)(context, cast(Step, quote(step)))
+
+
+def submit_all(context: Context, steps: Sequence[Step], *, slots: int) -> None:
+    """Run independent steps as task runs, at most `slots` at once."""
+    # read by all of them, and Python's parser, which finds it, is not safe in several threads: find it here, once
+    _ = [step.code for step in steps]
+    with ThreadPoolTaskRunner(max_workers=slots) as runner:
+        futures = [
+            runner.submit(_task(step), parameters={"context": context, "step": cast(Step, quote(step))})
+            for step in steps
+        ]
+        for future in futures:
+            future.result()

@@ -1,0 +1,336 @@
+"""What a mechanism is: one frozen config that plans, fits and loads, in one file, registered by its `kind`.
+
+    plan(task)                settle what is open and solve the noise, before a record is read     -> Plan
+    plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
+    load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
+
+A model answers `log_probabilities`, and saves and loads itself; whoever can also write a bundle has `release_to`.
+The event that ran, and nothing else, says what is claimed (`mechanisms.privacy.claims`).
+`docs/adding-a-mechanism.md` walks one through.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
+from torch import Tensor
+
+import mechanisms
+from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.export import Precision, Shapes
+from mechanisms.model.export import save as export
+from mechanisms.model.inputs import Inputs
+from mechanisms.model.training import Progress
+from mechanisms.privacy.events import AnyEvent, Event
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
+
+ENTRY_POINTS = "autocoder.mechanisms"
+"""Group in which an installed package names modules with mechanisms of its own."""
+
+
+class Task(BaseModel):
+    """What a plan may depend on: public numbers alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: int
+    """Training records n."""
+    classes: int
+    records_per_unit: int = 1
+    target_epsilon: float | None = None
+    """Of one privacy unit; None where no branch of the run aims at one."""
+    delta: float = 1e-4
+    """Of formal claims."""
+
+
+class Plan(BaseModel):
+    """What will be done to how many records: settings with nothing left open, and the event that a fit has to match.
+
+    The event of a mechanism whose cost is measured (SWAG-PPM) is known only after the fit: None.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mechanism: AnyMechanism
+    event: AnyEvent | None = None
+    records: int
+    """Training records n that noise, sampling and scale were planned for."""
+
+    def fit(self, records: Records, run: Run) -> Fitted:
+        """Do what is planned, with the settled mechanism.
+
+        Raises:
+            MechanismError: other records than planned, training diverged, or another event ran.
+        """
+        if len(records) != self.records and not run.resampled:
+            raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
+        fitted = self.mechanism.fit(self, records, run)
+        if self.event is not None and fitted.event != self.event:
+            raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
+        return fitted
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a fit reads: inputs, and labels int64 [n], indices into the label space."""
+
+    inputs: Inputs
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and how a fit runs. `classifier` builds the untrained model of the run's configuration, always the same."""
+
+    classes: int
+    seed: int
+    classifier: Callable[[], Classifier]
+    folder: Path | None = None
+    """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
+    progress: Progress | None = None
+    resampled: bool = False
+    """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A fitted model."""
+
+    def log_probabilities(self, inputs: Inputs) -> Tensor:
+        """Natural log of the class probabilities, float64 [n, classes], in the records' order."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `Mechanism.load` needs into a private folder."""
+        ...
+
+
+@runtime_checkable
+class Releasable(Protocol):
+    """A model that knows how to become a bundle."""
+
+    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision) -> Mapping[str, Shapes]:
+        """Write the files that leave; return the shape of each weight by file and name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model, the event that really ran, and aggregates that may be shown inside the house."""
+
+    model: Model
+    event: Event
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reruns:
+    """What T reruns of a mechanism say of an audit's pool of n records.
+
+    ell float32 [T, n]: log-likelihoods of the records' own labels. right bool [T, n]: whether the label is the most
+    probable. events: what each rerun claims for itself, by its accountant.
+    """
+
+    ell: Tensor
+    right: Tensor
+    events: tuple[Event, ...]
+
+
+class Mechanism(BaseModel, ABC, frozen=True):
+    """A way to get a model from records. Subclasses add their settings, and a `kind` of their own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
+    """Forms of input (`form_of`) that it fits on."""
+
+    kind: str
+
+    @property
+    def aims(self) -> bool:
+        """Whether it needs a target epsilon to plan."""
+        return False
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Settings that are None taken from a run's own, by name; what it has no field for is not taken."""
+        fields = type(self).model_fields
+        taken = {n: v for n, v in defaults.items() if n in fields and getattr(self, n) is None}
+        return self.model_copy(update=taken)
+
+    def check(self, task: Task) -> None:
+        """Refuse early what `plan` would refuse of public numbers alone.
+
+        Raises:
+            MechanismError: names the setting.
+        """
+
+    @abstractmethod
+    def plan(self, task: Task) -> Plan:
+        """Settle what is open in the settings, and solve the noise for the target.
+
+        Raises:
+            MechanismError: the target cannot be met, or a setting contradicts the task.
+        """
+
+    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
+        """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the claim counts."""
+        return {}
+
+    @abstractmethod
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call goes on from `run.folder`.
+
+        Raises:
+            MechanismError: training diverged.
+        """
+
+    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Model:
+        """Read back what its model saved. Where that is a posterior: its repeatable draw of this purpose."""
+        return ClassifierModel.load(folder, run)
+
+    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
+        """The mechanism whose reruns also hold this one's, and the name that they have there.
+
+        Args:
+            draws: for what a rerun measures over draws of a posterior, in place of the mechanism's own number.
+        """
+        return self, self.kind
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A mechanism that reruns many fits of a linear head side by side; others are rerun one by one."""
+
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """Reruns by name (`audited_as`), each trial on its own records of the pool.
+
+        Args:
+            initial: parameters of the untrained head, float32 [classes, width + 1], the bias last.
+        """
+        ...
+
+
+class Aimed(Mechanism, frozen=True):
+    """A mechanism whose noise is solved for (target_epsilon, delta); a task fills in what is left open."""
+
+    target_epsilon: float | None = Field(
+        default=None, gt=0, le=1000, allow_inf_nan=False, title="Target epsilon", description="Empty: the task's."
+    )
+    delta: float | None = Field(default=None, gt=0, lt=1, title="Delta", description="Empty: the task's.")
+
+    @property
+    def aims(self) -> bool:
+        """It does."""
+        return True
+
+    def at(self, task: Task) -> Self:
+        """The settings with the task's target and delta in place of what is open.
+
+        Raises:
+            MechanismError: neither names a target.
+        """
+        target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
+        if target is None:
+            raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
+        return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
+
+
+@dataclass(frozen=True)
+class ClassifierModel:
+    """A torch classifier with its fitted parameters: what most mechanisms leave."""
+
+    classifier: Classifier
+
+    def log_probabilities(self, inputs: Inputs) -> Tensor:
+        """Float64 [n, classes]."""
+        return self.classifier.predict(inputs).double().log_softmax(-1)
+
+    def save(self, folder: Path) -> None:
+        """One vector, `theta.safetensors`."""
+        checkpoint.save(folder / "theta.safetensors", {"theta": self.classifier.flat}, {})
+
+    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
+        """A folder that plain libraries load."""
+        return export(self.classifier, folder, codes=codes, precision=precision)
+
+    @staticmethod
+    def load(folder: Path, run: Run) -> ClassifierModel:
+        """Build the model and put the vector in."""
+        classifier = run.classifier()
+        classifier.flat.copy_(checkpoint.load(folder / "theta.safetensors")[0]["theta"])
+        return ClassifierModel(classifier)
+
+
+M = TypeVar("M", bound=type[Mechanism])
+_KINDS: dict[str, type[Mechanism]] = {}
+
+
+def registered(mechanism: M) -> M:
+    """Class decorator: profiles and reports know the mechanism by its `kind`.
+
+    Raises:
+        TypeError: the class has no kind, or another mechanism has it.
+    """
+    kind = mechanism.model_fields["kind"].default
+    if not isinstance(kind, str):
+        raise TypeError(f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by")
+    other = _KINDS.setdefault(kind, mechanism)
+    if (other.__module__, other.__qualname__) != (mechanism.__module__, mechanism.__qualname__):
+        raise TypeError(f"mechanism `{kind}` is {other.__module__}.{other.__qualname__} already")
+    _KINDS[kind] = mechanism
+    return mechanism
+
+
+@cache
+def _import_all() -> None:
+    """Every module beside this one, and what installed packages name: importing a mechanism registers it."""
+    for module in pkgutil.iter_modules(mechanisms.__path__):
+        if not module.ispkg:
+            importlib.import_module(f"mechanisms.{module.name}")
+    for entry in entry_points(group=ENTRY_POINTS):
+        entry.load()
+
+
+def kinds() -> Mapping[str, type[Mechanism]]:
+    """Every mechanism by its kind."""
+    _import_all()
+    return dict(sorted(_KINDS.items()))
+
+
+def _parse(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    known = kinds()
+    if value.get("kind") not in known:
+        raise ValueError(f"no mechanism `{value.get('kind')}`; there are {', '.join(known)}")
+    return known[value["kind"]].model_validate(value)
+
+
+AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_parse)]
+"""Any registered mechanism, by its `kind`."""
+Plan.model_rebuild()
+
+
+def form_of(model: ModelConfig) -> str:
+    """What fits of this model read: cached `features` under one linear layer or under a standard head, or `tokens`."""
+    if model.trainable != "head":
+        return "tokens"
+    return "features" if model.pooling == "mean" else "head-features"

@@ -1,0 +1,70 @@
+"""Training without protection: what everything else is measured against. Never released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from mechanisms.audit import trials
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.model import training
+from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.privacy.events import NonPrivateEvent
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
+
+
+@registered
+class NonPrivate(Mechanism, frozen=True):
+    """Minimise the mean loss with one optimiser phase."""
+
+    kind: Literal["non-private"] = "non-private"
+    phase: OptimiserPhase | None = None
+    """None: the run's own."""
+
+    def plan(self, task: Task) -> Plan:
+        """There is no noise to solve."""
+        phase = self.phase or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=30, batch_size=8)
+        return Plan(
+            mechanism=self.model_copy(update={"phase": phase}),
+            event=NonPrivateEvent(epochs=phase.epochs),
+            records=task.records,
+        )
+
+    @property
+    def settled(self) -> OptimiserPhase:
+        """The phase of a plan's mechanism."""
+        assert self.phase is not None
+        return self.phase
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Train all epochs; the event is of the epochs that ran."""
+        classifier = run.classifier()
+        losses = training.train(
+            classifier,
+            records.inputs,
+            records.labels,
+            phase=self.settled,
+            seed=run.seed,
+            purpose="non-private",
+            folder=run.folder,
+            progress=run.progress,
+        )
+        figures = {"epochs": len(losses), "loss": losses[-1], "losses": losses}
+        return Fitted(ClassifierModel(classifier), NonPrivateEvent(epochs=len(losses)), figures)
+
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """All trials in one batched descent."""
+        theta = initial.repeat(len(pool.seeds), 1, 1)
+        phase = self.settled
+        for epoch, _ in enumerate(trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1):
+            if progress is not None:
+                progress(epoch, phase.epochs)
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        events = (NonPrivateEvent(epochs=phase.epochs),) * len(pool.seeds)
+        return {self.kind: Reruns(ell, right, events)}

@@ -1,0 +1,286 @@
+"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is bounded or weighted.
+
+    base        fine-tune, collect SWAG, risks over draws                    -> weights alpha
+    weighted    the same on the pseudo likelihood                            -> sensitivity Delta
+    reweighted  equation 7, then the same again                              -> Delta, measured anew
+    censored    one fit on a likelihood bounded by target_epsilon / 2
+    both        base, then one fit on the weighted and bounded likelihood
+
+`fit` runs a round and those before it in one process, for a model of one's own and for audits. A retrain runs the same
+rounds as stages (`tasks.branches.swag_chain`), with the same seeds and purposes, and comes to the same posteriors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from mechanisms.audit import trials
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.model import training
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.posterior import risks, swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.swag import SwagConfig
+from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
+
+RoundName = Literal["base", "weighted", "reweighted", "censored", "both"]
+ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
+    "base": ("base",),
+    "weighted": ("base", "weighted"),
+    "reweighted": ("base", "weighted", "reweighted"),
+    "censored": ("censored",),
+    "both": ("base", "both"),
+}
+"""The fits that a round needs, in order, itself the last."""
+WEIGHTED = ("weighted", "reweighted", "both")
+BOUNDED = ("censored", "both")
+
+
+@registered
+class SwagPpm(Mechanism, frozen=True):
+    """One round of the chain. What is None is the retrain's own setting."""
+
+    model_config = ConfigDict(title="SWAG-PPM")
+
+    kind: Literal["swag-ppm"] = "swag-ppm"
+    round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")
+    fine_tune: OptimiserPhase | None = Field(default=None, title="Fine-tuning")
+    collect: OptimiserPhase | None = Field(default=None, title="SWAG collection")
+    moments: SwagConfig | None = Field(default=None, title="SWAG")
+    pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
+
+    @property
+    def aims(self) -> bool:
+        """A bound is half of a target epsilon."""
+        return self.round in BOUNDED
+
+    @property
+    def phases(self) -> tuple[OptimiserPhase, OptimiserPhase]:
+        """Fine-tuning and collection; the paper's where nothing is set."""
+        tune = self.fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8)
+        collect = self.collect or OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8)
+        return tune, collect
+
+    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
+        """One chain of reruns holds all its unbounded rounds; draws take longer than fits, so fewer of them."""
+        config = self.pseudo_posterior or PseudoPosteriorConfig()
+        last = self.round if self.aims else "reweighted" if config.reweight else "weighted"
+        fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
+        return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
+
+    def plan(self, task: Task) -> Plan:
+        """The bound from the target, so that a unit costs it; nothing else is known before the fit.
+
+        Raises:
+            MechanismError: a bounded round without a target.
+        """
+        config = self.pseudo_posterior or PseudoPosteriorConfig()
+        if not self.aims:
+            update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
+        elif task.target_epsilon is None:
+            raise MechanismError(f"round `{self.round}` needs a target epsilon: the bound is half of it")
+        else:
+            update = {"mechanism": self.round, "target_epsilon": task.target_epsilon / task.records_per_unit}
+        tune, collect = self.phases
+        settled = {
+            "fine_tune": tune,
+            "collect": collect,
+            "moments": self.moments or SwagConfig(),
+            "pseudo_posterior": config.model_copy(update=update),
+        }
+        return Plan(mechanism=self.model_copy(update=settled), records=task.records)
+
+    @property
+    def settings(self) -> tuple[SwagConfig, PseudoPosteriorConfig]:
+        """Of a plan's mechanism."""
+        assert self.moments is not None
+        assert self.pseudo_posterior is not None
+        return self.moments, self.pseudo_posterior
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """All rounds up to this one; checkpoints an epoch, in a folder a round."""
+        folder = run.folder or Path(tempfile.mkdtemp(prefix="swag-"))
+        fitted = self._rounds(records, run, folder)
+        if run.folder is None:  # a posterior's deviations are read from its files as long as the model lives
+            weakref.finalize(fitted.model, shutil.rmtree, folder)
+        return fitted
+
+    def _rounds(self, records: Records, run: Run, folder: Path) -> Fitted:
+        moments, config = self.settings
+        classifier, alpha, risk = run.classifier(), None, torch.zeros(len(records))
+        start = classifier.flat.clone()
+        figures: dict[str, Any] = {}
+        for name in ROUNDS[self.round]:
+            if name == "reweighted" and alpha is not None:
+                alpha = risks.reweight(alpha, risk, k=config.k)
+            weights = alpha if name in WEIGHTED else None
+            bounded = config.bounded if name in BOUNDED else None
+            classifier.flat.copy_(start)
+            losses = self._posterior(classifier, records, run, folder / name, weights, bounded)
+            posterior = swag.load(folder / name, std_scale=moments.std_scale)
+            base = name == "base"
+            draws = config.risk_draws if base else config.sensitivity_draws
+            seen = risks.risk_pass(
+                classifier,
+                records.inputs,
+                records.labels,
+                posterior,
+                draws=range(draws),
+                seed=run.seed,
+                purpose="risk" if base else "sensitivity",
+                weights=weights,
+                precision=config.precision,
+            )
+            risk = seen.risk
+            if base:
+                alpha = risks.risk_weights(risk, c=config.c, g=config.g)
+            figures = {"loss": losses[-1], "losses": losses, "draws": draws, "sensitivity": seen.sensitivity}
+        posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
+        event = event_of(
+            self.round,
+            None if self.round not in BOUNDED else config.bounded,
+            snapshots=posterior.snapshots,
+            rank=posterior.rank,
+            sensitivity=figures["sensitivity"],
+            draws=figures["draws"],
+        )
+        model = PosteriorDraw(classifier, posterior, folder / self.round, seed=run.seed, purpose="evaluate")
+        return Fitted(model, event, figures)
+
+    def _posterior(
+        self,
+        classifier: Classifier,
+        records: Records,
+        run: Run,
+        folder: Path,
+        weights: Tensor | None,
+        bounded: BoundedLikelihood | None,
+    ) -> list[float]:
+        """Fine-tune and collect one SWAG posterior into the folder; losses of the collection."""
+        tune, collect = self.phases
+        descend = partial(
+            training.train,
+            classifier,
+            records.inputs,
+            records.labels,
+            seed=run.seed,
+            weights=weights,
+            bounded=bounded,
+            progress=run.progress,
+        )
+        for part in ("fine-tune", "collect"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        descend(phase=tune, purpose="fine-tune", folder=folder / "fine-tune")
+        state = swag.init(classifier.num_parameters, rank=self.settings[0].rank, folder=folder)
+        losses = descend(phase=collect, purpose="swag", folder=folder / "collect", state=state)
+        swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
+        return losses
+
+    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> PosteriorDraw:
+        """A repeatable draw of the posterior in the folder: never the one that is released."""
+        scale = 1.0 if self.moments is None else self.moments.std_scale
+        posterior = swag.load(folder, std_scale=scale)
+        return PosteriorDraw(run.classifier(), posterior, folder, seed=run.seed, purpose=purpose)
+
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """The whole chain in each trial, batched over trials; one draw of each round's posterior.
+
+        Raises:
+            MechanismError: a phase has a gradient cap, or a moving rate with trials of unlike length.
+        """
+        moments, config = self.settings
+        tune, collect = self.phases
+        drawn = trials.chain(
+            pool,
+            initial,
+            rounds=[
+                trials.Round(name, weighted=name in WEIGHTED, bounded=config.bounded if name in BOUNDED else None)
+                for name in ROUNDS[self.round]
+            ],
+            fine_tune=tune,
+            collect=collect,
+            moments=moments,
+            config=config,
+            progress=progress,
+        )
+        return {name: self._reruns(name, draws, pool) for name, draws in drawn.items()}
+
+    def _reruns(self, name: str, drawn: trials.Drawn, pool: Pool) -> Reruns:
+        moments, config = self.settings
+        ell, right = trials.log_likelihood(drawn.theta, pool.padded, pool.labels)
+        snapshots = self.phases[1].epochs
+        events = tuple(
+            event_of(
+                name,
+                config.bounded if name in BOUNDED else None,
+                snapshots=snapshots,
+                rank=min(snapshots, moments.rank),
+                sensitivity=float(sensitivity),
+                draws=config.risk_draws if name == "base" else config.sensitivity_draws,
+            )
+            for sensitivity in drawn.sensitivity
+        )
+        return Reruns(ell, right, events)
+
+
+@dataclass(frozen=True)
+class PosteriorDraw(ClassifierModel):
+    """A posterior, and the classifier at one repeatable draw of it."""
+
+    posterior: swag.Posterior
+    folder: Path
+    seed: int
+    purpose: str
+
+    def __post_init__(self) -> None:
+        risks.load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0)
+
+    def save(self, folder: Path) -> None:
+        """The posterior's own files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in self.folder.glob("*.safetensors"):
+            shutil.copy2(file, folder / file.name)
+
+
+def event_of(
+    round_name: str,
+    bounded: BoundedLikelihood | None,
+    *,
+    snapshots: int,
+    rank: int,
+    sensitivity: float,
+    draws: int,
+) -> SwagPpmEvent | BoundedSwagEvent:
+    """What was done in one round.
+
+    Args:
+        sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.
+    """
+    if bounded is not None:
+        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
+    return SwagPpmEvent(
+        reweighted=round_name == "reweighted",
+        snapshots=snapshots,
+        rank=rank,
+        sensitivity_draws=draws,
+        sensitivity=sensitivity,
+    )

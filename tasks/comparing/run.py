@@ -1,0 +1,121 @@
+"""All branches on the same records: one ingest, one preparation, then branches times seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.artifacts import ArtifactRef
+from storage.errors import InputError
+from tasks.branches import one_fit, swag_chain
+from tasks.branches import plan as branch_plan
+from tasks.branches.branch import Branch, CompareParameters, standard
+from tasks.branches.outcome import Outcome, Study, runner_of
+from tasks.comparing.summary import matched
+from tasks.fitting import data
+from tasks.parameters import RetrainParameters
+from tasks.releasing import preflight
+from tasks.running.stage import Context, Step
+
+Do = Callable[[Step], ArtifactRef]
+SideBySide = Callable[[Sequence[Step]], object]
+"""Runs independent steps, several at once."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Every branch at every seed, with the study that they share."""
+
+    study: Study
+    seeds: tuple[int, ...]
+    outcomes: list[Outcome]
+
+
+def refuse_early(
+    context: Context, parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]
+) -> None:
+    """What needs no work to be refused; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
+    if settings.slots > 1 and not (parameters.model.trainable == "head" and parameters.model.pooling == "mean"):
+        raise InputError("--slots: more than 1 needs model.trainable=head, pooling=mean; dropout masks share one seed")
+    if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
+        raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
+    preflight.check(context, parameters)
+
+
+def run(
+    context: Context,
+    parameters: RetrainParameters,
+    settings: CompareParameters,
+    chosen: Sequence[Branch],
+    *,
+    do: Do,
+    side_by_side: SideBySide | None = None,
+) -> Compared:
+    """Fit and score what is not fitted and scored already.
+
+    Args:
+        do: runs one step.
+        side_by_side: fits of branches that are one fit go through it first, where it is given.
+
+    Raises:
+        InputError: settings that contradict each other or the data.
+    """
+    refuse_early(context, parameters, settings, chosen)
+    dataset = do(data.ingest(parameters.data))
+    prepared = do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
+    facts = context.store.figures(dataset)
+    study = Study(context, parameters, settings, dataset, prepared, facts, _once(context, do))
+    for branch in chosen:
+        study.mechanism(branch).check(study.task(branch))
+    seeds = tuple(range(parameters.fit.seed, parameters.fit.seed + settings.seeds))
+    study = study.aimed_at(_target(study, chosen, seeds))
+    pairs = [(branch, seed) for branch in chosen for seed in seeds]
+    if side_by_side is not None:
+        single = [pair for pair in pairs if runner_of(pair[0].mechanism, one_fit.run) is one_fit.run]
+        plans = {branch.name: study.do(one_fit.plan(study, branch)) for branch, _ in single}
+        side_by_side([one_fit.fit(study, branch, seed, planned=plans[branch.name]) for branch, seed in single])
+    return Compared(study, seeds, [outcome_of(study, branch, seed) for branch, seed in pairs])
+
+
+def outcome_of(study: Study, branch: Branch, seed: int) -> Outcome:
+    """One branch at one seed."""
+    return runner_of(branch.mechanism, one_fit.run)(study, branch, seed)
+
+
+def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str]:
+    """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
+    study, files = compared.study, {}
+    for outcome in compared.outcomes:
+        claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable
+        if claimed and outcome.seed == compared.seeds[0]:
+            plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
+            files[outcome.branch.name] = str(plan.save(study.context))
+    return files
+
+
+def _once(context: Context, do: Do) -> Do:
+    """`do`, for each step once: rounds of a chain share what comes before them."""
+    finished: dict[str, ArtifactRef] = {}
+
+    def run_once(step: Step) -> ArtifactRef:
+        key = f"{step.name} {step.key(context.store)}"
+        if key not in finished:
+            finished[key] = do(step)
+        return finished[key]
+
+    return run_once
+
+
+def _target(study: Study, chosen: Sequence[Branch], seeds: Sequence[int]) -> float | None:
+    """Epsilon for the branches that aim at one: as given, or what SWAG-PPM claims at the largest, rounded up."""
+    if not any(study.mechanism(branch).aims for branch in chosen):
+        return None
+    if study.settings.target_epsilon != "match":
+        return study.settings.target_epsilon
+    weighted = standard()["swag-ppm"]
+    claims = [swag_chain.fitted(study, weighted, seed).claim.epsilon for seed in seeds]
+    return matched([epsilon for epsilon in claims if epsilon is not None])

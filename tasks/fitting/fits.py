@@ -1,0 +1,149 @@
+"""Stages of a mechanism that is one fit: plan its noise, fit at a seed, say what the fit gives each record.
+
+Each keys on the mechanism's own module: a sibling, a metric or a page may change and leaves them finished.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mechanisms.mechanism import Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.model import checkpoint
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.privacy.events import Event, decode
+from storage.artifacts import ArtifactRef
+from tasks.fitting.data import label_count, load_inputs
+from tasks.fitting.train import build
+from tasks.running.stage import Step, Work
+
+_BUILDING = threading.Lock()
+"""Initial weights come from torch's one generator a process; fits that run side by side take turns."""
+
+
+def modules(mechanism: Mechanism) -> tuple[str, ...]:
+    """The code behind a stage of this mechanism: its own and this, and nothing of its siblings."""
+    return (type(mechanism).__module__, "tasks.fitting.fits")
+
+
+def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
+    """Solve the noise of a branch for the target; the same for all seeds."""
+    if not mechanism.aims:
+        task = task.model_copy(update={"target_epsilon": None})
+    return Step(
+        name="plan",
+        label=f"plan ({name})",
+        config={"mechanism": mechanism.model_dump(mode="json"), "task": task.model_dump(mode="json")},
+        inputs={},
+        body=partial(_plan, mechanism=mechanism, task=task),
+        modules=modules(mechanism),
+    )
+
+
+def _plan(work: Work, *, mechanism: Mechanism, task: Task) -> Mapping[str, Any]:
+    planned = mechanism.plan(task)
+    (work.out / "plan.json").write_text(planned.model_dump_json())
+    return dict(planned.mechanism.cost(planned, task))
+
+
+def plan_of(folder: Path) -> Plan:
+    """What `plan` wrote."""
+    return Plan.model_validate_json((folder / "plan.json").read_text())
+
+
+def event_of(folder: Path) -> Event:
+    """The event of a fitted branch."""
+    return decode(json.loads((folder / "event.json").read_text()))
+
+
+def fit(
+    name: str,
+    mechanism: Mechanism,
+    model: ModelConfig,
+    *,
+    seed: int,
+    dataset: ArtifactRef,
+    prepared: ArtifactRef,
+    planned: ArtifactRef,
+) -> Step:
+    """Fit a plan of this mechanism at one seed. Noise that protects has no seed: it is anew in each."""
+    return Step(
+        name="branch-fit",
+        label=f"{name}, seed {seed}",
+        config={"model": model.model_dump(mode="json"), "seed": seed},
+        inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
+        body=partial(_fit, model=model, seed=seed),
+        modules=modules(mechanism),
+    )
+
+
+def _fit(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
+    records = Records(*load_inputs(work.inputs["prepared"], "train"))
+    fitted = plan_of(work.inputs["plan"]).fit(records, run_of(work, model, seed))
+    fitted.model.save(work.out)
+    (work.out / "event.json").write_text(fitted.event.model_dump_json())
+    return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
+
+
+def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
+    """What a mechanism is given of a stage."""
+
+    def classifier() -> Classifier:
+        with _BUILDING:
+            return build(work.context, model, work.inputs["dataset"], seed=seed)
+
+    return Run(
+        classes=label_count(work.inputs["dataset"]),
+        seed=seed,
+        classifier=classifier,
+        folder=work.scratch,
+        progress=work.progress,
+    )
+
+
+def predict(
+    name: str,
+    mechanism: Mechanism,
+    model: ModelConfig,
+    *,
+    seed: int,
+    dataset: ArtifactRef,
+    prepared: ArtifactRef,
+    fitted: ArtifactRef,
+    purpose: str = "evaluate",
+    splits: tuple[str, ...] = ("test",),
+) -> Step:
+    """Log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
+    config = {"model": model.model_dump(mode="json"), "seed": seed, "purpose": purpose, "splits": splits}
+    return Step(
+        name="predictions",
+        label=f"predictions of {name}, seed {seed}",
+        config=config | {"mechanism": mechanism.model_dump(mode="json")},
+        inputs={"dataset": dataset, "prepared": prepared, "fitted": fitted},
+        body=partial(_predict, mechanism=mechanism, model=model, seed=seed, purpose=purpose, splits=splits),
+        modules=modules(mechanism),
+    )
+
+
+def _predict(
+    work: Work, *, mechanism: Mechanism, model: ModelConfig, seed: int, purpose: str, splits: tuple[str, ...]
+) -> Mapping[str, Any]:
+    fitted = mechanism.load(work.inputs["fitted"], run_of(work, model, seed), purpose=purpose)
+    for split in splits:
+        inputs, _ = load_inputs(work.inputs["prepared"], split)
+        scores = fitted.log_probabilities(inputs)
+        # in float32, with the most probable class as float64 has it: rounding makes ties
+        kept = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
+        checkpoint.save(work.out / f"{split}.safetensors", kept, {})
+    return {}
+
+
+def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
+    """`log_probabilities` float32 [n, classes] and `predicted` int64 [n] of one half."""
+    return checkpoint.load(folder / f"{split}.safetensors")[0]
