@@ -24,11 +24,11 @@ from dp_accounting import dp_event
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
-from scipy.optimize import brentq
 from scipy.stats import binom
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
+from mechanisms.privacy.numerics import safe_root
 
 ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), *(2**k for k in range(6, 13)))
 """Renyi orders; the finest part is where noise multipliers near 1 have their optimum."""
@@ -76,6 +76,8 @@ _COARSE = 1e-3
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
 """Share of the target that may be left unused before noise is solved on the fine grid."""
+_LOG_NOISE = 1e-5
+"""Tolerance of the logarithm of the noise multiplier that is solved for."""
 
 
 def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
@@ -132,26 +134,18 @@ def calibrate(
                 f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at delta {delta:g}: "
                 "lower target_epsilon or delta"
             )
-    found = _root(epsilon, low, high, target_epsilon)
+    log_noise = safe_root(lambda x: epsilon(x) - target_epsilon, high, low, xtol=_LOG_NOISE)
     # The coarse grid overstates a small epsilon, or one of very many steps, by a few percent: look again, closely.
-    if by == "pld" and epsilon(found, _INTERVAL) < (1 - _TOLERANCE) * target_epsilon:
+    if by == "pld" and epsilon(log_noise, _INTERVAL) < (1 - _TOLERANCE) * target_epsilon:
 
-        def closely(log_noise: float) -> float:
-            return epsilon(log_noise, _INTERVAL)
+        def excess(log_noise: float) -> float:
+            return epsilon(log_noise, _INTERVAL) - target_epsilon
 
-        low = found - 0.02
-        while closely(low) <= target_epsilon:
+        low = log_noise - 0.02
+        while excess(low) <= 0:
             low -= 0.02
-        found = _root(closely, low, found, target_epsilon)
-    return math.exp(found)
-
-
-def _root(epsilon: Callable[[float], float], low: float, high: float, target: float) -> float:
-    """Where a falling function meets the target, on the safe side of it."""
-    found = float(brentq(lambda x: epsilon(x) - target, low, high, xtol=1e-5, rtol=1e-8))  # pyright: ignore[reportArgumentType]
-    while epsilon(found) > target:  # the root lies within xtol on either side
-        found += 1e-5
-    return found
+        log_noise = safe_root(excess, log_noise, low, xtol=_LOG_NOISE)
+    return math.exp(log_noise)
 
 
 def opacus_epsilon(event: Event, *, delta: float) -> float:
