@@ -36,9 +36,8 @@ def records_to_leave_out(delta: Tensor, *, count: int, seed: int) -> Tensor:
     count = min(count, len(delta))
     order = delta.argsort(descending=True, stable=True)
     riskiest, others = order[: (count + 1) // 2], order[(count + 1) // 2 :]
-    return torch.cat(
-        [riskiest, others[torch.randperm(len(others), generator=generator(seed, "leave-one-out"))[: count // 2]]]
-    )
+    shuffle = torch.randperm(len(others), generator=generator(seed, "leave-one-out"))
+    return torch.cat([riskiest, others[shuffle[: count // 2]]])
 
 
 def trial_weights(weights: Tensor | None, left_out: Tensor, *, records: int) -> Tensor:

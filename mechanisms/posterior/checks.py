@@ -199,28 +199,14 @@ def mean_log_likelihood(classifier: Classifier, inputs: Inputs, labels: Tensor) 
     return float(classifier.predict(inputs).log_softmax(-1).gather(1, labels[:, None]).mean())
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How Delta and the risk weights are spread over records.
-
-    delta_quantiles: Delta_i at 201 levels from 0 to 1, in nats. By quartile of class size, the rarest first:
-    share_at_one, of records with weight 1, and mean_weight.
-    """
-
-    delta_quantiles: list[float]
-    share_at_one: list[float]
-    mean_weight: list[float]
-
-
-def spread(delta: Tensor, alpha: Tensor, labels: Tensor) -> Spread:
-    """Of Delta_i float [n] and weights float32 [n]; labels int64 [n]."""
+def weights_by_class_size(alpha: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """Share of weights alpha float32 [n] that are 1, and mean weight, by quartile of class size; labels int64 [n]."""
     quartile = quartiles_of_class_size(labels)
     weights = [alpha[quartile == q] for q in range(4)]
-    return Spread(
-        delta_quantiles=torch.quantile(delta, torch.linspace(0, 1, 201)).tolist(),
-        share_at_one=[float((w >= 1).float().mean()) for w in weights],
-        mean_weight=[float(w.mean()) for w in weights],
-    )
+    return {
+        "share_at_one": [float((w >= 1).float().mean()) for w in weights],
+        "mean_weight": [float(w.mean()) for w in weights],
+    }
 
 
 def quartiles_of_class_size(labels: Tensor) -> Tensor:

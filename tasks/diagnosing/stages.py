@@ -137,6 +137,7 @@ def _round(
 ) -> dict[str, Any]:
     maxima, alpha, bound = tensors["draw_maxima"], _alpha(name, tensors), parameters.bounded(name)
     delta = alpha * tensors["risk"]
+    delta = delta if bound is None else bound(-delta).abs()
     tail = coverage = None
     if checks.FEWEST_DRAWS <= len(maxima) < settings.horizon:
         tail = dataclasses.asdict(checks.extrapolate(maxima, draws=settings.horizon, seed=parameters.fit.seed))
@@ -146,7 +147,8 @@ def _round(
         "running": maxima.cummax(0).values.tolist(),
         "tail": tail,
         "coverage": coverage,
-        **dataclasses.asdict(checks.spread(delta if bound is None else bound(-delta).abs(), alpha, labels)),
+        "delta_quantiles": torch.quantile(delta, torch.linspace(0, 1, 201)).tolist(),
+        **checks.weights_by_class_size(alpha, labels),
         "bound": None if bound is None else bound.bound,
         "share_without_variance": float((post.diag_std == 0).float().mean()),
     }

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import kstest
-from torch import Tensor
+from small_heads import MakeLinear
 
 from mechanisms.audit.leave_one_out import FullFit, log_likelihood_draws, records_to_leave_out, refit, trial_weights
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import swag
-
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=5, weight_decay=0.01)
 SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=4, batch_size=5)
