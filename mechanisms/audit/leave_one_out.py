@@ -8,7 +8,7 @@ the same order and differs from the full fit by one record alone. The fits are a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,27 +73,24 @@ def refit(
     """
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("leaving records out in batches needs model.trainable=head and pooling=mean")
-    trials, before, in_all = len(weights), adamw.steps(len(inputs)), adamw.steps(len(inputs)) + sgd.steps(len(inputs))
-
-    def first(done: int, _: int) -> None:
-        if progress is not None:
-            progress(done, in_all)
-
-    def second(done: int, _: int) -> None:
-        first(before + done, in_all)
-
+    trials, in_all = len(weights), adamw.steps(len(inputs)) + sgd.steps(len(inputs))
+    report = progress or (lambda done, total: None)
     everybody = torch.ones(trials, len(labels), dtype=torch.bool)
     records = Records(inputs.features, labels, everybody, seeds=(seed,) * trials)
     theta = audit_trials.from_flat(classifier.flat.detach().cpu(), classes=classifier.part.out_features)
     theta = theta.repeat(trials, 1, 1)
-    common: Any = {"alpha": weights, "bounded": bounded}
+
+    def fit(phase: OptimiserPhase, purpose: str, *, before: int) -> Iterator[Tensor]:
+        how: Any = {"phase": phase, "purpose": purpose, "alpha": weights, "bounded": bounded}
+        return audit_trials.fit(theta, records, progress=lambda done, _: report(before + done, in_all), **how)
+
     with using(1):  # steps this small only wait for a second thread
-        for _ in audit_trials.fit(theta, records, phase=adamw, purpose="fine-tune", progress=first, **common):
+        for _ in fit(adamw, "fine-tune", before=0):
             pass
         moments = Moments(audit_trials.to_flat(theta), rank=rank)
-        for at_end in audit_trials.fit(theta, records, phase=sgd, purpose="swag", progress=second, **common):
+        for at_end in fit(sgd, "swag", before=adamw.steps(len(inputs))):
             moments.update(audit_trials.to_flat(at_end))
-    first(in_all, in_all)
+    report(in_all, in_all)
     temperature = 1.0 if bounded is None else bounded.temperature
     return [moments.posterior(trial, std_scale=std_scale * temperature**0.5) for trial in range(trials)]
 

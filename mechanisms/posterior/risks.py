@@ -162,11 +162,9 @@ def risk_pass(
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
     labels = labels.to(device)
-    risk = torch.zeros(n, device=device) if so_far is None else so_far.risk.to(device).clone()
-    maxima = torch.zeros(len(draws))
-    done = 0 if so_far is None else len(so_far.draw_maxima)
-    if so_far is not None:
-        maxima[:done] = so_far.draw_maxima
+    so_far = so_far or RiskPass(risk=torch.zeros(n), draw_maxima=torch.zeros(0))
+    risk, maxima, done = so_far.risk.to(device, copy=True), torch.zeros(len(draws)), len(so_far.draw_maxima)
+    maxima[:done] = so_far.draw_maxima
     batches = [
         (index.to(device), inputs.batch(index, device))
         for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -113,38 +114,35 @@ def calibrate(
     if by == "rdp-mironov" and records_per_unit > 1:
         raise MechanismError("calibration by rdp-mironov knows no units of several records; use pld")
 
-    def epsilon(log_noise: float, interval: float = _COARSE) -> float:
+    def excess(log_noise: float, interval: float = _COARSE) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
-            return _mironov(_rdp(event), delta)
-        return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval)
+            return _mironov(_rdp(event), delta) - target_epsilon
+        return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
 
     low, high = 0.0, 0.0
-    while epsilon(high) > target_epsilon:
+    while excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(1e4):
             raise MechanismError(
                 f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta {delta:g}: "
                 "fixed parts of the mechanism (class counts) may cost more alone, or the target is too small"
             )
-    while low >= high or epsilon(low) <= target_epsilon:
+    while low >= high or excess(low) <= 0:
         high, low = min(low, high), min(low, high) - math.log(2)
         if low < math.log(0.01):
             raise MechanismError(
                 f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at delta {delta:g}: "
                 "lower target_epsilon or delta"
             )
-    log_noise = safe_root(lambda x: epsilon(x) - target_epsilon, high, low, xtol=_LOG_NOISE)
+    log_noise = safe_root(excess, high, low, xtol=_LOG_NOISE)
     # The coarse grid overstates a small epsilon, or one of very many steps, by a few percent: look again, closely.
-    if by == "pld" and epsilon(log_noise, _INTERVAL) < (1 - _TOLERANCE) * target_epsilon:
-
-        def excess(log_noise: float) -> float:
-            return epsilon(log_noise, _INTERVAL) - target_epsilon
-
+    closely = partial(excess, interval=_INTERVAL)
+    if by == "pld" and closely(log_noise) < -_TOLERANCE * target_epsilon:
         low = log_noise - 0.02
-        while excess(low) <= 0:
+        while closely(low) <= 0:
             low -= 0.02
-        log_noise = safe_root(excess, log_noise, low, xtol=_LOG_NOISE)
+        log_noise = safe_root(closely, log_noise, low, xtol=_LOG_NOISE)
     return math.exp(log_noise)
 
 

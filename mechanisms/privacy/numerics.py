@@ -9,11 +9,9 @@ from scipy.optimize import brentq
 
 
 def safe_root(excess: Callable[[float], float], inside: float, outside: float, *, xtol: float) -> float:
-    """Where a monotone function crosses 0, by Brent's method, and never on the wrong side of it.
+    """Where a monotone function crosses 0, by Brent's method: at most 0 here as at `inside`, above 0 at `outside`.
 
-    Args:
-        excess: at most 0 at `inside`, above 0 at `outside`, and so at the answer: at most 0.
-        xtol: absolute tolerance of the argument; a thousandth of it is the relative one.
+    xtol: absolute tolerance of the argument; a thousandth of it is the relative one.
     """
     root = float(brentq(excess, *sorted((inside, outside)), xtol=xtol, rtol=xtol / 1000))  # pyright: ignore
     while excess(root) > 0:  # Brent's root lies within the tolerance on either side
