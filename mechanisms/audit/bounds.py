@@ -15,6 +15,7 @@ A bound says what cannot be true with the stated confidence; that it is small pr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from scipy.special import expit, logit
 from scipy.stats import beta, binom, norm
 
 from mechanisms.errors import MechanismError
+from mechanisms.privacy.numerics import safe_root
 
 _RATES = (0.001, 0.01)
 
@@ -57,25 +59,34 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
     Raises:
         MechanismError: counts that contradict each other, or a probability outside [0, 1).
     """
+    return _largest_refuted(guesses, delta, lambda _: delta, confidence)
+
+
+def replace_one_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
+    """The same of the replace-one epsilon, where the claim's delta is one under add/remove.
+
+    The delta of a replacement, (1 + e^(epsilon/2)) delta, grows with the epsilon refuted: the largest consistent pair.
+    """
+    return _largest_refuted(guesses, delta, lambda epsilon: min((1 + math.exp(epsilon / 2)) * delta, 0.999), confidence)
+
+
+def _largest_refuted(guesses: Guesses, delta: float, delta_at: Callable[[float], float], confidence: float) -> float:
+    """The largest epsilon whose p-value is at most 1 - confidence, `delta_at` being the delta that goes with it."""
     v, r = guesses.correct, guesses.made
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other")
     _check_probabilities(delta, confidence)
-    if v == 0:
+    top = max(0.0, float(logit(beta.ppf(1 - confidence, v, r - v + 1)))) if v else 0.0
+    if delta == 0 or top == 0:
+        return top
+
+    def excess(epsilon: float) -> float:
+        return one_run_p_value(guesses, epsilon=epsilon, delta=delta_at(epsilon)) - (1 - confidence)
+
+    # A delta only raises the p-value, so the answer lies in [0, top].
+    if excess(0.0) > 0:
         return 0.0
-    share = float(beta.ppf(1 - confidence, v, r - v + 1))
-    top = float(logit(share))
-    if delta == 0 or top <= 0:
-        return max(0.0, top)
-    # with delta the p-value only grows, so the answer lies in [0, top]
-    low, high = 0.0, top
-    if one_run_p_value(guesses, epsilon=0.0, delta=delta) > 1 - confidence:
-        return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        inside = one_run_p_value(guesses, epsilon=middle, delta=delta) <= 1 - confidence
-        low, high = (middle, high) if inside else (low, middle)
-    return low
+    return safe_root(excess, 0.0, top, xtol=1e-12) if excess(top) > 0 else top
 
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
@@ -135,10 +146,10 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
     sizes = np.unique(np.concatenate([[0], np.geomspace(1, k, 40).astype(int)]))
     right_in = np.concatenate([[0], np.cumsum(member)])[sizes]
     right_out = np.concatenate([[0], np.cumsum(~member[::-1])])[sizes]
-    made = sizes[:, None] + sizes[None, :]
+    guessed = sizes[:, None] + sizes[None, :]
     v = right_in[:, None] + right_out[None, :]
     with np.errstate(invalid="ignore"):
-        bound = np.where((v > 0) & (made <= k), beta.ppf(0.05, v, made - v + 1), 0.0)
+        bound = np.where((v > 0) & (guessed <= k), beta.ppf(0.05, v, guessed - v + 1), 0.0)
     i, j = np.unravel_index(int(np.argmax(bound)), bound.shape)
     high = ordered[sizes[i] - 1] if sizes[i] else math.inf
     low = ordered[k - sizes[j]] if sizes[j] else -math.inf
@@ -187,9 +198,7 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def _interval(hits: int, n: int) -> tuple[float, float]:
-    low = float(beta.ppf(0.025, hits, n - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(0.975, hits + 1, n - hits)) if hits < n else 1.0
-    return low, high
+    return _lower(hits, n, 0.025), float(beta.ppf(0.975, hits + 1, n - hits)) if hits < n else 1.0
 
 
 def _roc(members: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

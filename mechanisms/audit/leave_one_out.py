@@ -1,4 +1,4 @@
-"""The same fit without each of some records, side by side: a linear head on cached features, a trial a record.
+"""The same fit of a linear head without each of some records, side by side, and what that does to a draw.
 
 A record of weight 0 is as good as absent (`mechanisms.model.training`), so every trial sees the same batches in
 the same order and differs from the full fit by one record alone. The fits are an audit's trials
@@ -7,7 +7,9 @@ the same order and differs from the full fit by one record alone. The fits are a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +21,23 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.seeding import generator
 from mechanisms.model.threads import using
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
+from mechanisms.posterior.checks import Density
+
+_DRAWS, _LOGIT_DRAWS = 10, 1000
+"""Draws of all parameters whose density is compared, and of one record's logits."""
+
+
+def records_to_leave_out(delta: Tensor, *, count: int, seed: int) -> Tensor:
+    """Indices int64 [min(count, n)]: half those with the largest Delta_i (float [n]) first, half others at random."""
+    count = min(count, len(delta))
+    order = delta.argsort(descending=True, stable=True)
+    riskiest, others = order[: (count + 1) // 2], order[(count + 1) // 2 :]
+    shuffle = torch.randperm(len(others), generator=generator(seed, "leave-one-out"))
+    return torch.cat([riskiest, others[shuffle[: count // 2]]])
 
 
 def trial_weights(weights: Tensor | None, left_out: Tensor, *, records: int) -> Tensor:
@@ -57,26 +73,79 @@ def refit(
     """
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("leaving records out in batches needs model.trainable=head and pooling=mean")
-    trials, before, in_all = len(weights), adamw.steps(len(inputs)), adamw.steps(len(inputs)) + sgd.steps(len(inputs))
-
-    def told(done: int, _: int) -> None:
-        if progress is not None:
-            progress(done, in_all)
-
-    def told_later(done: int, _: int) -> None:
-        told(before + done, in_all)
-
+    trials, in_all = len(weights), adamw.steps(len(inputs)) + sgd.steps(len(inputs))
+    report = progress or (lambda done, total: None)
     everybody = torch.ones(trials, len(labels), dtype=torch.bool)
     records = Records(inputs.features, labels, everybody, seeds=(seed,) * trials)
     theta = audit_trials.from_flat(classifier.flat.detach().cpu(), classes=classifier.part.out_features)
     theta = theta.repeat(trials, 1, 1)
-    common: Any = {"alpha": weights, "bounded": bounded}
+
+    def fit(phase: OptimiserPhase, purpose: str, *, before: int) -> Iterator[Tensor]:
+        how: Any = {"phase": phase, "purpose": purpose, "alpha": weights, "bounded": bounded}
+        return audit_trials.fit(theta, records, progress=lambda done, _: report(before + done, in_all), **how)
+
     with using(1):  # steps this small only wait for a second thread
-        for _ in audit_trials.fit(theta, records, phase=adamw, purpose="fine-tune", progress=told, **common):
+        for _ in fit(adamw, "fine-tune", before=0):
             pass
         moments = Moments(audit_trials.to_flat(theta), rank=rank)
-        for at_end in audit_trials.fit(theta, records, phase=sgd, purpose="swag", progress=told_later, **common):
+        for at_end in fit(sgd, "swag", before=adamw.steps(len(inputs))):
             moments.update(audit_trials.to_flat(at_end))
-    told(in_all, in_all)
+    report(in_all, in_all)
     temperature = 1.0 if bounded is None else bounded.temperature
     return [moments.posterior(trial, std_scale=std_scale * temperature**0.5) for trial in range(trials)]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A record's log-likelihood l at draws fitted with and without it, and median privacy losses; all in nats.
+
+    own_loss: of somebody who sees the record's l at a draw alone, both sides taken as Gaussian. density_loss: of one
+    who sees all parameters. Medians are over draws with the record in.
+    """
+
+    with_mean: float
+    with_std: float
+    without_mean: float
+    without_std: float
+    own_loss: float
+    density_loss: float
+
+
+class FullFit:
+    """The posterior of all records, to be compared with posteriors that lack one."""
+
+    def __init__(self, posterior: swag.Posterior, *, seed: int) -> None:
+        self._posterior, self._seed = posterior, seed
+        normals = (swag.seeded_normal(generator(seed, "leave-one-out", draw)) for draw in range(_DRAWS))
+        self._draws = [swag.sample(posterior, normal=normal) for normal in normals]
+        density = Density(posterior)
+        self._log_density = [density.log(theta) for theta in self._draws]
+
+    def effect(self, features: Tensor, label: int, *, without: swag.Posterior) -> Effect:
+        """What leaving out the record of these features, float32 [width], did, `without` being the posterior then."""
+        own = log_likelihood_draws(self._posterior, features, label, generator(self._seed, "logits", "with"))
+        other = log_likelihood_draws(without, features, label, generator(self._seed, "logits", "without"))
+        (a, s), (b, t) = ((ell.mean(), ell.std().clamp(min=1e-6)) for ell in (own, other))
+        losses = ((own - b) / t).square() / 2 + t.log() - ((own - a) / s).square() / 2 - s.log()
+        outside = Density(without)
+        ratios = torch.tensor([x - outside.log(theta) for x, theta in zip(self._log_density, self._draws, strict=True)])
+        return Effect(*(float(value) for value in (a, s, b, t, losses.median(), ratios.median())))
+
+
+def log_likelihood_draws(post: swag.Posterior, features: Tensor, label: int, noise: torch.Generator) -> Tensor:
+    """l of one record at 1,000 draws, float64: its logits are Gaussian, so they are drawn and not the parameters."""
+    width = len(features)
+    classes = len(post.mean) // (width + 1)
+    x = features.double()
+
+    def logits(theta: Tensor) -> Tensor:
+        theta = theta.double()
+        return theta[: classes * width].view(classes, width) @ x + theta[classes * width :]
+
+    variance = post.diag_std.double().square()
+    diagonal = (variance[: classes * width].view(classes, width) @ x.square() + variance[classes * width :]) / 2
+    columns = torch.stack([logits(d) for d in post.deviations]) / math.sqrt(2 * (post.rank - 1))
+    z1 = torch.randn(_LOGIT_DRAWS, classes, generator=noise, dtype=torch.float64)
+    z2 = torch.randn(_LOGIT_DRAWS, post.rank, generator=noise, dtype=torch.float64)
+    drawn = logits(post.mean) + post.std_scale * (z1 * diagonal.sqrt() + z2 @ columns)
+    return drawn.log_softmax(1)[:, label]

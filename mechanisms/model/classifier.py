@@ -111,12 +111,15 @@ class Classifier:
         self._pool = pool
         self.parameters = [p for p in part.parameters() if p.requires_grad]
         self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device)
+        self.spans: dict[int, slice] = {}
+        """Where a trainable parameter lies in `flat`, by its id."""
         start = 0
         for p in self.parameters:
-            view = self.flat[start : start + p.numel()].view_as(p)
+            span = self.spans[id(p)] = slice(start, start + p.numel())
+            view = self.flat[span].view_as(p)
             view.copy_(p.data)
             p.data = view
-            start += p.numel()
+            start = span.stop
         self.part.eval()
 
     @property

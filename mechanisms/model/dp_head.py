@@ -122,8 +122,4 @@ class HeadClipping:
 
 
 def _affine(classifier: Classifier, layer: nn.Linear) -> _Affine:
-    start, spans = 0, {}
-    for parameter in classifier.parameters:
-        spans[id(parameter)] = slice(start, start + parameter.numel())
-        start += parameter.numel()
-    return _Affine(layer=layer, weight=spans[id(layer.weight)], bias=spans[id(layer.bias)])
+    return _Affine(layer, weight=classifier.spans[id(layer.weight)], bias=classifier.spans[id(layer.bias)])

@@ -89,10 +89,10 @@ def tokenizer_of(encoder: str) -> dict[str, Any]:
     Raises:
         MechanismError: the encoder cannot be had, or its tokenizer has no such format.
     """
-    found = getattr(encoders.load_tokenizer(encoder), "backend_tokenizer", None)
-    if found is None:
+    tokenizer = getattr(encoders.load_tokenizer(encoder), "backend_tokenizer", None)
+    if tokenizer is None:
         raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
-    return json.loads(found.to_str())
+    return json.loads(tokenizer.to_str())
 
 
 def _inference_weights(model: nn.Module) -> dict[str, Shapes]:

@@ -226,11 +226,7 @@ def _layers(classifier: Classifier) -> list[_Layer]:
     Raises:
         MechanismError: an unsupported layer, shared parameters, or batch normalisation, by name.
     """
-    spans: dict[int, slice] = {}
-    start = 0
-    for parameter in classifier.parameters:
-        spans[id(parameter)] = slice(start, start + parameter.numel())
-        start += parameter.numel()
+    spans = classifier.spans
     layers: list[_Layer] = []
     owner: dict[int, str] = {}
     for name, module in classifier.part.named_modules(remove_duplicate=True):

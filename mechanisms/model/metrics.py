@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import precision_recall_fscore_support, top_k_accuracy_score
 
 from mechanisms.errors import MechanismError
 
@@ -136,8 +136,10 @@ def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> 
     classes = probabilities.shape[1]
     if not 1 <= k <= classes:
         raise MechanismError(f"k is {k}; it must lie between 1 and the {classes} classes")
-    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
-    return float((best == np.asarray(labels)[:, None]).any(axis=1).mean())
+    # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants more classes than k
+    # and than two, so there is one more, which nothing is.
+    scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
+    return float(top_k_accuracy_score(classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)))
 
 
 @dataclass(frozen=True)

@@ -188,17 +188,10 @@ def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: 
 
 
 def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Optimizer:
+    common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
     if phase.optimiser == "adamw":
-        return torch.optim.AdamW(
-            classifier.parameters, lr=phase.learning_rate, weight_decay=phase.weight_decay, fused=True
-        )
-    return torch.optim.SGD(
-        classifier.parameters,
-        lr=phase.learning_rate,
-        weight_decay=phase.weight_decay,
-        momentum=phase.momentum,
-        fused=True,
-    )
+        return torch.optim.AdamW(classifier.parameters, **common)
+    return torch.optim.SGD(classifier.parameters, momentum=phase.momentum, **common)
 
 
 def _save(

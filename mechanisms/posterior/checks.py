@@ -5,7 +5,9 @@ Nothing here is part of a claim. Everything is computed from private tensors; on
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +15,16 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import Inputs
 from mechanisms.model.seeding import generator
 from mechanisms.posterior import swag
 
 _TAIL_SHARE = 0.2
 """Share of the draws taken as the tail."""
-_FEWEST = 50
-"""Draws below which a tail of ten values would be fitted."""
+FEWEST_DRAWS, FEWEST_ITERATES = 50, 6
+"""Below so many draws a tail would be of fewer than ten values; below so many iterates a half has no variance."""
+_SCALES = (0.5, 1.0, 2.0, 5.0)
 _LEVELS, _DIRECTIONS = (0.5, 0.8, 0.9, 0.95, 0.99), 200
 """Of the intervals whose coverage is looked at, and in how many random directions."""
 
@@ -59,8 +64,8 @@ def extrapolate(maxima: Tensor, *, draws: int, seed: int, bootstraps: int = 400)
         MechanismError: fewer than 50 draws, or as many asked for as were taken.
     """
     values = maxima.double().numpy()
-    if len(values) < _FEWEST:
-        raise MechanismError(f"a tail needs at least {_FEWEST} draws; there are {len(values)}")
+    if len(values) < FEWEST_DRAWS:
+        raise MechanismError(f"a tail needs at least {FEWEST_DRAWS} draws; there are {len(values)}")
     if draws <= len(values):
         raise MechanismError(f"{draws} draws are no more than the {len(values)} taken")
     top = float(values.max())
@@ -97,14 +102,14 @@ def iterates(post: swag.Posterior) -> list[Tensor]:
     A deviation is d_t = theta_t - mean_t from the running mean, and mean_t - mean_(t-1) = d_t / (t - 1), so going back
     from the final mean gives every mean and iterate again, up to rounding.
     """
-    mean, found = post.mean.double(), []
+    mean, thetas = post.mean.double(), list[Tensor]()
     for step, deviation in zip(
         range(post.snapshots, post.snapshots - post.rank, -1), reversed(post.deviations), strict=True
     ):
-        found.append((mean + deviation).float())
+        thetas.append((mean + deviation).float())
         if step > 1:
             mean = mean - deviation.double() / (step - 1)
-    return found[::-1]
+    return thetas[::-1]
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,8 @@ def coverage(post: swag.Posterior, *, seed: int) -> Coverage:
     from scipy.stats import t as student
 
     held = iterates(post)
-    if len(held) < 6:
-        raise MechanismError(f"coverage needs at least 6 iterates; the posterior holds {len(held)}")
+    if len(held) < FEWEST_ITERATES:
+        raise MechanismError(f"coverage needs at least {FEWEST_ITERATES} iterates; the posterior holds {len(held)}")
     half = len(held) // 2
     early, late = torch.stack(held[:half]), torch.stack(held[half:])
     g = generator(seed, "coverage")
@@ -179,6 +184,29 @@ class Density:
         inner = torch.linalg.solve_triangular(self._factor, (self._scaled @ off)[:, None], upper=False)
         distance = (off.square() / self._diagonal).sum() - inner.square().sum()
         return -0.5 * (float(distance) + self._log_det + len(off) * math.log(2 * math.pi))
+
+
+def variants(post: swag.Posterior) -> Iterator[tuple[str, float, swag.Posterior]]:
+    """(`scales` or `ranks`, the value, the posterior so changed), to see how far a figure hangs on SWAG's settings."""
+    for scale in _SCALES:
+        yield "scales", scale, dataclasses.replace(post, std_scale=post.std_scale * scale)
+    for rank in sorted({max(2, post.rank // 4), max(2, post.rank // 2), post.rank}):
+        yield "ranks", rank, dataclasses.replace(post, deviations=post.deviations[-rank:])
+
+
+def mean_log_likelihood(classifier: Classifier, inputs: Inputs, labels: Tensor) -> float:
+    """Mean l of all records at the classifier's present parameters, in nats. labels int64 [n]."""
+    return float(classifier.predict(inputs).log_softmax(-1).gather(1, labels[:, None]).mean())
+
+
+def weights_by_class_size(alpha: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """Share of weights alpha float32 [n] that are 1, and mean weight, by quartile of class size; labels int64 [n]."""
+    quartile = quartiles_of_class_size(labels)
+    weights = [alpha[quartile == q] for q in range(4)]
+    return {
+        "share_at_one": [float((w >= 1).float().mean()) for w in weights],
+        "mean_weight": [float(w.mean()) for w in weights],
+    }
 
 
 def quartiles_of_class_size(labels: Tensor) -> Tensor:

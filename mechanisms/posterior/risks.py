@@ -162,11 +162,9 @@ def risk_pass(
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
     labels = labels.to(device)
-    risk = torch.zeros(n, device=device) if so_far is None else so_far.risk.to(device).clone()
-    maxima = torch.zeros(len(draws))
-    done = 0 if so_far is None else len(so_far.draw_maxima)
-    if so_far is not None:
-        maxima[:done] = so_far.draw_maxima
+    so_far = so_far or RiskPass(risk=torch.zeros(n), draw_maxima=torch.zeros(0))
+    risk, maxima, done = so_far.risk.to(device, copy=True), torch.zeros(len(draws)), len(so_far.draw_maxima)
+    maxima[:done] = so_far.draw_maxima
     batches = [
         (index.to(device), inputs.batch(index, device))
         for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))
@@ -287,8 +285,8 @@ def at_draw(
     worst = torch.zeros((), device=device)
     with forward_passes(inputs, device) as over:
         size = batch_size or forward_batch_size(inputs, device)
-        for one in over(largest, length_sorted_batches(inputs, batch_size=size)):
-            worst = torch.maximum(worst, one)  # hands a NaN on, where Python's max would drop it
+        for loss in over(largest, length_sorted_batches(inputs, batch_size=size)):
+            worst = torch.maximum(worst, loss)  # hands a NaN on, where Python's max would drop it
     if not math.isfinite(worst):
         raise MechanismError("a log-likelihood at the released draw is not finite")
     return float(worst)
@@ -320,8 +318,3 @@ def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
     delta = delta_i.max()
     grown = torch.where(delta_i > 0, k * alpha * delta / delta_i.clamp(min=torch.finfo(alpha.dtype).tiny), 1.0)
     return torch.where(alpha > 0, grown, 0.0).clamp_(0, 1)
-
-
-def failure_probability(draws: int) -> float:
-    """Probability that one fresh draw exceeds the maximum over `draws` draws: 1/(S+1), by exchangeability."""
-    return 1 / (draws + 1)

@@ -1,4 +1,4 @@
-"""Which c and k bring the measured epsilon to a target, from what is known before each fit.
+"""Which c and k bring the measured epsilon to a target, from what the fits so far say.
 
 What interacts with what:
 
@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scipy.optimize import brentq
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -47,7 +48,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """Settings that meet the target, and every fit that it took."""
 
     c: float
@@ -63,7 +64,7 @@ def search(
     fit_weighted: Callable[[float], float],
     fit_reweighted: Callable[[float, float], float] | None,
     max_fits: int = MAX_FITS,
-) -> Found:
+) -> Solution:
     """Fit until 2 Delta of the last round is at most `epsilon`, and near it or as large as it gets.
 
     Args:
@@ -92,14 +93,14 @@ def search(
         inflation = delta / predicted(risk, c)
     if fit_reweighted and best is not None:
         weighted, best = best, None
-        known = [(0.0, math.log(weighted.sensitivity))]  # (ln k, ln Delta); k = 1 leaves Delta about where it is
+        fits = [(0.0, math.log(weighted.sensitivity))]  # (ln k, ln Delta); k = 1 leaves Delta about where it is
         while len(trials) < max_fits and best is None:
-            k = _propose_k(known, math.log(_AIM * goal))
+            k = _propose_k(fits, math.log(_AIM * goal))
             delta = fit_reweighted(weighted.c, k)
             trials.append(Trial(weighted.c, k, delta))
             if delta <= goal and (delta >= CLOSE * goal or k == 0.999):
                 best = trials[-1]
-            known.append((math.log(k), math.log(delta)))
+            fits.append((math.log(k), math.log(delta)))
     if best is None:
         best = _best_below(trials, goal, reweighted=fit_reweighted is not None)
     if best is None:
@@ -108,19 +109,19 @@ def search(
             f"target_epsilon {epsilon:g} was not met in {max_fits} fits; the smallest epsilon was {2 * nearest:.3g}: "
             "raise it, or bound the likelihood (pseudo_posterior.mechanism=censored)"
         )
-    return Found(best.c, best.k, best.sensitivity, tuple(trials))
+    return Solution(best.c, best.k, best.sensitivity, tuple(trials))
 
 
-def _propose_k(known: list[tuple[float, float]], goal: float) -> float:
+def _propose_k(fits: list[tuple[float, float]], goal: float) -> float:
     """The next k, by a secant in logarithms: Delta goes like k to a power, 1 at first, then as the last two fits say.
 
     The power is below 1 where records of less weight surprise more; it is kept at or above `_FLATTEST`.
     """
     power = 1.0
-    if len(known) > 1:
-        (k0, d0), (k1, d1) = known[-2:]
+    if len(fits) > 1:
+        (k0, d0), (k1, d1) = fits[-2:]
         power = min(max((d1 - d0) / (k1 - k0), _FLATTEST), 1.0) if k1 != k0 else 1.0
-    k, delta = known[-1]
+    k, delta = fits[-1]
     return min(math.exp(k + (goal - delta) / power), 0.999)
 
 
@@ -136,11 +137,7 @@ def predicted(risk: Tensor, c: float) -> float:
 
 
 def propose_c(risk: Tensor, goal: float) -> float:
-    """The c at which the predicted Delta is `goal`, by bisection (Delta grows with c), at most `LARGEST_C`."""
-    low, high = math.log(1e-4), math.log(LARGEST_C)
+    """The c at which the predicted Delta, which grows with c, is `goal`: four digits of it, at most `LARGEST_C`."""
     if predicted(risk, LARGEST_C) <= goal:
         return LARGEST_C
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if predicted(risk, math.exp(middle)) <= goal else (low, middle)
-    return float(f"{math.exp(low):.4g}")
+    return float(f"{brentq(lambda c: predicted(risk, c) - goal, 0.0, LARGEST_C):.4g}")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mechanisms.errors import MechanismError
-from mechanisms.posterior.risks import failure_probability
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import (
     BoundedSwagEvent,
@@ -22,6 +21,7 @@ from mechanisms.privacy.events import (
     NonPrivateEvent,
     SwagPpmEvent,
 )
+from mechanisms.privacy.numerics import failure_probability
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]

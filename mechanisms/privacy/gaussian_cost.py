@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -24,11 +25,11 @@ from dp_accounting import dp_event
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
-from scipy.optimize import brentq
 from scipy.stats import binom
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
+from mechanisms.privacy.numerics import safe_root
 
 ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), *(2**k for k in range(6, 13)))
 """Renyi orders; the finest part is where noise multipliers near 1 have their optimum."""
@@ -76,6 +77,8 @@ _COARSE = 1e-3
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
 """Share of the target that may be left unused before noise is solved on the fine grid."""
+_LOG_NOISE = 1e-5
+"""Tolerance of the logarithm of the noise multiplier that is solved for."""
 
 
 def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
@@ -111,47 +114,36 @@ def calibrate(
     if by == "rdp-mironov" and records_per_unit > 1:
         raise MechanismError("calibration by rdp-mironov knows no units of several records; use pld")
 
-    def epsilon(log_noise: float, interval: float = _COARSE) -> float:
+    def excess(log_noise: float, interval: float = _COARSE) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
-            return _mironov(_rdp(event), delta)
-        return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval)
+            return _mironov(_rdp(event), delta) - target_epsilon
+        return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
 
     low, high = 0.0, 0.0
-    while epsilon(high) > target_epsilon:
+    while excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(1e4):
             raise MechanismError(
                 f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta {delta:g}: "
                 "fixed parts of the mechanism (class counts) may cost more alone, or the target is too small"
             )
-    while low >= high or epsilon(low) <= target_epsilon:
+    while low >= high or excess(low) <= 0:
         high, low = min(low, high), min(low, high) - math.log(2)
         if low < math.log(0.01):
             raise MechanismError(
                 f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at delta {delta:g}: "
                 "lower target_epsilon or delta"
             )
-    found = _root(epsilon, low, high, target_epsilon)
+    log_noise = safe_root(excess, high, low, xtol=_LOG_NOISE)
     # The coarse grid overstates a small epsilon, or one of very many steps, by a few percent: look again, closely.
-    if by == "pld" and epsilon(found, _INTERVAL) < (1 - _TOLERANCE) * target_epsilon:
-
-        def closely(log_noise: float) -> float:
-            return epsilon(log_noise, _INTERVAL)
-
-        low = found - 0.02
-        while closely(low) <= target_epsilon:
+    closely = partial(excess, interval=_INTERVAL)
+    if by == "pld" and closely(log_noise) < -_TOLERANCE * target_epsilon:
+        low = log_noise - 0.02
+        while closely(low) <= 0:
             low -= 0.02
-        found = _root(closely, low, found, target_epsilon)
-    return math.exp(found)
-
-
-def _root(epsilon: Callable[[float], float], low: float, high: float, target: float) -> float:
-    """Where a falling function meets the target, on the safe side of it."""
-    found = float(brentq(lambda x: epsilon(x) - target, low, high, xtol=1e-5, rtol=1e-8))  # pyright: ignore[reportArgumentType]
-    while epsilon(found) > target:  # the root lies within xtol on either side
-        found += 1e-5
-    return found
+        log_noise = safe_root(closely, log_noise, low, xtol=_LOG_NOISE)
+    return math.exp(log_noise)
 
 
 def opacus_epsilon(event: Event, *, delta: float) -> float:

@@ -67,13 +67,9 @@ class SadSchedule(BaseModel):
         """The phases, lengths rounded to whole steps that add up to `steps`."""
         n = self.number_of_phases
         lengths = _split(steps, [self.length_decay ** (n - 1 - i) for i in range(n)], what="sad")
+        left = range(n - 1, -1, -1)
         return tuple(
-            Phase(
-                steps=length,
-                noise_ratio=self.noise_decay ** (n - 1 - i),
-                clip_ratio=self.clip_growth ** (n - 1 - i),
-            )
-            for i, length in enumerate(lengths)
+            Phase(length, self.noise_decay**k, self.clip_growth**k) for length, k in zip(lengths, left, strict=True)
         )
 
 
@@ -91,10 +87,8 @@ class AutoStepSchedule(BaseModel):
     def phases(self, steps: int) -> tuple[Phase, ...]:
         """The phases; the last has noise ratio 1, the first noise_decay^-(n-1)."""
         n = self.number_of_phases
-        return tuple(
-            Phase(steps=length, noise_ratio=self.noise_decay ** (i + 1 - n), clip_ratio=1.0)
-            for i, length in enumerate(_split(steps, [1.0] * n, what="auto-step"))
-        )
+        lengths = _split(steps, [1.0] * n, what="auto-step")
+        return tuple(Phase(length, self.noise_decay ** (i + 1 - n), 1.0) for i, length in enumerate(lengths))
 
 
 class AutoLinearSchedule(BaseModel):
@@ -111,10 +105,8 @@ class AutoLinearSchedule(BaseModel):
     def phases(self, steps: int) -> tuple[Phase, ...]:
         """The phases; the last has noise ratio 1, the first 1 / final_ratio."""
         n, first = self.number_of_phases, 1 / self.final_ratio
-        return tuple(
-            Phase(steps=length, noise_ratio=first + (1 - first) * i / (n - 1), clip_ratio=1.0)
-            for i, length in enumerate(_split(steps, [1.0] * n, what="auto-linear"))
-        )
+        lengths = _split(steps, [1.0] * n, what="auto-linear")
+        return tuple(Phase(length, first + (1 - first) * i / (n - 1), 1.0) for i, length in enumerate(lengths))
 
 
 Schedule = Annotated[

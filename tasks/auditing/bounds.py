@@ -68,23 +68,7 @@ def pairs(
     choosing, measuring = order[: len(order) // 2], order[len(order) // 2 :]
     rule = bounds.choose(difference[choosing], bits[choosing])
     guesses = rule.apply(difference[measuring], bits[measuring])
-    return Bound("pairs", replaced(guesses, delta=delta, confidence=confidence) / 2, guesses)
-
-
-def replaced(guesses: bounds.Guesses, *, delta: float, confidence: float) -> float:
-    """Bound on the replace-one epsilon, where the claim's delta is one under add/remove.
-
-    The delta of a replacement, (1 + e^epsilon) delta, grows with the epsilon refuted: the largest consistent pair.
-    """
-    if delta == 0:
-        return bounds.one_run_bound(guesses, confidence=confidence)
-    low, high = 0.0, bounds.one_run_bound(guesses, confidence=confidence)
-    for _ in range(40):
-        middle = (low + high) / 2
-        at = min((1 + np.exp(middle / 2)) * delta, 0.999)
-        refuted = bounds.one_run_p_value(guesses, epsilon=middle, delta=at) <= 1 - confidence
-        low, high = (middle, high) if refuted else (low, middle)
-    return low
+    return Bound("pairs", bounds.replace_one_bound(guesses, delta=delta, confidence=confidence) / 2, guesses)
 
 
 def of_trials(pool: Pool, trials: Trials, *, delta: float, confidence: float) -> list[Bound]:

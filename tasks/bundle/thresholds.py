@@ -102,16 +102,16 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    known = labels >= 0
-    if not bool(known.any()):
+    coded = labels >= 0
+    if not bool(coded.any()):
         raise MechanismError("calibration: none of the records has a code that the model knows")
-    logits, labels = logits[known], labels[known]
+    logits, labels = logits[coded], labels[coded]
 
     def loss(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), labels))
 
-    found: Any = minimize_scalar(loss, bounds=_LOG_TEMPERATURE, method="bounded", options={"xatol": 1e-5})
-    return math.exp(float(found.x))
+    minimum: Any = minimize_scalar(loss, bounds=_LOG_TEMPERATURE, method="bounded", options={"xatol": 1e-5})
+    return math.exp(float(minimum.x))
 
 
 def _threshold(
@@ -125,18 +125,18 @@ def _threshold(
     score, hits = score[order], np.cumsum(right[order])
     # Below this many records not even a faultless run would pass, and the sequence would end before it began.
     first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
-    found: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
+    lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
     for kept in np.unique(np.linspace(first, len(score), _GRID).astype(int)) if first <= len(score) else ():
         kept = int(np.searchsorted(-score, -score[kept - 1], side="right"))  # all records of the same score
         # How likely so many right answers are, were the accuracy only just below the target.
         if binom.sf(hits[kept - 1] - 1, kept, target) > failure:
             break
-        found = {
+        lowest = {
             "threshold": round(float(score[kept - 1]), 6),
             "coverage": round(kept / len(score), 4),
             "accuracy": round(float(hits[kept - 1] / kept), 4),
         }
-    return {"target_accuracy": target} | found
+    return {"target_accuracy": target} | lowest
 
 
 def thresholds_on_generated(released: Released) -> dict[str, Any] | None:
@@ -146,8 +146,8 @@ def thresholds_on_generated(released: Released) -> dict[str, Any] | None:
     """
     at = {code: place for place, code in enumerate(released.codes)}
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
-        made = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
-        with made.csv.open(newline="", encoding="utf-8") as file:
+        demo = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
+        with demo.csv.open(newline="", encoding="utf-8") as file:
             rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in csv.DictReader(file)]
     labels = torch.tensor([label for _, label in rows])
     if float((labels >= 0).float().mean()) < 0.5:
@@ -202,21 +202,21 @@ def read_thresholds(path: Path) -> dict[str, Any]:
         MechanismError: names the file and the field at fault.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["schema"] != SCHEMA:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
             raise MechanismError(f"{path}: its schema is not {SCHEMA}; this version cannot read it")
-        temperature, entries = float(found["temperature"]), list(found["thresholds"])
+        temperature, entries = float(content["temperature"]), list(content["thresholds"])
         if not (0 < temperature < math.inf):
             raise MechanismError(f"{path}: the temperature must be above 0")
         for entry in entries:
             value = entry["threshold"]
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):
                 raise MechanismError(f"{path}: a target accuracy or a threshold does not lie between 0 and 1")
-        str(found["fitted_on"])
+        str(content["fitted_on"])
     except OSError:
         raise MechanismError(f"{path} cannot be read") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, MechanismError):
             raise
         raise MechanismError(f"{path} is no thresholds file: it lacks a field, or is damaged") from None
-    return found
+    return content

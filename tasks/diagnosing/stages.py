@@ -1,15 +1,14 @@
 """Stages that look at a finished retrain: is Delta settled, does SWAG cover its iterates, what does one record do.
 
 Nothing here claims or releases. What the stages write holds per-record figures and stays private; their figures are
-aggregates.
+aggregates. The mathematics are in `mechanisms.posterior.checks` and `mechanisms.audit.leave_one_out`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,13 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from mechanisms.audit import leave_one_out
+from mechanisms.audit.leave_one_out import Effect, FullFit
 from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.seeding import generator
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import checks, risks, swag
-from mechanisms.posterior.checks import Density
 from storage.artifacts import ArtifactRef
 from tasks.fitting.data import load_inputs
 from tasks.fitting.train import build
@@ -34,10 +31,8 @@ from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
 
 FILE = "diagnostics.json"
-_SCALES = (0.5, 1.0, 2.0, 5.0)
 _GROUP = 5
 """Records left out side by side: as many fits as stay in a core's cache."""
-_DENSITY_DRAWS, _LOGIT_DRAWS = 10, 1000
 
 
 class DiagnoseParameters(BaseModel):
@@ -86,22 +81,19 @@ def _look(
 ) -> Mapping[str, Any]:
     trained = build(work.context, parameters.model, work.inputs["dataset"], seed=parameters.fit.seed)
     halves = {name: load_inputs(work.inputs["prepared"], name) for name in ("train", "test")}
-    quartile = checks.quartiles_of_class_size(halves["train"][1])
     seen: dict[str, Any] = {}
     for name in rounds:
         post = swag.load(work.inputs[f"posterior_{name}"], std_scale=parameters.fit.swag.std_scale)
         tensors = checkpoint.load(work.inputs[f"measured_{name}"] / "weights.safetensors")[0]
         trained.flat.copy_(post.mean)
-        seen[name] = _round(name, parameters, settings, post, tensors, quartile) | {
-            f"{half}_log_likelihood": _mean_log_likelihood(trained, *halves[half]) for half in halves
+        seen[name] = _round(name, parameters, settings, post, tensors, halves["train"][1]) | {
+            f"{half}_log_likelihood": checks.mean_log_likelihood(trained, *halves[half]) for half in halves
         }
     last = rounds[-1]
     seen_last = {"scales": [], "ranks": []}
     post = swag.load(work.inputs[f"posterior_{last}"], std_scale=parameters.fit.swag.std_scale)
     alpha = _alpha(last, checkpoint.load(work.inputs[f"measured_{last}"] / "weights.safetensors")[0])
-    studies = [("scales", s, dataclasses.replace(post, std_scale=post.std_scale * s)) for s in _SCALES]
-    ranks = sorted({max(2, post.rank // 4), max(2, post.rank // 2), post.rank})
-    studies += [("ranks", k, dataclasses.replace(post, deviations=post.deviations[-k:])) for k in ranks]
+    studies = list(checks.variants(post))
     for done, (study, value, changed) in enumerate(studies, start=1):
         largest = risks.risk_pass(
             trained,
@@ -141,35 +133,25 @@ def _round(
     settings: DiagnoseParameters,
     post: swag.Posterior,
     tensors: Mapping[str, Tensor],
-    quartile: Tensor,
+    labels: Tensor,
 ) -> dict[str, Any]:
-    maxima, alpha = tensors["draw_maxima"], _alpha(name, tensors)
+    maxima, alpha, bound = tensors["draw_maxima"], _alpha(name, tensors), parameters.bounded(name)
     delta = alpha * tensors["risk"]
-    bound = parameters.bounded(name)
-    if bound is not None:
-        delta = bound(-delta).abs()
-    tail = None
-    if 50 <= len(maxima) < settings.horizon:
-        tail = checks.extrapolate(maxima, draws=settings.horizon, seed=parameters.fit.seed)
-    covered = None
-    if post.rank >= 6:
-        covered = checks.coverage(post, seed=parameters.fit.seed)
-    steps = torch.linspace(0, 1, 201)
+    delta = delta if bound is None else bound(-delta).abs()
+    tail = coverage = None
+    if checks.FEWEST_DRAWS <= len(maxima) < settings.horizon:
+        tail = dataclasses.asdict(checks.extrapolate(maxima, draws=settings.horizon, seed=parameters.fit.seed))
+    if post.rank >= checks.FEWEST_ITERATES:
+        coverage = dataclasses.asdict(checks.coverage(post, seed=parameters.fit.seed))
     return {
         "running": maxima.cummax(0).values.tolist(),
-        "tail": None if tail is None else dataclasses.asdict(tail),
-        "coverage": None if covered is None else dataclasses.asdict(covered),
-        "delta_quantiles": torch.quantile(delta, steps).tolist(),
-        "share_at_one": [float((alpha[quartile == q] >= 1).float().mean()) for q in range(4)],
-        "mean_weight": [float(alpha[quartile == q].mean()) for q in range(4)],
+        "tail": tail,
+        "coverage": coverage,
+        "delta_quantiles": torch.quantile(delta, torch.linspace(0, 1, 201)).tolist(),
+        **checks.weights_by_class_size(alpha, labels),
         "bound": None if bound is None else bound.bound,
         "share_without_variance": float((post.diag_std == 0).float().mean()),
     }
-
-
-def _mean_log_likelihood(trained: Classifier, records: Inputs, labels: Tensor) -> float:
-    scores = trained.predict(records).log_softmax(-1)
-    return float(scores.gather(1, labels[:, None]).mean())
 
 
 def leave_out(
@@ -207,7 +189,7 @@ def _leave_out(
     features = cast(FeatureInputs, records)
     tensors = checkpoint.load(work.inputs["measured"] / "weights.safetensors")[0]
     alpha = tensors["alpha"]
-    chosen = _chosen(alpha * tensors["risk"], count=count, seed=fit.seed)
+    chosen = leave_one_out.records_to_leave_out(alpha * tensors["risk"], count=count, seed=fit.seed)
 
     def posteriors(weights: Tensor, done: int) -> list[swag.Posterior]:
         return leave_one_out.refit(
@@ -224,30 +206,20 @@ def _leave_out(
             progress=lambda step, steps: work.progress(done * steps + len(weights) * step, (1 + len(chosen)) * steps),
         )
 
-    whole = posteriors(alpha[None], 0)[0]
-    within = Density(whole)
-    draws = [
-        swag.sample(whole, normal=swag.seeded_normal(generator(fit.seed, "leave-one-out", number)))
-        for number in range(_DENSITY_DRAWS)
-    ]
-    at_draws = [within.log(theta) for theta in draws]
+    full = FullFit(posteriors(alpha[None], 0)[0], seed=fit.seed)
     rows: list[list[float]] = []
     for start in range(0, len(chosen), _GROUP):
         group = chosen[start : start + _GROUP]
         file = work.scratch / f"group_{start:05d}.safetensors"
         if not file.exists():
-            found = [
-                _compare(whole, without, features.features[i], labels[i], at_draws, draws, seed=fit.seed)
-                for i, without in zip(
-                    group.tolist(),
-                    posteriors(leave_one_out.trial_weights(alpha, group, records=len(labels)), 1 + start),
-                    strict=True,
-                )
+            refits = posteriors(leave_one_out.trial_weights(alpha, group, records=len(labels)), 1 + start)
+            effects = [
+                dataclasses.astuple(full.effect(features.features[i], int(labels[i]), without=without))
+                for i, without in zip(group.tolist(), refits, strict=True)
             ]
-            checkpoint.save(file, {"rows": torch.tensor(found, dtype=torch.float64)}, {})
+            checkpoint.save(file, {"rows": torch.tensor(effects, dtype=torch.float64)}, {})
         rows += checkpoint.load(file)[0]["rows"].tolist()
-    names = ("with_mean", "with_std", "without_mean", "without_std", "own_loss", "density_loss")
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    columns = {field.name: [row[place] for row in rows] for place, field in enumerate(dataclasses.fields(Effect))}
     (work.out / FILE).write_text(json.dumps(columns | {"riskiest": (count + 1) // 2}))
     return {
         "records": len(rows),
@@ -255,60 +227,6 @@ def _leave_out(
         "largest_own_loss": max(columns["own_loss"]),
         "median_density_loss": median(columns["density_loss"]),
     }
-
-
-def _chosen(delta: Tensor, *, count: int, seed: int) -> Tensor:
-    """Half of them those with the largest Delta_i, half at random from the others."""
-    count = min(count, len(delta))
-    order = delta.argsort(descending=True, stable=True)
-    riskiest, others = order[: (count + 1) // 2], order[(count + 1) // 2 :]
-    pick = torch.randperm(len(others), generator=generator(seed, "leave-one-out"))[: count // 2]
-    return torch.cat([riskiest, others[pick]])
-
-
-def _compare(
-    whole: swag.Posterior,
-    without: swag.Posterior,
-    features: Tensor,
-    label: Tensor,
-    at_draws: Sequence[float],
-    draws: Sequence[Tensor],
-    *,
-    seed: int,
-) -> list[float]:
-    """What draws say of the record with and without it, and the privacy losses in nats.
-
-    own_loss: the loss of somebody who sees only the record's own l at a draw, both sides taken as Gaussian; the median
-    over draws with the record in. density_loss: of one who sees all parameters, the same.
-    """
-    ell = {}
-    for name, post in (("with", whole), ("without", without)):
-        noise = generator(seed, "logits", name)
-        ell[name] = _log_likelihood_draws(post, features, int(label), noise)
-    (a, s), (b, t) = ((x.mean(), x.std().clamp(min=1e-6)) for x in (ell["with"], ell["without"]))
-    losses = ((ell["with"] - b) / t).square() / 2 + t.log() - ((ell["with"] - a) / s).square() / 2 - s.log()
-    outside = Density(without)
-    density = torch.tensor([x - outside.log(theta) for x, theta in zip(at_draws, draws, strict=True)])
-    return [float(v) for v in (a, s, b, t, losses.median(), density.median())]
-
-
-def _log_likelihood_draws(post: swag.Posterior, features: Tensor, label: int, noise: torch.Generator) -> Tensor:
-    """l of one record at many draws, float64: its logits are Gaussian, so they are drawn and not the parameters."""
-    width = len(features)
-    classes = len(post.mean) // (width + 1)
-    x = features.double()
-
-    def logits(theta: Tensor) -> Tensor:
-        theta = theta.double()
-        return theta[: classes * width].view(classes, width) @ x + theta[classes * width :]
-
-    variance = post.diag_std.double().square()
-    diagonal = (variance[: classes * width].view(classes, width) @ x.square() + variance[classes * width :]) / 2
-    columns = torch.stack([logits(d) for d in post.deviations]) / math.sqrt(2 * (post.rank - 1))
-    z1 = torch.randn(_LOGIT_DRAWS, classes, generator=noise, dtype=torch.float64)
-    z2 = torch.randn(_LOGIT_DRAWS, post.rank, generator=noise, dtype=torch.float64)
-    drawn = logits(post.mean) + post.std_scale * (z1 * diagonal.sqrt() + z2 @ columns)
-    return drawn.log_softmax(1)[:, label]
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.posterior import risks as pseudo_posterior
 from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.privacy.numerics import failure_probability
 from storage.artifacts import ArtifactRef
 from tasks.fitting.draws import Draws, Purpose
 from tasks.fitting.fan_out import passed
@@ -121,7 +122,7 @@ def _sensitivity(
         "epsilon": 2 * done.sensitivity,
         "guarantee": "asymptotic-local",
         "draws": draws,
-        "mc_failure_prob": pseudo_posterior.failure_probability(draws),
+        "mc_failure_prob": failure_probability(draws),
     }
 
 

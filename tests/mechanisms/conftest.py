@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_heads import Fresh, MakeLinear, head_of
 from torch import Tensor, nn
 
 from mechanisms.model import classifier
@@ -22,7 +23,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def linear() -> Callable[..., tuple[Classifier, FeatureInputs, Tensor]]:
+def linear() -> MakeLinear:
     """Make a linear classifier on n random features with labels: small enough to check everything by hand."""
 
     def make(
@@ -33,18 +34,14 @@ def linear() -> Callable[..., tuple[Classifier, FeatureInputs, Tensor]]:
         with torch.no_grad():
             part.weight.normal_(generator=g)
             part.bias.normal_(generator=g)
-        config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-        made = Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
         features = torch.randn(n, width, generator=g)
-        return made, FeatureInputs(features=features), torch.randint(labels, (n,), generator=g)
+        return head_of(part), FeatureInputs(features=features), torch.randint(labels, (n,), generator=g)
 
     return make
 
 
 @pytest.fixture
-def fresh(
-    tiny_roberta: Path, narratives: Callable[..., list[str]]
-) -> Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]:
+def fresh(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> Fresh:
     """Make a newly built classifier on the tiny RoBERTa, and n records in the form that its trainable part reads."""
 
     def make(

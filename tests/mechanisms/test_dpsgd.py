@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from scipy import stats
+from small_heads import MakeLinear, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd
@@ -25,9 +25,6 @@ from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import SadSchedule
-
-Linear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
-
 
 KEY = bytes(range(32))
 
@@ -53,7 +50,7 @@ PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_noise_that_lands_in_the_parameters(linear: Linear, factor: float, accepted: bool) -> None:
+def test_noise_that_lands_in_the_parameters(linear: MakeLinear, factor: float, accepted: bool) -> None:
     """One step of SGD at rate 1 moves theta by -(clipped sum + sigma C z)/L. With a gradient of zero (every weight of
     the loss clipped to 1e-9) the move's std is sigma C / L: a chi-square test at level 1e-6 over 4,004 parameters
     (false alarm 1e-6 a run) accepts it and rejects two thirds and three halves of it."""
@@ -62,13 +59,10 @@ def test_noise_that_lands_in_the_parameters(linear: Linear, factor: float, accep
     config = DpSgdConfig(batch_size=20, l2_clip_norm=1e-9, **PLAIN_SGD)
     segment = NoiseSegment(steps=1, noise_multiplier=2.5e9, l2_clip_norm=1e-9)
     go(made, plan_of(config, segment, records=20))
-    std = 2.5 / 20
-    move = (made[0].flat - before).double() / (std * factor)
-    below = float(stats.chi2.cdf(float(move.square().sum()), len(move)))
-    assert (2 * min(below, 1 - below) > 1e-6) == accepted
+    assert (scale_p_value(made[0].flat - before, std=factor * 2.5 / 20) > 1e-6) == accepted
 
 
-def test_scheduled_noise_and_clips_run_in_order(linear: Linear, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduled_noise_and_clips_run_in_order(linear: MakeLinear, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step reads its noise and clip from the event: 2 steps of the first segment, then 3 of the second."""
     seen: list[float] = []
     real = dp_sgd._coefficients
@@ -140,7 +134,7 @@ class _Interrupted(Exception):
 
 @pytest.mark.parametrize("weights", [None, ClassWeightsConfig(noise_multiplier=2.0)], ids=["plain", "weighted"])
 def test_resumed_equals_unbroken(
-    linear: Linear, tmp_path: Path, weights: ClassWeightsConfig | None, monkeypatch: pytest.MonkeyPatch
+    linear: MakeLinear, tmp_path: Path, weights: ClassWeightsConfig | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit where the unbroken
     run with that key ends: no step's noise or sample is drawn a second time. The key that a new run would get plays no
@@ -168,7 +162,7 @@ def test_resumed_equals_unbroken(
     assert not torch.equal(other[0].flat, unbroken[0].flat)
 
 
-def test_every_run_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, linear: Linear) -> None:
+def test_every_run_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, linear: MakeLinear) -> None:
     """Without the fixture above, the same seed and plan give different results: no seed reaches the noise."""
     monkeypatch.undo()
     ends = []
@@ -193,7 +187,7 @@ def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPla
         go(made, plan, folder=folder)
 
 
-def test_the_key_goes_when_the_run_ends(linear: Linear, tmp_path: Path) -> None:
+def test_the_key_goes_when_the_run_ends(linear: MakeLinear, tmp_path: Path) -> None:
     """The last checkpoint holds the parameters and what ran, no key, and running it again changes nothing."""
     plan = plan_of(
         DpSgdConfig(batch_size=6, **PLAIN_SGD),
@@ -209,7 +203,7 @@ def test_the_key_goes_when_the_run_ends(linear: Linear, tmp_path: Path) -> None:
     assert torch.equal(again[0].flat, made[0].flat)
 
 
-def test_a_checkpoint_of_another_event_is_refused(linear: Linear, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_event_is_refused(linear: MakeLinear, tmp_path: Path) -> None:
     """Changing the noise after the first step would leave the claim to the plan that no longer runs."""
     config = DpSgdConfig(batch_size=6, **PLAIN_SGD)
     first, second = (NoiseSegment(steps=2, noise_multiplier=s, l2_clip_norm=1.0) for s in (1.0, 0.5))
@@ -279,7 +273,7 @@ class TestRefused:
         with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 records\)"):
             dp_sgd.calibrate(DpSgdConfig(), num_records=100)
 
-    def test_another_number_of_records(self, linear: Linear) -> None:
+    def test_another_number_of_records(self, linear: MakeLinear) -> None:
         """The sampling probability was calibrated for n records."""
         plan = plan_of(
             DpSgdConfig(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
@@ -287,7 +281,7 @@ class TestRefused:
         with pytest.raises(MechanismError, match="calibrate again"):
             go(linear(13), plan)
 
-    def test_samplers_that_are_not_the_plans(self, linear: Linear) -> None:
+    def test_samplers_that_are_not_the_plans(self, linear: MakeLinear) -> None:
         """A shuffling loader, or Poisson at another rate, cannot be paired with the plan's claim."""
 
         @dataclass(frozen=True)
@@ -303,14 +297,14 @@ class TestRefused:
         with pytest.raises(MechanismError, match=r"probability 0\.25; the plan says 12 with 0\.5"):
             go(linear(12), plan, sampler=PoissonSampler(12, 0.25))
 
-    def test_divergence_is_named(self, linear: Linear) -> None:
+    def test_divergence_is_named(self, linear: MakeLinear) -> None:
         config = DpSgdConfig(batch_size=12, optimiser="sgd", learning_rate=1000.0, epochs=1)
         segment = NoiseSegment(steps=2, noise_multiplier=1e37, l2_clip_norm=1.0)
         with pytest.raises(MechanismError, match="lower learning_rate"):
             go(linear(12), plan_of(config, segment, records=12))
 
 
-def test_an_empty_sample_still_adds_noise(linear: Linear) -> None:
+def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
     """A Poisson sample may be empty; the step then moves by noise alone, as the analysis assumes."""
     made = linear(2)
     before = made[0].flat.clone()

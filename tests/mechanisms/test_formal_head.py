@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from scipy import stats
+from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd, formal_head
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import FormalHeadConfig
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.privacy import claims, gaussian_cost
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
 
@@ -67,9 +67,7 @@ def test_a_record_moves_the_release_by_at_most_the_sensitivity() -> None:
 def test_noise_of_the_release(factor: float, accepted: bool) -> None:
     """Chi-square test at level 1e-6 over 60,000 coordinates: sigma times sensitivity passes, 2/3 and 3/2 do not."""
     total, _ = sums(torch.zeros(2, 3000), torch.tensor([0, 0]), noise=3.0, classes=20)
-    scaled = total.double().flatten() / (3.0 * release(3.0).l2_sensitivity * factor)
-    below = float(stats.chi2.cdf(float(scaled.square().sum()), len(scaled)))
-    assert (2 * min(below, 1 - below) > 1e-6) == accepted
+    assert (scale_p_value(total, std=3.0 * release(3.0).l2_sensitivity * factor) > 1e-6) == accepted
 
 
 def test_budget_is_split_and_met() -> None:
@@ -98,9 +96,7 @@ def problem(n: int = 1500, *, seed: int = 0) -> tuple[FeatureInputs, Tensor]:
 
 
 def head() -> Classifier:
-    part = nn.Linear(8, 3)
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+    return head_of(nn.Linear(8, 3))
 
 
 def accuracy(target_epsilon: float, tmp_path: Path | None = None) -> float:
@@ -129,7 +125,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 def test_the_claim_is_formal() -> None:
     """The composed event gives a finite-sample claim."""
     plan = formal_head.calibrate(FormalHeadConfig(), num_records=2000)
-    made = claims.claim_of(plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+    made = claim(plan.event, delta=1e-4)
     assert made.guarantee_kind == "formal"
     assert made.epsilon == pytest.approx(4.0, rel=0.005)
 

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from small_heads import MakeLinear, claim, head_of
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
 from mechanisms.errors import MechanismError
-from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.privacy import claims
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.private_posterior import PrivatePosteriorConfig, calibrate, run, step_size
 
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 CONFIG = PrivatePosteriorConfig(target_epsilon=4.0, steps=20, prior_std=0.5)
-
-
-def head(width: int, labels: int) -> Classifier:
-    part = nn.Linear(width, labels)
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
 
 
 def plan_of(config: PrivatePosteriorConfig, noise_multiplier: float, records: int) -> DpSgdPlan:
@@ -47,9 +38,7 @@ class TestCalibration:
     def test_the_claim_is_formal_and_meets_the_target(self) -> None:
         """From the event alone, as for any DP-SGD run."""
         plan = calibrate(CONFIG, num_records=500)
-        made = claims.claim_of(
-            plan.event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
-        )
+        made = claim(plan.event, delta=1e-4)
         assert made.guarantee_kind == "formal"
         assert made.epsilon == pytest.approx(4.0, rel=0.005)
         assert made.epsilon is not None
@@ -75,7 +64,7 @@ class TestCalibration:
 
 def snapshots(eta: float, *, steps: int, features: Tensor, labels: Tensor) -> Tensor:
     """One long chain, its parameters every 16 steps after the first tenth, [snapshots, P]."""
-    made, found = head(features.shape[1], 2), list[Tensor]()
+    made, found = head_of(nn.Linear(features.shape[1], 2)), list[Tensor]()
     config = PrivatePosteriorConfig(steps=steps, prior_std=1.0, l2_clip_norm=10.0)
     plan = plan_of(config, 2 / math.sqrt(eta) / 10, len(labels))
     run(
@@ -119,7 +108,7 @@ class TestPosterior:
 
     def test_directions_without_data_are_prior_draws(self) -> None:
         """A feature that is always 0: its weights are N(0, s^2), whatever time was bought (1,000 weights, 5 %)."""
-        made, labels = head(500, 2), torch.arange(20) % 2
+        made, labels = head_of(nn.Linear(500, 2)), torch.arange(20) % 2
         inputs = FeatureInputs(features=torch.zeros(20, 500))
         plan = calibrate(CONFIG, num_records=20)
         run(made, inputs, labels, config=CONFIG, plan=plan, num_labels=2, seed=0)
@@ -131,7 +120,7 @@ def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
 
     A feature that is always 0 shows the start: 1,000 weights are N(0, s^2) (10 % of their standard deviation).
     """
-    made, labels = head(500, 2), torch.arange(19) % 2
+    made, labels = head_of(nn.Linear(500, 2)), torch.arange(19) % 2
     with torch.no_grad():
         made.flat.fill_(9.0)
     plan = calibrate(CONFIG, num_records=20)

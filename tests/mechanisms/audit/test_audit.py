@@ -134,6 +134,19 @@ def test_delta_only_weakens() -> None:
     assert audit.one_run_p_value(guesses, epsilon=bounds[0], delta=0.0) == pytest.approx(0.05, rel=1e-6)
 
 
+def test_replacing_weakens_with_delta_and_stays_consistent() -> None:
+    """At delta 0 it is the one-run bound; above, the answer's own (1 + e^(eps/2)) delta no longer explains it away."""
+    guesses = Guesses(correct=95, made=100, coins=1000)
+    plain, small, large = (audit.replace_one_bound(guesses, delta=delta) for delta in (0.0, 1e-6, 1e-4))
+    assert plain == audit.one_run_bound(guesses)
+    assert plain > small > large > 0
+    for epsilon, delta in ((small, 1e-6), (large, 1e-4)):
+        for factor, refuted in ((1.0, True), (1 + 1e-6, False)):
+            at = (1 + math.exp(factor * epsilon / 2)) * delta
+            assert (audit.one_run_p_value(guesses, epsilon=factor * epsilon, delta=at) <= 1 - 0.95) == refuted
+    assert audit.replace_one_bound(guesses, delta=0.4) == 0
+
+
 def test_counts_that_contradict_each_other_are_refused() -> None:
     """More right guesses than guesses, more guesses than coins."""
     for guesses in (Guesses(3, 2, 5), Guesses(2, 6, 5), Guesses(-1, 2, 5)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from small_heads import MakeLinear
 from torch import Tensor, nn
 
 from mechanisms.audit import trials
@@ -20,8 +20,6 @@ from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
-
-Make = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4, weight_decay=0.01)
 SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=4, momentum=0.5)
@@ -78,7 +76,7 @@ def _one_at_a_time(
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, STRICT], ids=["weighted", "both"])
-def test_a_trial_is_the_chain(linear: Make, tmp_path: Path, rounds: tuple[Round, ...]) -> None:
+def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path, rounds: tuple[Round, ...]) -> None:
     """Three trials of uneven size give the draws and epsilons of three retrains on their records, to 1e-4: only the
     order of summation differs. The test also sees a difference: another trial's draw is far away.
     """
@@ -104,7 +102,7 @@ def test_a_trial_is_the_chain(linear: Make, tmp_path: Path, rounds: tuple[Round,
             assert (drawn[name].theta[(t + 1) % 3] - expected).abs().max() > 0.05
 
 
-def test_log_likelihood_is_the_classifiers(linear: Make) -> None:
+def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
     """Both layouts give the same log-likelihoods and say the same of the most probable label."""
     head, inputs, labels = linear(30, width=6, labels=5)
     ell, right = trials.log_likelihood(
@@ -118,7 +116,7 @@ def test_log_likelihood_is_the_classifiers(linear: Make) -> None:
     assert isinstance(head.part, nn.Linear)
 
 
-def test_what_trials_do_not_know_is_refused(linear: Make) -> None:
+def test_what_trials_do_not_know_is_refused(linear: MakeLinear) -> None:
     """A gradient cap, or a rate that falls over trials of unlike length, would silently be another mechanism; an empty
     trial has nothing to fit.
     """

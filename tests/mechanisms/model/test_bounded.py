@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_heads import MakeLinear, claim
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import bounded
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import swag
-from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent
 
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 EPSILONS = (0.5, 2.0, 4.0, 10.0, 40.0)
 
 
@@ -189,9 +187,7 @@ class TestClaim:
 
     def test_twice_the_bound(self) -> None:
         """No draw count and no measured maximum: the bound holds by construction. The kind is no better than SWAG's."""
-        made = claim_of(
-            self.EVENT, delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=("n",)
-        )
+        made = claim(self.EVENT)
         assert (made.epsilon, made.epsilon_add_remove, made.sensitivity) == (4, 2, 2)
         assert made.guarantee_kind == "asymptotic-local"
         assert made.delta is made.draws is made.mc_failure_prob is None
@@ -200,12 +196,11 @@ class TestClaim:
 
     def test_weights_and_units(self) -> None:
         """Weights from the data are an assumption; a unit of three records costs three times as much."""
-        event = self.EVENT.model_copy(update={"weighted": True})
-        made = claim_of(event, delta=None, privacy_unit="unit", max_records_per_unit=3, unprotected_inputs=())
+        made = claim(self.EVENT.model_copy(update={"weighted": True}), m=3)
         assert (made.epsilon, made.epsilon_add_remove) == (12, 6)
         assert any("alpha" in line for line in made.assumptions)
 
     def test_a_delta_is_refused(self) -> None:
         """delta 0 belongs to an exact draw, which SWAG's is not."""
         with pytest.raises(MechanismError, match="leave delta out"):
-            claim_of(self.EVENT, delta=1e-5, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+            claim(self.EVENT, delta=1e-5)

@@ -71,7 +71,7 @@ def test_kill_9_while_writing(tmp_path: Path) -> None:
     program = """
         import sys, torch
         from pathlib import Path
-        from mechanisms import checkpoint
+        from mechanisms.model import checkpoint
         n = 0
         while True:
             checkpoint.save(Path(sys.argv[1]), {"t": torch.full((200_000,), float(n))}, {"n": n})

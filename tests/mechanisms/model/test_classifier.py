@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from small_heads import Fresh
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -17,7 +18,6 @@ from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.posterior import risks as pseudo_posterior
 from mechanisms.posterior import swag
 
-Fresh = Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]
 PARTS = ("full", "lora", "head")
 EVERY = [("full", "first"), ("full", "mean"), ("lora", "first"), ("head", "first"), ("head", "mean")]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_heads import head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -190,11 +191,6 @@ class _Tied(nn.Module):
         return self.out(self.b(self.a(features)))
 
 
-def of(part: nn.Module) -> Classifier:
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("part", "said"),
     [
@@ -208,12 +204,12 @@ def of(part: nn.Module) -> Classifier:
 def test_unsupported_layers_are_refused_by_name(part: nn.Module, said: str) -> None:
     """Before anything runs: a gradient norm that leaves a parameter out would break the sensitivity silently."""
     with pytest.raises(MechanismError, match=said):
-        GhostClipping(of(part))
+        GhostClipping(head_of(part))
 
 
 def test_a_layer_that_runs_twice_is_refused() -> None:
     """Its gradient is a sum over uses, whose norm is not the root of the sum of squares."""
-    made = of(_Twice())
+    made = head_of(_Twice())
     with pytest.raises(MechanismError, match=r"`inner \(Linear\)` runs twice"):
         clipped(GhostClipping, made, FeatureInputs(torch.randn(4, 3)), torch.arange(4))
     assert all(p.requires_grad for p in made.parameters)
@@ -221,4 +217,4 @@ def test_a_layer_that_runs_twice_is_refused() -> None:
 
 def test_heads_without_a_closed_form_are_refused() -> None:
     with pytest.raises(MechanismError, match="head `Sequential` has no closed form"):
-        HeadClipping(of(nn.Sequential(nn.Linear(3, LABELS))))
+        HeadClipping(head_of(nn.Sequential(nn.Linear(3, LABELS))))

@@ -32,7 +32,7 @@ def test_distilroberta_base_from_the_hub_cache(tiny_roberta: Path, tmp_path: Pat
     assert ModelConfig().encoder == "distilroberta-base"
     program = f"""
         import json
-        from mechanisms import classifier
+        from mechanisms.model import classifier
         config = classifier.ModelConfig(trainable={trainable!r}, max_length=64)
         made = classifier.build(config, num_labels=3, seed=0)
         tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
@@ -54,7 +54,7 @@ def test_distilroberta_base_from_the_hub_cache(tiny_roberta: Path, tmp_path: Pat
 def test_unknown_hub_name(tmp_path: Path) -> None:
     """Without a network: one clear error, no page of the hub's own."""
     program = """
-        from mechanisms import classifier
+        from mechanisms.model import classifier
         from mechanisms.errors import MechanismError
         for step in (
             lambda c: classifier.tokenize(c, ["fell"]),

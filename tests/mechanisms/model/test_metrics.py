@@ -81,6 +81,8 @@ def test_perfect_calibration_is_zero() -> None:
 def test_top_k() -> None:
     """One, then two of three codes offered: records 0 and 2, then record 1 too; record 3's code comes last."""
     assert [metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=k) for k in (1, 2, 3)] == [0.5, 0.75, 1.0]
+    tied = np.array([[0.5, 0.5], [0.5, 0.5]])
+    assert metrics.top_k_accuracy(np.array([0, 1]), tied, k=1) == 0.5, "of two alike the first is offered"
     with pytest.raises(MechanismError, match="k is 4"):
         metrics.top_k_accuracy(TRUTH, PROBABILITIES, k=4)
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from small_heads import Fresh, MakeLinear, head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.training import EpochState, OptimiserPhase, train
 from mechanisms.posterior import swag
 
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
-Fresh = Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]
 PARTS = ("full", "lora", "head")
 SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.5, epochs=1, batch_size=8)
 
@@ -33,8 +32,7 @@ class TestLoss:
         w_0 would become 1/2.
         """
         part = nn.Linear(1, 2)
-        config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-        made = Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+        made = head_of(part)
         made.flat.zero_()
         inputs = FeatureInputs(features=torch.tensor([[2.0], [1.0]]))
         phase = OptimiserPhase(optimiser="sgd", learning_rate=1.0, epochs=1, batch_size=2)

@@ -11,16 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mechanisms.audit.leave_one_out import refit, trial_weights
 from mechanisms.errors import MechanismError
-from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import swag
 from mechanisms.posterior.checks import Density, coverage, extrapolate, iterates, quartiles_of_class_size
-
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 
 
 class TestTail:
@@ -133,63 +126,6 @@ class TestDensity:
         """Has the rounding's variance and not none."""
         post = swag.posterior(torch.ones(2), torch.tensor([0.0, 1.0]), (torch.zeros(2),) * 2, count=2, std_scale=1.0)
         assert math.isfinite(Density(post).log(torch.ones(2)))
-
-
-class TestLeaveOneOut:
-    ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=5, weight_decay=0.01)
-    SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=4, batch_size=5)
-
-    @pytest.mark.parametrize(("epsilon", "schedule"), [(None, "constant"), (6.0, "constant"), (None, "linear")])
-    def test_equals_the_training_loop(
-        self, linear: MakeLinear, tmp_path: Path, epsilon: float | None, schedule: str
-    ) -> None:
-        """Each batched trial equals `training.train` on the same weights to float32 rounding; a bound, or a rate that
-        falls, included.
-        """
-        adamw = self.ADAMW.model_copy(update={"schedule": schedule})
-        bounded = None if epsilon is None else BoundedLikelihood.for_epsilon(epsilon)
-        made, inputs, labels = linear(23)
-        alpha = 0.3 + 0.7 * torch.rand(23, generator=torch.Generator().manual_seed(4))
-        rows = trial_weights(alpha, torch.tensor([3, 17]), records=23)
-        start = made.flat.clone()
-        got = refit(
-            made,
-            inputs,
-            labels,
-            weights=rows,
-            adamw=adamw,
-            sgd=self.SGD,
-            rank=3,
-            std_scale=1.0,
-            seed=7,
-            bounded=bounded,
-        )
-        assert torch.equal(made.flat, start), "the classifier is left as it was"
-        for trial, weights in enumerate(rows):
-            made.flat.copy_(start)
-            how = {"seed": 7, "weights": weights, "bounded": bounded}
-            train(made, inputs, labels, phase=adamw, purpose="fine-tune", **how)
-            state = swag.init(made.num_parameters, rank=3, folder=tmp_path / str(trial))
-            train(made, inputs, labels, phase=self.SGD, purpose="swag", state=state, **how)
-            swag.save(state)
-            want = swag.load(tmp_path / str(trial))
-            torch.testing.assert_close(got[trial].mean, want.mean, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(got[trial].diag_std, want.diag_std, rtol=1e-3, atol=1e-5)
-            torch.testing.assert_close(
-                torch.stack(got[trial].deviations), torch.stack(want.deviations), atol=1e-5, rtol=0
-            )
-
-    def test_the_record_left_out_does_not_matter(self, linear: MakeLinear) -> None:
-        """Another label for it changes nothing; for a record left in it does."""
-        made, inputs, labels = linear(12)
-        rows = trial_weights(None, torch.tensor([2]), records=12)
-        how = {"weights": rows, "adamw": self.ADAMW, "sgd": self.SGD, "rank": 3, "std_scale": 1.0, "seed": 1}
-        (one,) = refit(made, inputs, labels, **how)
-        for record, same in ((2, True), (3, False)):
-            other = labels.clone()
-            other[record] = (other[record] + 1) % 4
-            (two,) = refit(made, inputs, other, **how)
-            assert torch.equal(one.mean, two.mean) == same
 
 
 def test_quartiles_of_class_size() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_heads import MakeLinear
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,8 +21,7 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import RiskPass, at_draw, merge, reweight, risk_pass, risk_weights
-
-MakeLinear = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+from mechanisms.privacy.numerics import failure_probability
 
 P = 3 * 4 + 4
 """Parameters of the linear classifier that the fixture makes."""
@@ -52,38 +52,39 @@ def brute_force(
     return torch.stack(rows)
 
 
-class TestWeights:
+@pytest.mark.parametrize(
+    ("risk", "c", "g", "alpha"),
+    [
+        ([1.0, 2.0, 5.0], 1.0, 0.0, [1, 0.75, 0]),  # scaled 0, 1/4, 1
+        ([5.0, 1.0, 2.0], 0.5, 0.25, [0.25, 0.75, 0.625]),  # the order of records is kept
+        ([1.0, 2.0, 5.0], 2.0, -0.5, [1, 1, 0]),  # 1.5, 1.0, -0.5 before the clip
+        ([0.0, 0.0, 0.0], 0.5, 0.25, [0.75] * 3),  # none stands out: clip(c + g), nothing divided by zero
+        ([2.5, 2.5, 2.5], 0.5, 0.25, [0.75] * 3),
+        ([3.0], 1.0, 0.0, [1]),  # the smallest and the largest at once
+    ],
+)
+def test_weights(risk: list[float], c: float, g: float, alpha: list[float]) -> None:
     """alpha = clip(c (1 - r~) + g, 0, 1)."""
-
-    def test_by_hand(self) -> None:
-        """Risks 1, 2, 5: scaled 0, 1/4, 1; alpha 1, 3/4, 0."""
-        assert risk_weights(torch.tensor([1.0, 2.0, 5.0]), c=1.0, g=0.0).tolist() == [1, 0.75, 0]
-
-    def test_c_and_g(self) -> None:
-        """c = 1/2, g = 1/4: 3/4, 5/8, 1/4; order of records kept."""
-        assert risk_weights(torch.tensor([5.0, 1.0, 2.0]), c=0.5, g=0.25).tolist() == [0.25, 0.75, 0.625]
-
-    def test_clipped_at_both_ends(self) -> None:
-        """c = 2, g = -0.5 gives 1.5, 1.0, -0.5 before the clip."""
-        assert risk_weights(torch.tensor([1.0, 2.0, 5.0]), c=2.0, g=-0.5).tolist() == [1, 1, 0]
-
-    @pytest.mark.parametrize("value", [0.0, 2.5])
-    def test_equal_risks(self, value: float) -> None:
-        """None stands out: all weights are clip(c + g), and nothing is divided by zero."""
-        assert risk_weights(torch.full((3,), value), c=0.5, g=0.25).tolist() == [0.75] * 3
-
-    def test_one_record(self) -> None:
-        """A single record is the smallest and the largest risk at once."""
-        assert risk_weights(torch.tensor([3.0]), c=1.0, g=0.0).tolist() == [1]
+    assert risk_weights(torch.tensor(risk), c=c, g=g).tolist() == alpha
 
 
 class TestReweight:
     """Equation 7: alpha' = clip(k alpha Delta / Delta_i, 0, 1), Delta_i = alpha_i r_i."""
 
-    def test_by_hand(self) -> None:
-        """alpha (1, 1/2, 1/4), r (2, 8, 4): Delta_i (2, 4, 1), Delta 4; k = 1/2 gives (1, 1/4, 1/2)."""
-        alpha = reweight(torch.tensor([1.0, 0.5, 0.25]), torch.tensor([2.0, 8.0, 4.0]), k=0.5)
-        assert alpha.tolist() == [1, 0.25, 0.5]
+    @pytest.mark.parametrize(
+        ("alpha", "risk", "k", "again"),
+        [
+            ([1.0, 0.5, 0.25], [2.0, 8.0, 4.0], 0.5, [1, 0.25, 0.5]),  # Delta_i (2, 4, 1), Delta 4
+            ([0.0, 1.0], [9.0, 2.0], 0.9, [0, 0.9]),  # weight 0, where the equation divides by zero, stays 0
+            ([1.0, 1.0], [1.0, 10.0], 0.9, [1, 0.9]),  # 0.9 * 10 / 1 = 9 is clipped
+            ([0.5, 1.0, 0.0], [0.0, 4.0, 0.0], 0.5, [1, 0.5, 0]),  # no risk: 1 where there was a weight
+            ([0.5, 0.0], [0.0, 0.0], 0.5, [1, 0]),  # no NaN when all are such
+            ([0.5] * 3, [2.0] * 3, 0.75, [0.375] * 3),  # equal ones shrink by k
+        ],
+    )
+    def test_by_hand(self, alpha: list[float], risk: list[float], k: float, again: list[float]) -> None:
+        """One row a case."""
+        assert reweight(torch.tensor(alpha), torch.tensor(risk), k=k).tolist() == pytest.approx(again)
 
     def test_every_new_sensitivity_is_k_delta_unless_clipped(self) -> None:
         """The point of the equation: at the same risks every record then has k Delta, or weight 1 and less."""
@@ -95,24 +96,6 @@ class TestReweight:
         assert 0 < int(free.sum()) < 50
         torch.testing.assert_close((again * risk)[free], torch.full((int(free.sum()),), goal))
         assert bool((again * risk <= goal * (1 + 1e-6)).all())
-
-    def test_zero_weight_stays_zero(self) -> None:
-        """The riskiest record has alpha = 0 when g = 0; the equation divides by zero there."""
-        assert reweight(torch.tensor([0.0, 1.0]), torch.tensor([9.0, 2.0]), k=0.9).tolist() == pytest.approx([0, 0.9])
-
-    def test_excess_is_clipped(self) -> None:
-        """k alpha Delta / Delta_i = 0.9 * 10 / 1 = 9 becomes 1."""
-        assert reweight(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 10.0]), k=0.9).tolist() == pytest.approx([1, 0.9])
-
-    def test_no_risk(self) -> None:
-        """A likelihood of 1 at every draw: weight 1 where there was one, and no NaN even when all are such."""
-        assert reweight(torch.tensor([0.5, 1.0, 0.0]), torch.tensor([0.0, 4.0, 0.0]), k=0.5).tolist() == [1, 0.5, 0]
-        assert reweight(torch.tensor([0.5, 0.0]), torch.zeros(2), k=0.5).tolist() == [1, 0]
-
-    def test_equal(self) -> None:
-        """Equal sensitivities shrink by k, all of them."""
-        again = reweight(torch.full((3,), 0.5), torch.full((3,), 2.0), k=0.75)
-        assert again.tolist() == pytest.approx([0.375] * 3)
 
 
 class TestRiskPass:
@@ -356,19 +339,15 @@ def test_memory_does_not_grow_with_the_draws(linear: MakeLinear) -> None:
     assert peak[105] - peak[5] <= 2 * 4 * 100
 
 
-def test_failure_probability() -> None:
-    """A fresh draw is the largest of S + 1 with probability 1/(S + 1)."""
-    assert risks.failure_probability(500) == 1 / 501
-
-
 def test_failure_probability_holds_in_simulation() -> None:
-    """In 100,000 repeats of 9 exchangeable draws and a fresh one, the fresh one is largest a tenth of the time.
+    """1/(S + 1): in 100,000 repeats of 9 exchangeable draws and a fresh one, that one is largest a tenth of the time.
 
     Binomial standard deviation 0.00095; the bound is 5.3 of them, false alarm below 2e-7; 1/S = 0.111 is rejected.
     """
     x = torch.rand(100_000, 10, generator=torch.Generator().manual_seed(0))
     share = float((x[:, 9] > x[:, :9].amax(1)).double().mean())
-    assert abs(share - risks.failure_probability(9)) < 0.005
+    assert failure_probability(9) == 1 / 10
+    assert abs(share - failure_probability(9)) < 0.005
     assert abs(share - 1 / 9) > 0.005
 
 

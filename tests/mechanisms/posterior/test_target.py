@@ -7,7 +7,7 @@ import torch
 
 from mechanisms.errors import MechanismError
 from mechanisms.posterior.risks import reweight, risk_weights
-from mechanisms.posterior.target import CLOSE, LARGEST_C, Found, predicted, propose_c, search
+from mechanisms.posterior.target import CLOSE, LARGEST_C, Solution, predicted, propose_c, search
 
 RISK = 5 * torch.rand(400, generator=torch.Generator().manual_seed(0)) ** 2
 
@@ -30,7 +30,7 @@ class Fits:
         alpha = risk_weights(RISK, c=c, g=0.0)
         return self.delta(reweight(alpha, RISK * (1 + self.more * (1 - alpha)), k=k))[0]
 
-    def run(self, epsilon: float, *, again: bool) -> Found:
+    def run(self, epsilon: float, *, again: bool) -> Solution:
         return search(
             epsilon=epsilon,
             risk=RISK,

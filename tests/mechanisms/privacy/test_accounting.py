@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from small_heads import claim
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import (
-    Claim,
     ComposedEvent,
     DpSgdEvent,
     Event,
@@ -29,10 +28,6 @@ def sgd(noise: float, *, prob: float, steps: int) -> DpSgdEvent:
 
 def release(noise: float) -> GaussianReleaseEvent:
     return GaussianReleaseEvent(what="class counts", noise_multiplier=noise, l2_sensitivity=1.0)
-
-
-def claim(event: Event, *, delta: float | None = None, m: int = 1) -> Claim:
-    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",))
 
 
 SWAG = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175)

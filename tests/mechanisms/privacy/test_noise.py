@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from small_heads import scale_p_value
 
 from mechanisms.privacy.noise import SecretStream, new_key
 
@@ -16,18 +17,11 @@ LEVEL = 1e-6
 """False-alarm rate of each test below, had the key been fresh; it is fixed, so they pass or fail for ever."""
 
 
-def variance_p_value(values: torch.Tensor, *, std: float) -> float:
-    """Two-sided p-value of the chi-square test that the values are N(0, std^2)."""
-    statistic = float((values.double() / std).square().sum())
-    below = float(stats.chi2.cdf(statistic, len(values)))
-    return 2 * min(below, 1 - below)
-
-
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
 def test_right_std_accepted_wrong_rejected(factor: float, accepted: bool) -> None:
     """Chi-square test at level 1e-6: std 1 passes, two thirds and three halves of it do not."""
     values = SecretStream(KEY).normal_(torch.empty(SAMPLES), purpose="test", step=0)
-    assert (variance_p_value(values, std=factor) > LEVEL) == accepted
+    assert (scale_p_value(values, std=factor) > LEVEL) == accepted
 
 
 def test_shape_is_normal() -> None:

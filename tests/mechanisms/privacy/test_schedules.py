@@ -15,38 +15,25 @@ ALL = (ConstantSchedule(), SadSchedule(), AutoStepSchedule(), AutoLinearSchedule
 _BY_KIND = [s.kind for s in ALL]
 
 
-def test_sad_by_hand() -> None:
-    """Huang and Xie, algorithm 1, n 3, gamma 0.9, beta 0.8, a 1.25, T 271: D = 81, 90, 100 (0.9 * 90 = 81)."""
-    runs = schedules.segments(SadSchedule(), steps=271, final_noise_multiplier=2.0, final_l2_clip_norm=0.4)
-    assert [s.steps for s in runs] == [81, 90, 100]
-    assert [s.noise_multiplier for s in runs] == pytest.approx([1.28, 1.6, 2.0])
-    assert [s.l2_clip_norm for s in runs] == pytest.approx([0.625, 0.5, 0.4])
-
-
-def test_sad_early_phases_are_short_quiet_and_wide() -> None:
-    """For gamma = 0.2 the first of three phases is 0.04 / 1.24 of the steps; noise grows, the clip falls."""
-    runs = schedules.segments(
-        SadSchedule(length_decay=0.2), steps=1240, final_noise_multiplier=1.0, final_l2_clip_norm=1.0
-    )
-    assert [s.steps for s in runs] == [40, 200, 1000]
-    assert runs[0].noise_multiplier < runs[1].noise_multiplier < runs[2].noise_multiplier
-    assert runs[0].l2_clip_norm > runs[1].l2_clip_norm > runs[2].l2_clip_norm
-
-
-def test_auto_step_by_hand() -> None:
-    """Three equal phases, each 0.8 of the one before: 1/0.64, 1/0.8, 1 times the last; the clip stays."""
-    runs = schedules.segments(AutoStepSchedule(), steps=30, final_noise_multiplier=1.6, final_l2_clip_norm=1.0)
-    assert [s.steps for s in runs] == [10, 10, 10]
-    assert [s.noise_multiplier for s in runs] == pytest.approx([2.5, 2.0, 1.6])
-    assert {s.l2_clip_norm for s in runs} == {1.0}
-
-
-def test_auto_linear_by_hand() -> None:
-    """Four phases from 2 to 1 times the last: 2, 5/3, 4/3, 1."""
-    schedule = AutoLinearSchedule(number_of_phases=4, final_ratio=0.5)
-    runs = schedules.segments(schedule, steps=8, final_noise_multiplier=3.0, final_l2_clip_norm=1.0)
-    assert [s.steps for s in runs] == [2, 2, 2, 2]
-    assert [s.noise_multiplier for s in runs] == pytest.approx([6.0, 5.0, 4.0, 3.0])
+@pytest.mark.parametrize(
+    ("schedule", "lengths", "noise", "clips"),
+    [
+        # Huang and Xie, algorithm 1, n 3, gamma 0.9, beta 0.8, a 1.25: D = 81, 90, 100 (0.9 * 90 = 81)
+        (SadSchedule(), [81, 90, 100], [0.64, 0.8, 1], [1.5625, 1.25, 1]),
+        # gamma 0.2: the first of three phases is 0.04 / 1.24 of the steps; early ones short, quiet and wide
+        (SadSchedule(length_decay=0.2), [40, 200, 1000], [0.64, 0.8, 1], [1.5625, 1.25, 1]),
+        # equal phases, each 0.8 of the one before; the clip stays
+        (AutoStepSchedule(), [10, 10, 10], [1 / 0.64, 1 / 0.8, 1], [1, 1, 1]),
+        # four phases from 2 to 1 times the last
+        (AutoLinearSchedule(number_of_phases=4, final_ratio=0.5), [2] * 4, [2, 5 / 3, 4 / 3, 1], [1] * 4),
+    ],
+)
+def test_by_hand(schedule: schedules.Schedule, lengths: list[int], noise: list[float], clips: list[float]) -> None:
+    """Lengths in steps; noise multipliers and clips as multiples of the last phase's, here 2 and 0.4."""
+    runs = schedules.segments(schedule, steps=sum(lengths), final_noise_multiplier=2.0, final_l2_clip_norm=0.4)
+    assert [s.steps for s in runs] == lengths
+    assert [s.noise_multiplier / 2.0 for s in runs] == pytest.approx(noise)
+    assert [s.l2_clip_norm / 0.4 for s in runs] == pytest.approx(clips)
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=_BY_KIND)

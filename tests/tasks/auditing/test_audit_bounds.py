@@ -140,15 +140,6 @@ def test_pairs_of_the_candidate() -> None:
     assert sum(bound(0.0, seed).epsilon > 0 for seed in range(200)) <= 19
 
 
-def test_replacing_weakens_with_delta_and_stays_consistent() -> None:
-    """At delta 0 it is the one-run bound; above, the answer's own (1 + e^(eps/2)) delta no longer explains it away."""
-    guesses = Guesses(correct=95, made=100, coins=1000)
-    plain = audit_bounds.replaced(guesses, delta=0.0, confidence=0.95)
-    small, large = (audit_bounds.replaced(guesses, delta=delta, confidence=0.95) for delta in (1e-6, 1e-3))
-    assert plain > small > large >= 0
-    assert plain == pytest.approx(2.172, abs=1e-3)
-
-
 def test_memorisation_tells_planted_from_not() -> None:
     """A leak shows as exposure and as wrong codes learnt; without one both halves say the same (4 sigma)."""
     made = pool()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mechanisms.audit import leave_one_out
 from storage.demo_data import write_demo_data
@@ -108,12 +107,3 @@ def test_a_killed_leave_one_out_goes_on(
     again = json.loads((run_step(other, step).path / stages.FILE).read_text())
     assert fitted == [1, 5, 2, 1, 2]
     assert again == whole
-
-
-def test_half_of_the_records_are_the_riskiest() -> None:
-    """And none is taken twice, also where more are asked for than there are."""
-    delta = torch.arange(10.0)
-    chosen = stages._chosen(delta, count=5, seed=0).tolist()
-    assert chosen[:3] == [9, 8, 7]
-    assert len(set(chosen)) == 5
-    assert sorted(stages._chosen(delta, count=99, seed=0).tolist()) == list(range(10))

@@ -1,0 +1,107 @@
+"""Refits without a record against the training loop; what they say of a draw against draws of all parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import kstest
+from small_heads import MakeLinear
+
+from mechanisms.audit.leave_one_out import FullFit, log_likelihood_draws, records_to_leave_out, refit, trial_weights
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.posterior import swag
+
+ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=5, weight_decay=0.01)
+SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=4, batch_size=5)
+
+
+@pytest.mark.parametrize(("epsilon", "schedule"), [(None, "constant"), (6.0, "constant"), (None, "linear")])
+def test_equals_the_training_loop(linear: MakeLinear, tmp_path: Path, epsilon: float | None, schedule: str) -> None:
+    """Each batched trial equals `training.train` on the same weights to float32 rounding; a bound, or a rate that
+    falls, included.
+    """
+    adamw = ADAMW.model_copy(update={"schedule": schedule})
+    bounded = None if epsilon is None else BoundedLikelihood.for_epsilon(epsilon)
+    made, inputs, labels = linear(23)
+    alpha = 0.3 + 0.7 * torch.rand(23, generator=torch.Generator().manual_seed(4))
+    rows = trial_weights(alpha, torch.tensor([3, 17]), records=23)
+    start = made.flat.clone()
+    got = refit(
+        made,
+        inputs,
+        labels,
+        weights=rows,
+        adamw=adamw,
+        sgd=SGD,
+        rank=3,
+        std_scale=1.0,
+        seed=7,
+        bounded=bounded,
+    )
+    assert torch.equal(made.flat, start), "the classifier is left as it was"
+    for trial, weights in enumerate(rows):
+        made.flat.copy_(start)
+        how = {"seed": 7, "weights": weights, "bounded": bounded}
+        train(made, inputs, labels, phase=adamw, purpose="fine-tune", **how)
+        state = swag.init(made.num_parameters, rank=3, folder=tmp_path / str(trial))
+        train(made, inputs, labels, phase=SGD, purpose="swag", state=state, **how)
+        swag.save(state)
+        want = swag.load(tmp_path / str(trial))
+        torch.testing.assert_close(got[trial].mean, want.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got[trial].diag_std, want.diag_std, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(torch.stack(got[trial].deviations), torch.stack(want.deviations), atol=1e-5, rtol=0)
+
+
+def test_the_record_left_out_does_not_matter(linear: MakeLinear) -> None:
+    """Another label for it changes nothing; for a record left in it does."""
+    made, inputs, labels = linear(12)
+    rows = trial_weights(None, torch.tensor([2]), records=12)
+    how = {"weights": rows, "adamw": ADAMW, "sgd": SGD, "rank": 3, "std_scale": 1.0, "seed": 1}
+    (one,) = refit(made, inputs, labels, **how)
+    for record, same in ((2, True), (3, False)):
+        other = labels.clone()
+        other[record] = (other[record] + 1) % 4
+        (two,) = refit(made, inputs, other, **how)
+        assert torch.equal(one.mean, two.mean) == same
+
+
+def test_half_of_the_records_are_the_riskiest() -> None:
+    """And none is taken twice, also where more are asked for than there are."""
+    delta = torch.arange(10.0)
+    indices = records_to_leave_out(delta, count=5, seed=0).tolist()
+    assert indices[:3] == [9, 8, 7]
+    assert len(set(indices)) == 5
+    assert sorted(records_to_leave_out(delta, count=99, seed=0).tolist()) == list(range(10))
+
+
+def posterior(shift: float = 0.0) -> swag.Posterior:
+    """A linear head's, of 4 classes on 3 features."""
+    g = torch.Generator().manual_seed(1)
+    deviations = tuple(0.3 * torch.randn(16, generator=g) for _ in range(4))
+    mean, m2 = torch.randn(16, generator=g), torch.rand(16, generator=g)
+    return swag.posterior(mean + shift * torch.eye(16)[0], m2, deviations, count=4, std_scale=1.5)
+
+
+def test_logits_may_be_drawn_in_the_place_of_parameters() -> None:
+    """Log-likelihoods at 1,000 such draws and at 4,000 draws of all parameters are of one distribution, but not of
+    another record's label: Kolmogorov-Smirnov, seeded, so no false alarms."""
+    post, x = posterior(), torch.tensor([0.5, -1.0, 2.0])
+    g = torch.Generator().manual_seed(0)
+    thetas = torch.stack([swag.sample(post, normal=swag.seeded_normal(g)) for _ in range(4000)])
+    ell = (thetas[:, :12].view(-1, 4, 3) @ x + thetas[:, 12:]).log_softmax(1)
+    drawn = log_likelihood_draws(post, x, 2, g)
+    assert kstest(drawn, ell[:, 2]).pvalue > 0.01
+    assert kstest(drawn, ell[:, 1]).pvalue < 1e-6
+
+
+def test_effect_of_a_record() -> None:
+    """None where its absence changed nothing but noise; a loss, and a larger one of all parameters, where it did."""
+    full, x = FullFit(posterior(), seed=0), torch.tensor([1.0, 0.0, 0.0])
+    same, other = (full.effect(x, 0, without=posterior(shift)) for shift in (0.0, -3.0))
+    assert same.density_loss == 0
+    assert abs(same.own_loss) < 0.1
+    assert other.without_mean < other.with_mean == same.with_mean
+    assert 0.1 < other.own_loss < other.density_loss

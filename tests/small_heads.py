@@ -1,0 +1,35 @@
+"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a claim for a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.events import Claim, Event
+
+MakeLinear: TypeAlias = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
+Fresh: TypeAlias = Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]
+
+
+def head_of(part: nn.Module) -> Classifier:
+    """A classifier that is this part alone, on features."""
+    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
+    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+
+
+def scale_p_value(values: Tensor, *, std: float) -> float:
+    """Two-sided p-value of the chi-square test that independent normal values are N(0, std^2)."""
+    below = float(stats.chi2.cdf(float((values.double() / std).square().sum()), values.numel()))
+    return 2 * min(below, 1 - below)
+
+
+def claim(event: Event, *, delta: float | None = None, m: int = 1) -> Claim:
+    """The claim of this event for a unit of m records."""
+    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",))
