@@ -30,6 +30,7 @@ def scale_p_value(values: Tensor, *, std: float) -> float:
     return 2 * min(below, 1 - below)
 
 
-def claim(event: Event, *, delta: float | None = None, m: int = 1) -> Claim:
+def claim(event: Event | None, *, delta: float | None = None, m: int = 1) -> Claim:
     """The claim of this event for a unit of m records."""
+    assert event is not None
     return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",))

@@ -12,20 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 import yaml
 from jobs import Job, environment, prefect_server
 from test_approval_command import command
 
-from flows.audit import as_retrained
 from flows.commands.profiles import parameters
+from storage.artifacts import ArtifactRef
 from storage.bundle.folder import PAGE
 from storage.errors import InputError
 from storage.ledger import Ledger
 from storage.paths import Workspace
+from tasks.auditing.run import as_retrained
 from tasks.auditing.settings import choose_branches
-from tasks.branches.branch import CompareParameters, of_round
+from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.outcome import Study
+from tasks.branches.swag_chain import parameters_of
 from tasks.releasing import approval, plan_page
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
@@ -187,12 +191,15 @@ def test_what_retrain_bounds_is_what_audit_measures(small_data: tuple[Path, Path
     changes = ("pseudo_posterior.mechanism=censored", "pseudo_posterior.target_epsilon=2")
     chosen = parameters("demo", [*LEAKY, *changes], data=small_data[0], codelist=small_data[1])
     context = Context(home=str(tmp_path))
-    same, shared = as_retrained(context, chosen, CompareParameters())
+    how: Any = {"do": None, "prefect_run_id": None}
+    same, shared = as_retrained(context, chosen, CompareParameters(), **how)
     assert (same, shared.target_epsilon) == (chosen, 2.0)
-    (branch,) = choose_branches("release", chosen)
-    fitted = of_round(same, branch, seed=chosen.fit.seed, target=2.0, records_per_unit=1)
-    assert fitted == chosen, "so that its stages are the retrain's own"
-    assert as_retrained(context, chosen, CompareParameters(target_epsilon=7.0))[1].target_epsilon == 7.0
+    (branch,) = choose_branches("release", chosen, standard())
+    ref, facts = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="x"), {"train": 100, "label_space": 5}
+    study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=2.0)
+    assert parameters_of(study, branch, chosen.fit.seed) == chosen, "so that its stages are the retrain's own"
+    given = CompareParameters(target_epsilon=7.0)
+    assert as_retrained(context, chosen, given, **how)[1].target_epsilon == 7.0
 
 
 def test_what_cannot_be_audited_is_named(small_data: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from small_heads import MakeLinear, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan, PoissonSampler
+from mechanisms.dp_sgd import DpSgd, PoissonSampler
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Plan, Records, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier, ModelConfig
@@ -35,15 +36,16 @@ def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_sgd, "new_key", lambda: KEY)
 
 
-def plan_of(config: DpSgdConfig, *segments: NoiseSegment, records: int) -> DpSgdPlan:
+def plan_of(config: DpSgd, *segments: NoiseSegment, records: int) -> Plan:
     """A plan with noise set by hand, for tests that want a known one."""
+    assert config.batch_size is not None
     event = DpSgdEvent(sampling_prob=config.batch_size / records, segments=segments)
-    return DpSgdPlan(config=config, event=event, num_records=records)
+    return Plan(mechanism=config, event=event, records=records)
 
 
-def go(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, **options: Any) -> dp_sgd.DpSgdRun:
+def go(made: tuple[Classifier, FeatureInputs, Tensor], plan: Plan, **options: Any) -> dp_sgd.DpSgdRun:
     trained, inputs, labels = made
-    return dp_sgd.run(trained, inputs, labels, plan=plan, num_labels=4, seed=1, purpose="test", **options)
+    return dp_sgd.run_plan(trained, inputs, labels, plan=plan, num_labels=4, seed=1, purpose="test", **options)
 
 
 PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
@@ -56,7 +58,7 @@ def test_noise_that_lands_in_the_parameters(linear: MakeLinear, factor: float, a
     (false alarm 1e-6 a run) accepts it and rejects two thirds and three halves of it."""
     made = linear(20, width=1000)
     before = made[0].flat.clone()
-    config = DpSgdConfig(batch_size=20, l2_clip_norm=1e-9, **PLAIN_SGD)
+    config = DpSgd(batch_size=20, l2_clip_norm=1e-9, **PLAIN_SGD)
     segment = NoiseSegment(steps=1, noise_multiplier=2.5e9, l2_clip_norm=1e-9)
     go(made, plan_of(config, segment, records=20))
     assert (scale_p_value(made[0].flat - before, std=factor * 2.5 / 20) > 1e-6) == accepted
@@ -67,12 +69,12 @@ def test_scheduled_noise_and_clips_run_in_order(linear: MakeLinear, monkeypatch:
     seen: list[float] = []
     real = dp_sgd._coefficients
 
-    def spy(config: DpSgdConfig, segment: NoiseSegment, weights: Tensor | None) -> Any:
+    def spy(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) -> Any:
         seen.append(segment.noise_multiplier * segment.l2_clip_norm)
         return real(config, segment, weights)
 
     monkeypatch.setattr(dp_sgd, "_coefficients", spy)
-    config = DpSgdConfig(batch_size=12, **PLAIN_SGD)
+    config = DpSgd(batch_size=12, **PLAIN_SGD)
     segments = (
         NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=3.0),
         NoiseSegment(steps=3, noise_multiplier=2.0, l2_clip_norm=1.0),
@@ -87,7 +89,7 @@ def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Ca
     dropout is off, for its masks are the one thing that pieces share out differently."""
     model = ModelConfig(encoder=str(tiny_roberta), max_length=32)
     labels = torch.arange(20) % 4
-    config = DpSgdConfig(batch_size=20, **PLAIN_SGD)
+    config = DpSgd(batch_size=20, **PLAIN_SGD)
     after = []
     for size in (3, 100):
         made = classifiers.build(model, num_labels=4, seed=0)
@@ -96,7 +98,7 @@ def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Ca
                 module.p = 0.0
         inputs = classifiers.tokenize(model, narratives(20))
         segment = NoiseSegment(steps=1, noise_multiplier=1e-9, l2_clip_norm=1.0)
-        dp_sgd.run(
+        dp_sgd.run_plan(
             made,
             inputs,
             labels,
@@ -121,9 +123,11 @@ def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narrati
     made = classifiers.build(model, num_labels=2, seed=0)
     tokens = classifiers.tokenize(model, texts)
     inputs = made.encode(tokens) if trainable == "head" else tokens
-    config = DpSgdConfig(batch_size=20, epochs=60, learning_rate=0.05 if trainable == "head" else 0.02)
+    config = DpSgd(batch_size=20, epochs=60, learning_rate=0.05 if trainable == "head" else 0.02)
     segment = NoiseSegment(steps=120, noise_multiplier=0.01, l2_clip_norm=1.0)
-    ran = dp_sgd.run(made, inputs, labels, plan=plan_of(config, segment, records=40), num_labels=2, seed=1, purpose="t")
+    ran = dp_sgd.run_plan(
+        made, inputs, labels, plan=plan_of(config, segment, records=40), num_labels=2, seed=1, purpose="t"
+    )
     assert len(ran.losses) == 60
     assert ran.losses[-1] < 0.6 * math.log(2) < ran.losses[0]
 
@@ -139,11 +143,11 @@ def test_resumed_equals_unbroken(
     """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit where the unbroken
     run with that key ends: no step's noise or sample is drawn a second time. The key that a new run would get plays no
     part, and a run that does start with another key ends elsewhere."""
-    config = DpSgdConfig(
+    config = DpSgd(
         batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights, target_epsilon=20
     )
-    plan = dp_sgd.calibrate(config, num_records=120)
-    assert plan.sgd.steps == 16
+    plan = config.plan(Task(records=120, classes=4))
+    assert dp_sgd.descent_of(plan.event).steps == 16
     unbroken = linear(120)
     expected = go(unbroken, plan)
 
@@ -169,12 +173,12 @@ def test_every_run_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, linear:
     for _ in range(2):
         made = linear(12)
         segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0)
-        go(made, plan_of(DpSgdConfig(batch_size=6, **PLAIN_SGD), segment, records=12))
+        go(made, plan_of(DpSgd(batch_size=6, **PLAIN_SGD), segment, records=12))
         ends.append(made[0].flat)
     assert not torch.any(ends[0] == ends[1])
 
 
-def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPlan, folder: Path, *, step: int) -> None:
+def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: Plan, folder: Path, *, step: int) -> None:
     real = SecretStream.poisson_sample
 
     def dying(self: SecretStream, records: int, **address: Any) -> Tensor:
@@ -190,7 +194,7 @@ def _interrupt_at(made: tuple[Classifier, FeatureInputs, Tensor], plan: DpSgdPla
 def test_the_key_goes_when_the_run_ends(linear: MakeLinear, tmp_path: Path) -> None:
     """The last checkpoint holds the parameters and what ran, no key, and running it again changes nothing."""
     plan = plan_of(
-        DpSgdConfig(batch_size=6, **PLAIN_SGD),
+        DpSgd(batch_size=6, **PLAIN_SGD),
         NoiseSegment(steps=2, noise_multiplier=1.0, l2_clip_norm=1.0),
         records=12,
     )
@@ -205,7 +209,7 @@ def test_the_key_goes_when_the_run_ends(linear: MakeLinear, tmp_path: Path) -> N
 
 def test_a_checkpoint_of_another_event_is_refused(linear: MakeLinear, tmp_path: Path) -> None:
     """Changing the noise after the first step would leave the claim to the plan that no longer runs."""
-    config = DpSgdConfig(batch_size=6, **PLAIN_SGD)
+    config = DpSgd(batch_size=6, **PLAIN_SGD)
     first, second = (NoiseSegment(steps=2, noise_multiplier=s, l2_clip_norm=1.0) for s in (1.0, 0.5))
     go(linear(12), plan_of(config, first, records=12), folder=tmp_path)
     with pytest.raises(MechanismError, match="another event or config"):
@@ -227,7 +231,7 @@ def test_an_unfinished_run_claims_the_steps_it_took() -> None:
 @pytest.mark.parametrize("apply", [None, "before-clip", "after-clip"])
 def test_no_record_adds_more_than_the_clip(clipping: Any, apply: Any) -> None:
     """Whatever the weights (at most 1), the norm and the order of weighting and clipping: c_i norm_i <= C."""
-    config = DpSgdConfig(
+    config = DpSgd(
         batch_size=8, clipping=clipping, class_weights=None if apply is None else ClassWeightsConfig(apply=apply)
     )
     segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=0.5)
@@ -243,7 +247,7 @@ def test_weighting_before_or_after_the_clip() -> None:
     segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0)
     added = {}
     for apply in ("before-clip", "after-clip"):
-        config = DpSgdConfig(class_weights=ClassWeightsConfig.model_validate({"apply": apply}))
+        config = DpSgd(class_weights=ClassWeightsConfig.model_validate({"apply": apply}))
         factors = dp_sgd._coefficients(config, segment, torch.tensor([0.5]))(torch.tensor([4.0]))
         added[apply] = float(factors * 4)
     assert added == {"before-clip": pytest.approx(1.0), "after-clip": pytest.approx(0.5)}
@@ -267,19 +271,18 @@ class TestRefused:
     def test_bad_settings(self, field: str, value: float) -> None:
         """By name, before anything is loaded."""
         with pytest.raises(ValidationError, match=field):
-            DpSgdConfig.model_validate({field: value})
+            DpSgd.model_validate({field: value})
 
     def test_batch_larger_than_the_data(self) -> None:
-        with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 records\)"):
-            dp_sgd.calibrate(DpSgdConfig(), num_records=100)
+        with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 training records\)"):
+            DpSgd().plan(Task(records=100, classes=4, target_epsilon=4.0))
 
     def test_another_number_of_records(self, linear: MakeLinear) -> None:
         """The sampling probability was calibrated for n records."""
-        plan = plan_of(
-            DpSgdConfig(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
-        )
-        with pytest.raises(MechanismError, match="calibrate again"):
-            go(linear(13), plan)
+        plan = plan_of(DpSgd(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12)
+        trained, inputs, labels = linear(13)
+        with pytest.raises(MechanismError, match="plan again"):
+            plan.fit(Records(inputs, labels), Run(classes=4, seed=1, classifier=lambda: trained))
 
     def test_samplers_that_are_not_the_plans(self, linear: MakeLinear) -> None:
         """A shuffling loader, or Poisson at another rate, cannot be paired with the plan's claim."""
@@ -289,16 +292,14 @@ class TestRefused:
             def sample(self, stream: SecretStream, step: int) -> Tensor:
                 return torch.arange(self.num_records)[: round(self.sampling_prob * self.num_records)]
 
-        plan = plan_of(
-            DpSgdConfig(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
-        )
+        plan = plan_of(DpSgd(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12)
         with pytest.raises(MechanismError, match="`Shuffled` does not sample by Poisson"):
             go(linear(12), plan, sampler=Shuffled(12, 0.5))
         with pytest.raises(MechanismError, match=r"probability 0\.25; the plan says 12 with 0\.5"):
             go(linear(12), plan, sampler=PoissonSampler(12, 0.25))
 
     def test_divergence_is_named(self, linear: MakeLinear) -> None:
-        config = DpSgdConfig(batch_size=12, optimiser="sgd", learning_rate=1000.0, epochs=1)
+        config = DpSgd(batch_size=12, optimiser="sgd", learning_rate=1000.0, epochs=1)
         segment = NoiseSegment(steps=2, noise_multiplier=1e37, l2_clip_norm=1.0)
         with pytest.raises(MechanismError, match="lower learning_rate"):
             go(linear(12), plan_of(config, segment, records=12))
@@ -308,7 +309,7 @@ def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
     """A Poisson sample may be empty; the step then moves by noise alone, as the analysis assumes."""
     made = linear(2)
     before = made[0].flat.clone()
-    config = DpSgdConfig(batch_size=1, **PLAIN_SGD)
+    config = DpSgd(batch_size=1, **PLAIN_SGD)
     plan = plan_of(config, NoiseSegment(steps=12, noise_multiplier=1.0, l2_clip_norm=1.0), records=2)
     ran = go(made, plan)
     assert torch.isfinite(made[0].flat).all()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd, formal_head
 from mechanisms.errors import MechanismError
-from mechanisms.formal_head import FormalHeadConfig
+from mechanisms.formal_head import FormalHead
+from mechanisms.mechanism import Fitted, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import gaussian_cost
@@ -21,7 +22,7 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianRelease
 from mechanisms.privacy.noise import SecretStream
 
 STREAM = SecretStream(bytes(range(32)))
-CONFIG = FormalHeadConfig(feature_clip_norm=2.0, count_scale=0.5)
+CONFIG = FormalHead(feature_clip_norm=2.0, count_scale=0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +73,8 @@ def test_noise_of_the_release(factor: float, accepted: bool) -> None:
 
 def test_budget_is_split_and_met() -> None:
     """Release and descent cost together what one Gaussian of the solved multiplier costs, and that is the target."""
-    config = FormalHeadConfig(target_epsilon=2.0, delta=1e-5, release_share=0.25, steps=16)
-    plan = formal_head.calibrate(config, num_records=1000)
+    config = FormalHead(target_epsilon=2.0, delta=1e-5, release_share=0.25, steps=16)
+    plan = config.plan(Task(records=1000, classes=3))
     assert isinstance(plan.event, ComposedEvent)
     first, descent = plan.event.events
     assert isinstance(first, GaussianReleaseEvent)
@@ -99,15 +100,26 @@ def head() -> Classifier:
     return head_of(nn.Linear(8, 3))
 
 
+def fit(
+    plan: Plan,
+    inputs: FeatureInputs,
+    labels: Tensor,
+    *,
+    own: Classifier | None = None,
+    folder: Path | None = None,
+) -> Fitted:
+    run = Run(classes=3, seed=0, classifier=lambda: own or head(), folder=folder)
+    return plan.fit(Records(inputs, labels), run)
+
+
 def accuracy(target_epsilon: float, tmp_path: Path | None = None) -> float:
     inputs, labels = problem()
     test, truth = problem(seed=1)
-    config = FormalHeadConfig(target_epsilon=target_epsilon, delta=1e-5, feature_clip_norm=3.0, learning_rate=1.0)
-    plan = formal_head.calibrate(config, num_records=len(inputs))
-    made = head()
-    ran = formal_head.run(made, inputs, labels, config=config, plan=plan, num_labels=3, seed=0, folder=tmp_path)
-    assert ran.event == plan.event
-    return float((made.predict(test).argmax(1) == truth).double().mean())
+    config = FormalHead(target_epsilon=target_epsilon, delta=1e-5, feature_clip_norm=3.0, learning_rate=1.0)
+    plan = config.plan(Task(records=len(inputs), classes=3))
+    fitted = fit(plan, inputs, labels, folder=tmp_path)
+    assert fitted.event == plan.event
+    return float((fitted.model.log_probabilities(test).argmax(1) == truth).double().mean())
 
 
 def test_it_learns_at_epsilon_2_and_not_at_epsilon_one_hundredth() -> None:
@@ -124,7 +136,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_the_claim_is_formal() -> None:
     """The composed event gives a finite-sample claim."""
-    plan = formal_head.calibrate(FormalHeadConfig(), num_records=2000)
+    plan = FormalHead().plan(Task(records=2000, classes=3, target_epsilon=4.0))
     made = claim(plan.event, delta=1e-4)
     assert made.guarantee_kind == "formal"
     assert made.epsilon == pytest.approx(4.0, rel=0.005)
@@ -133,7 +145,7 @@ def test_the_claim_is_formal() -> None:
 def test_discriminant_without_noise_finds_the_classes() -> None:
     """With a whole weight and no noise the start alone classifies; with all noise it is the prior alone."""
     inputs, labels = problem()
-    config = FormalHeadConfig(feature_clip_norm=3.0, temperature=1.0)
+    config = FormalHead(feature_clip_norm=3.0, temperature=1.0)
     event = GaussianReleaseEvent(what="s", noise_multiplier=1e-6, l2_sensitivity=math.hypot(1, 0.25))
     total, counts = formal_head.release_class_sums(
         inputs.features, labels, num_labels=3, config=config, release=event, stream=STREAM
@@ -144,24 +156,23 @@ def test_discriminant_without_noise_finds_the_classes() -> None:
     assert float((blind - blind.mean(0)).abs().max()) < 1e-3
 
 
+PLAN = FormalHead().plan(Task(records=50, classes=3, target_epsilon=4.0))
+
+
 class TestRefused:
     def test_a_head_with_a_hidden_layer(self) -> None:
-        made, (inputs, labels) = head(), problem(50)
-        made.part = nn.Sequential(nn.Linear(8, 3))
-        plan = formal_head.calibrate(FormalHeadConfig(), num_records=50)
-        with pytest.raises(MechanismError, match="pooling `mean`"):
-            formal_head.run(made, inputs, labels, config=FormalHeadConfig(), plan=plan, num_labels=3, seed=0)
+        hidden, (inputs, labels) = head(), problem(50)
+        hidden.part = nn.Sequential(nn.Linear(8, 3))
+        with pytest.raises(MechanismError, match=r"closed form|pooling `mean`"):
+            fit(PLAN, inputs, labels, own=hidden)
 
     def test_a_plan_of_another_scale(self) -> None:
         """Noise calibrated for one sensitivity does not cover another."""
-        inputs, labels = problem(50)
-        plan = formal_head.calibrate(FormalHeadConfig(), num_records=50)
-        with pytest.raises(MechanismError, match="calibrate again"):
-            formal_head.run(
-                head(), inputs, labels, config=FormalHeadConfig(count_scale=3.0), plan=plan, num_labels=3, seed=0
-            )
+        rescaled = PLAN.model_copy(update={"mechanism": FormalHead(count_scale=3.0)})
+        with pytest.raises(MechanismError, match="plan again"):
+            fit(rescaled, *problem(50))
 
     @pytest.mark.parametrize("field", ["delta", "release_share", "l2_clip_norm", "feature_clip_norm"])
     def test_bad_settings(self, field: str) -> None:
         with pytest.raises(ValidationError, match=field):
-            FormalHeadConfig.model_validate({field: 0.0})
+            FormalHead.model_validate({field: 0.0})

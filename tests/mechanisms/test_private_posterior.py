@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,33 +12,32 @@ from small_heads import MakeLinear, claim, head_of
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Fitted, Plan, Records, Run, Task
+from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
-from mechanisms.private_posterior import PrivatePosteriorConfig, calibrate, run, step_size
+from mechanisms.private_posterior import PrivatePosterior, step_size
 
-CONFIG = PrivatePosteriorConfig(target_epsilon=4.0, steps=20, prior_std=0.5)
+CONFIG = PrivatePosterior(target_epsilon=4.0, steps=20, prior_std=0.5)
+RUN = Run(classes=2, seed=0, classifier=lambda: head_of(nn.Linear(3, 2)))
 
 
-def plan_of(config: PrivatePosteriorConfig, noise_multiplier: float, records: int) -> DpSgdPlan:
-    """A plan of this noise, its step size as the sampler wants it."""
-    segment = NoiseSegment(steps=config.steps, noise_multiplier=noise_multiplier, l2_clip_norm=config.l2_clip_norm)
-    descent = DpSgdConfig(
-        optimiser="sgd",
-        learning_rate=step_size(noise_multiplier, config.l2_clip_norm) / 2 * records,
-        weight_decay=1 / (records * config.prior_std**2),
-        epochs=config.steps,
-        batch_size=records,
-        l2_clip_norm=config.l2_clip_norm,
+def plan_of(records: int, config: PrivatePosterior = CONFIG) -> Plan:
+    """Solved for the config's target."""
+    return config.plan(Task(records=records, classes=2))
+
+
+def fit(plan: Plan, classifier: Classifier, inputs: FeatureInputs, labels: Tensor, **how: Any) -> Fitted:
+    run = Run(
+        classes=classifier.flat.numel() // (inputs.features.shape[1] + 1), seed=0, classifier=lambda: classifier, **how
     )
-    return DpSgdPlan(config=descent, event=DpSgdEvent(sampling_prob=1.0, segments=(segment,)), num_records=records)
+    return plan.fit(Records(inputs, labels), run)
 
 
 class TestCalibration:
     def test_the_claim_is_formal_and_meets_the_target(self) -> None:
         """From the event alone, as for any DP-SGD run."""
-        plan = calibrate(CONFIG, num_records=500)
+        plan = plan_of(500)
         made = claim(plan.event, delta=1e-4)
         assert made.guarantee_kind == "formal"
         assert made.epsilon == pytest.approx(4.0, rel=0.005)
@@ -45,19 +45,28 @@ class TestCalibration:
         assert made.epsilon <= 4.0
 
     def test_step_size_is_langevins_at_temperature_one(self) -> None:
-        """Noise added to theta in a step has standard deviation sqrt(eta), where eta/2 multiplies the gradient sum."""
-        plan = calibrate(CONFIG, num_records=500)
-        noise = plan.sgd.segments[0].noise_multiplier * CONFIG.l2_clip_norm
-        eta = 2 * plan.config.learning_rate / plan.config.batch_size
-        assert plan.config.learning_rate / plan.config.batch_size * noise == pytest.approx(math.sqrt(eta))
-        assert plan.config.learning_rate * plan.config.weight_decay == pytest.approx(eta / 2 / CONFIG.prior_std**2)
+        """Noise added to theta in a step has standard deviation sqrt(eta), where eta/2 multiplies the gradient sum;
+        seen in the descent that runs, whatever the number of records."""
+        for records in (12, 500):
+            plan, seen = plan_of(records), list[Plan]()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(dp_sgd, "descend", lambda plan, *_, seen=seen, **__: seen.append(plan))
+                CONFIG.fit(plan, Records(FeatureInputs(torch.zeros(records, 3)), torch.zeros(records).long()), RUN)
+            (descent,) = (plan.mechanism for plan in seen)
+            assert isinstance(descent, dp_sgd.DpSgd)
+            noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier * CONFIG.l2_clip_norm
+            rate = descent.learning_rate / records
+            assert descent.batch_size == records
+            assert rate * noise == pytest.approx(math.sqrt(2 * rate))
+            assert descent.learning_rate * descent.weight_decay == pytest.approx(rate / CONFIG.prior_std**2)
 
     def test_the_time_is_bought_by_epsilon_not_by_steps(self) -> None:
         """eta N is the same within 2 % for 20 and 200 steps, and more for a larger epsilon."""
         times = []
         for steps, epsilon in ((20, 4.0), (200, 4.0), (20, 8.0)):
-            plan = calibrate(CONFIG.model_copy(update={"steps": steps, "target_epsilon": epsilon}), num_records=500)
-            times.append(2 * plan.config.learning_rate / 500 * steps)
+            plan = plan_of(500, CONFIG.model_copy(update={"steps": steps, "target_epsilon": epsilon}))
+            noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier
+            times.append(step_size(noise, CONFIG.l2_clip_norm) * steps)
         assert times[1] == pytest.approx(times[0], rel=0.02)
         assert times[2] > 2 * times[0]
 
@@ -65,16 +74,12 @@ class TestCalibration:
 def snapshots(eta: float, *, steps: int, features: Tensor, labels: Tensor) -> Tensor:
     """One long chain, its parameters every 16 steps after the first tenth, [snapshots, P]."""
     made, found = head_of(nn.Linear(features.shape[1], 2)), list[Tensor]()
-    config = PrivatePosteriorConfig(steps=steps, prior_std=1.0, l2_clip_norm=10.0)
-    plan = plan_of(config, 2 / math.sqrt(eta) / 10, len(labels))
-    run(
+    config = PrivatePosterior(steps=steps, prior_std=1.0, l2_clip_norm=10.0)
+    fit(
+        Plan(mechanism=config, event=config.event(2 / math.sqrt(eta) / 10), records=len(labels)),
         made,
         FeatureInputs(features=features),
         labels,
-        config=config,
-        plan=plan,
-        num_labels=2,
-        seed=0,
         progress=lambda done, total: found.append(made.flat.clone()) if done > total // 10 else None,
     )
     return torch.stack(found)
@@ -110,8 +115,7 @@ class TestPosterior:
         """A feature that is always 0: its weights are N(0, s^2), whatever time was bought (1,000 weights, 5 %)."""
         made, labels = head_of(nn.Linear(500, 2)), torch.arange(20) % 2
         inputs = FeatureInputs(features=torch.zeros(20, 500))
-        plan = calibrate(CONFIG, num_records=20)
-        run(made, inputs, labels, config=CONFIG, plan=plan, num_labels=2, seed=0)
+        fit(plan_of(20), made, inputs, labels)
         assert float(made.flat[:1000].std()) == pytest.approx(CONFIG.prior_std, rel=0.1)
 
 
@@ -123,36 +127,26 @@ def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
     made, labels = head_of(nn.Linear(500, 2)), torch.arange(19) % 2
     with torch.no_grad():
         made.flat.fill_(9.0)
-    plan = calibrate(CONFIG, num_records=20)
-    fewer = DpSgdPlan(config=plan.config, event=plan.event, num_records=19)
-    ran = run(
-        made, FeatureInputs(features=torch.zeros(19, 500)), labels, config=CONFIG, plan=fewer, num_labels=2, seed=0
-    )
+    plan = plan_of(20)
+    ran = fit(plan, made, FeatureInputs(features=torch.zeros(19, 500)), labels, resampled=True)
     assert ran.event == plan.event
     assert float(made.flat[:1000].std()) == pytest.approx(CONFIG.prior_std, rel=0.1)
     assert abs(float(made.flat[:1000].mean())) < 0.1
 
 
 class TestRefusals:
-    def test_another_temperature(self, linear: MakeLinear) -> None:
-        """A plan whose rate was turned up would sample from something else: refused."""
-        made, inputs, labels = linear(12)
-        plan = calibrate(CONFIG, num_records=12)
-        louder = DpSgdPlan(
-            config=plan.config.model_copy(update={"learning_rate": 2 * plan.config.learning_rate}),
-            event=plan.event,
-            num_records=12,
-        )
-        with pytest.raises(MechanismError, match="calibrate again"):
-            run(made, inputs, labels, config=CONFIG, plan=louder, num_labels=4, seed=0)
+    def test_a_plan_of_other_steps(self, linear: MakeLinear) -> None:
+        """The rate follows from the plan's noise, so no plan has another temperature; other steps are refused."""
+        longer = plan_of(12).model_copy(update={"mechanism": CONFIG.model_copy(update={"steps": 21})})
+        with pytest.raises(MechanismError, match="plan again"):
+            fit(longer, *linear(12))
 
     def test_resumes_with_the_same_noise(self, linear: MakeLinear, tmp_path: Path) -> None:
         """A finished folder returns the same draw; the key is gone from it."""
         made, inputs, labels = linear(12)
-        plan = calibrate(CONFIG, num_records=12)
-        how = {"config": CONFIG, "plan": plan, "num_labels": 4, "seed": 0, "folder": tmp_path}
-        run(made, inputs, labels, **how)
+        plan = plan_of(12)
+        fit(plan, made, inputs, labels, folder=tmp_path)
         first = made.flat.clone()
         made.flat.zero_()
-        run(made, inputs, labels, **how)
+        fit(plan, made, inputs, labels, folder=tmp_path)
         assert torch.equal(made.flat, first)

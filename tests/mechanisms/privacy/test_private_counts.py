@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from small_heads import scale_p_value
 
-from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig
+from mechanisms.dp_sgd import DpSgd, descent_of
+from mechanisms.mechanism import Task
 from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent
@@ -68,16 +68,16 @@ def test_one_record_moves_the_histogram_by_the_sensitivity() -> None:
 
 def test_the_counts_are_paid_for() -> None:
     """With class weights the event holds the release, the steps get more noise, and the whole meets the target."""
-    plain = dp_sgd.calibrate(DpSgdConfig(batch_size=64), num_records=640)
-    weighted = dp_sgd.calibrate(
-        DpSgdConfig(batch_size=64, class_weights=ClassWeightsConfig(noise_multiplier=3.0)), num_records=640
-    )
+    task = Task(records=640, classes=5, target_epsilon=4.0)
+    plain = DpSgd(batch_size=64).plan(task)
+    weighted = DpSgd(batch_size=64, class_weights=ClassWeightsConfig(noise_multiplier=3.0)).plan(task)
     assert isinstance(weighted.event, ComposedEvent)
     assert weighted.event.events[0].mechanism == "gaussian-release"
-    assert weighted.sgd.segments[0].noise_multiplier > plain.sgd.segments[0].noise_multiplier
+    noisier, quieter = (descent_of(plan.event).segments[0].noise_multiplier for plan in (weighted, plain))
+    assert noisier > quieter
     epsilon = gaussian_cost.pld_epsilon(weighted.event, delta=1e-4)
     assert 4 * 0.995 <= epsilon <= 4
-    assert gaussian_cost.pld_epsilon(weighted.sgd, delta=1e-4) < 4 * 0.995
+    assert gaussian_cost.pld_epsilon(descent_of(weighted.event), delta=1e-4) < 4 * 0.995
 
 
 def test_bad_settings_are_refused_by_name() -> None:

@@ -1,17 +1,21 @@
-"""Reruns of a branch run the branch's own mechanism."""
+"""Reruns of a branch run the branch's own mechanism, with the run's own settings."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from mechanisms.model.classifier import ModelConfig
+from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.ingest import IngestConfig
-from tasks.auditing.branches import trials_of
-from tasks.auditing.settings import UNWEIGHTED, AuditParameters
-from tasks.branches.branch import BRANCHES, Branch, CompareParameters
+from tasks.auditing.run import reruns
+from tasks.auditing.settings import AuditParameters
+from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.outcome import Study
 from tasks.parameters import DataParameters, RetrainParameters
-from tasks.running.stage import Step
+from tasks.running.stage import Context, Step
 
 REF = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
 PARAMETERS = RetrainParameters(
@@ -20,40 +24,44 @@ PARAMETERS = RetrainParameters(
 )
 
 
-def reruns(branch: Branch) -> tuple[Step, str]:
-    """The stage of a branch's reruns and its mechanism's name there."""
-    return trials_of(
-        branch,
+def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
+    """The stages of a branch's reruns, the plan first, and its mechanism's name there."""
+    steps: list[Step] = []
+    study = Study(
+        Context(home=str(tmp_path)),
         PARAMETERS,
         CompareParameters(target_epsilon=4.0),
-        AuditParameters(trials=16),
+        REF,
+        REF,
+        {"train": 2000, "label_space": 100},
+        lambda step: steps.append(step) or REF,
         target=4.0,
-        records_per_unit=1,
-        epsilon=4.0,
-        pool=REF,
-        dataset=REF,
-        calibrated=REF if branch.kind == "formal" else None,
     )
+    _, mechanism = reruns(study, AuditParameters(trials=16, trial_draws=7), standard()[name], REF)
+    return steps, mechanism
 
 
 @pytest.mark.parametrize(("name", "own"), [("private-posterior", "prior_std"), ("formal-head", "release_share")])
-def test_a_linear_family_reruns_with_its_own_settings(name: str, own: str) -> None:
-    """The settings are part of the stage's key, so that others mean other reruns; plain DP-SGD has none."""
-    step, mechanism = reruns(BRANCHES[name])
+def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path, name: str, own: str) -> None:
+    """The settings are in the plan that the reruns read, so that others mean other reruns."""
+    (plan, trials), mechanism = asked(tmp_path, name)
     assert mechanism == name
-    assert own in step.config["linear"]
-    assert step.config["linear"]["target_epsilon"] == 4.0
-    assert reruns(BRANCHES["dp-sgd-tuned"])[0].config["linear"] is None
+    assert own in plan.config["mechanism"]
+    assert plan.config["task"]["target_epsilon"] == 4.0
+    assert set(trials.inputs) == {"pool", "dataset", "plan"}
+    assert own not in asked(tmp_path, "dp-sgd-tuned")[0][0].config["mechanism"]
 
 
-def test_rounds_of_one_chain_share_their_reruns() -> None:
-    """Unweighted, weighted and reweighted are one stage; a bound makes another mechanism."""
-    stages = {
-        name: reruns(branch)[0].config
-        for name, branch in {"swag": UNWEIGHTED, **BRANCHES}.items()
-        if name.startswith("swag")
+def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
+    """Unweighted, weighted and reweighted are one plan, with the audit's own number of draws; a bound is another."""
+    plans = {
+        name: asked(tmp_path, name) for name, branch in standard().items() if isinstance(branch.mechanism, SwagPpm)
     }
-    assert stages["swag"] == stages["swag-ppm"] == stages["swag-ppm-reweighted"]
-    bounded = stages["swag-ppm-censored"]["pseudo_posterior"]
-    assert (bounded["mechanism"], bounded["target_epsilon"]) == ("censored", 4.0)
-    assert stages["swag-ppm-both"] != stages["swag-ppm-censored"] != stages["swag"]
+    configs = {name: steps[0].config for name, (steps, _) in plans.items()}
+    assert configs["swag"] == configs["swag-ppm"] == configs["swag-ppm-reweighted"]
+    assert [plans[name][1] for name in ("swag", "swag-ppm")] == ["base", "weighted"]
+    assert configs["swag"]["mechanism"]["pseudo_posterior"]["risk_draws"] == 7
+    assert configs["swag"]["task"]["target_epsilon"] is None
+    bounded = configs["swag-ppm-censored"]
+    assert (bounded["mechanism"]["round"], bounded["task"]["target_epsilon"]) == ("censored", 4.0)
+    assert configs["swag-ppm-both"] != configs["swag-ppm-censored"] != configs["swag"]

@@ -7,30 +7,39 @@ from typing import Any
 
 import pytest
 
+from mechanisms.dp_sgd import DpSgd
+from mechanisms.mechanism import Task
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.events import Claim, NonPrivateEvent
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from tasks.branches.branch import BRANCHES, CompareParameters, choose, dp_sgd_config
+from storage.ingest import IngestConfig
+from tasks.branches.branch import CompareParameters, choose, standard
+from tasks.branches.outcome import Outcome
 from tasks.comparing import published
-from tasks.comparing.summary import Outcome, matched, summarise
+from tasks.comparing.summary import matched, summarise
+from tasks.parameters import DataParameters, RetrainParameters
+
+PARAMETERS = RetrainParameters(data=DataParameters(source="nowhere.csv", ingest=IngestConfig()))
 
 
-def outcome(seed: int, **figures: Any) -> tuple[Outcome, Claim]:
+def outcome(seed: int, **figures: Any) -> Outcome:
     """A non-private outcome with these figures."""
     ref = ArtifactRef.model_construct(name="x", key="x", sha256="0" * 64, folder=str(Path("x")))
     claim = Claim(guarantee_kind="none", neighbouring_relation="add-remove", accountant="none")
-    one = Outcome(
-        branch=BRANCHES["non-private"],
+    branch = standard()["non-private"]
+    return Outcome(
+        branch=branch,
         seed=seed,
+        mechanism=branch.mechanism,
         event=NonPrivateEvent(epochs=1),
+        claim=claim,
         fitted=ref,
         measured=ref,
         figures=figures,
         losses=[],
         cost={},
     )
-    return one, claim
 
 
 def test_mean_and_spread_over_seeds() -> None:
@@ -63,19 +72,20 @@ def test_the_papers_table_3_gives_its_table_1() -> None:
 
 def test_the_paper_setting_is_the_papers() -> None:
     """Batch 512, rate 1e-3, clip 1, 30 epochs, AdamW, Mironov's conversion (section 3.2)."""
-    model = ModelConfig(trainable="head", pooling="mean")
-    config = dp_sgd_config(BRANCHES["dp-sgd"], model, CompareParameters(), target=4, records=5346)
+    task = Task(records=5346, classes=153, target_epsilon=4)
+    config = standard()["dp-sgd"].settled(PARAMETERS, CompareParameters()).plan(task).mechanism
+    assert isinstance(config, DpSgd)
     assert (config.batch_size, config.learning_rate, config.l2_clip_norm, config.epochs) == (512, 1e-3, 1.0, 30)
     assert (config.optimiser, config.calibrate_by, config.delta) == ("adamw", "rdp-mironov", 1e-4)
-    swept = dp_sgd_config(BRANCHES["dp-sgd-delta-0.99"], model, CompareParameters(), target=4, records=5346)
-    assert swept == config.model_copy(update={"delta": 0.99})
+    swept = standard()["dp-sgd-delta-0.99"]
+    assert (swept.mechanism, swept.delta) == (standard()["dp-sgd"].mechanism, 0.99)
 
 
 def test_branches_are_chosen_by_name() -> None:
     """Each once, in the order asked for; unknown ones and those without a mechanism are refused."""
     head = ModelConfig(trainable="head", pooling="mean")
     assert [b.name for b in choose("formal-head, dp-sgd,formal-head", model=head)] == ["formal-head", "dp-sgd"]
-    assert len(choose("all", model=head)) == len(BRANCHES)
+    assert len(choose("all", model=head)) == len(standard()) - 1  # SWAG without weights is for audits
     with pytest.raises(InputError, match="no branch nothing"):
         choose("nothing", model=head)
     with pytest.raises(InputError, match="at least one"):
