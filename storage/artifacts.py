@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.durable import sync, write_atomically
 from storage.errors import StorageError
 from storage.shared import Shared
 
@@ -106,11 +105,11 @@ class Stage:
         }
         write_atomically(self.out / MANIFEST, rfc8785.dumps(manifest))
         for path in self.out.rglob("*"):
-            _sync(path)
-        _sync(self.out)
+            sync(path)
+        sync(self.out)
         self.final.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(self.out, self.final)  # noqa: PTH104  (Path.rename would do the same; os names the system call)
-        _sync(self.final.parent)
+        self.out.rename(self.final)
+        sync(self.final.parent)
         shutil.rmtree(self.work, ignore_errors=True)
         self.ref = self._store.settled(self.name, self.key)
         if self.ref is None:
@@ -279,29 +278,6 @@ class Store:
         return json.loads(manifest.read_bytes() if there is None else there)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file, all or nothing, synced; threads and machines may do it at once."""
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
 def _ref(name: str, folder: Path, manifest: bytes | None = None) -> ArtifactRef:
     content = (folder / MANIFEST).read_bytes() if manifest is None else manifest
     return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=hashlib.sha256(content).hexdigest())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from storage.durable import replacing, sync
 from storage.errors import InputError, StorageError
 
 VARIABLE = "AUTOCODER_STORAGE"
@@ -119,11 +119,8 @@ class Shared:
         if not self._folder:
             self._fs.put_file(str(file), to)
             return
-        partial = Path(f"{to}.{uuid4().hex}.partial")
-        self._fs.put_file(str(file), str(partial))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())  # the manifest says that it is there, after a power cut, too
-        partial.replace(to)
+        with replacing(Path(to)) as partial:  # the manifest says that it is there, after a power cut, too
+            self._fs.put_file(str(file), str(partial))
 
     def _create(self, to: str, content: bytes) -> None:
         """A small file, all or nothing, unless there is one. A server that knows no conditions replaces it."""
@@ -133,10 +130,8 @@ class Shared:
                 return
             partial = Path(f"{to}.{uuid4().hex}.partial")
             partial.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            partial.write_bytes(content)
+            sync(partial)
             try:
                 Path(to).hardlink_to(partial)
             finally:
