@@ -5,8 +5,9 @@ Stages call `report` and `finished`; who listens (a terminal, Prefect's page, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 
@@ -29,47 +30,57 @@ class Listener:
         """A stage ended in an error."""
 
 
-_listeners: list[Listener] = []
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
 def listening(*listeners: Listener) -> Iterator[None]:
-    """Have these listeners hear of all stages run inside the block."""
-    _listeners.extend(listeners)
+    """Have these listeners hear of all stages run inside the block, in task runs side by side too."""
+    token = _listeners.set((*_listeners.get(), *listeners))
     try:
         yield
     finally:
-        for listener in listeners:
-            _listeners.remove(listener)
+        _listeners.reset(token)
 
 
 def started(label: str) -> None:
     """Tell all listeners that a stage begins."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.started(label)
 
 
 def sized(label: str, records: int) -> None:
     """Tell all listeners how many records pass through the model in a stage."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.sized(label, records)
 
 
 def report(label: str, done: int, total: int | None) -> None:
     """Tell all listeners how far a stage is."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.report(label, done, total)
+
+
+def reporter(label: str) -> Callable[[int, int], None]:
+    """`report` of one stage to those who listen now: threads that the stage starts have no listeners of their own."""
+    listeners = _listeners.get()
+
+    def tell(done: int, total: int) -> None:
+        for listener in listeners:
+            listener.report(label, done, total)
+
+    return tell
 
 
 def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
     """Tell all listeners that a stage ended."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.finished(label, figures, reused=reused, seconds=seconds)
 
 
 def failed(label: str) -> None:
     """Tell all listeners that a stage ended in an error."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.failed(label)
 
 
