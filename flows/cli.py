@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -24,6 +25,7 @@ from flows.commands import (
     keys,
     ledger,
     metrics,
+    options,
     override,
     qa,
     release,
@@ -34,37 +36,61 @@ from flows.commands import (
 )
 
 _INTERRUPTED = 130
+_PACKAGE = "swag-ppm-autocoder"
 
 app = typer.Typer(
     name="autocoder",
-    help="Train an injury autocoder on confidential narratives and release one private draw of it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("retrain")(retrain.retrain)
-app.command("compare")(compare.compare)
-app.command("diagnose")(diagnose.diagnose)
-app.command("audit")(audit.audit)
-app.command("override")(override.override)
-app.command("release")(release.release)
-app.command("approve")(approve.approve)
-app.command("refuse")(approve.refuse)
-app.command("verify")(verify.verify)
-app.command("handover")(handover.handover)
-app.command("revoke")(handover.revoke)
-app.command("code")(code.code)
-app.command("drift")(drift.drift)
-app.command("calibrate")(calibrate.calibrate)
-app.command("serve")(serve.serve)
-app.command("demo-data")(demo_data.demo_data)
-app.command("deploy")(deploy.deploy)
-app.command("doctor")(doctor.doctor)
-app.command("status")(status.status)
-app.command("metrics")(metrics.metrics)
+for _name, _command in {
+    "retrain": retrain.retrain,
+    "compare": compare.compare,
+    "diagnose": diagnose.diagnose,
+    "audit": audit.audit,
+    "override": override.override,
+    "release": release.release,
+    "approve": approve.approve,
+    "refuse": approve.refuse,
+    "verify": verify.verify,
+    "handover": handover.handover,
+    "revoke": handover.revoke,
+    "code": code.code,
+    "drift": drift.drift,
+    "calibrate": calibrate.calibrate,
+    "serve": serve.serve,
+    "demo-data": demo_data.demo_data,
+    "deploy": deploy.deploy,
+    "doctor": doctor.doctor,
+    "status": status.status,
+    "metrics": metrics.metrics,
+}.items():
+    app.command(_name)(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    from tasks.running.provenance import provenance
+
+    source = provenance()
+    typer.echo(f"autocoder {version(_PACKAGE)}, commit {source.code_commit}{', changed' if source.code_dirty else ''}")
+    raise typer.Exit
+
+
+@app.callback()
+def _autocoder(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and end.")
+    ] = False,
+) -> None:
+    """Train an injury autocoder on confidential narratives and release one private draw of it."""
 
 
 def main() -> None:

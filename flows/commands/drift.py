@@ -55,17 +55,17 @@ def drift(
                 before = measure.golden_period(folder, "--bundle")
         else:
             before = measure.read_period(reference or Path(), "--reference")
-        found = measure.compare(now, before)
+        difference = measure.compare(now, before)
         if plot is not None:
-            measure.plot(now, before, found, plot)
+            measure.plot(now, before, difference, plot)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(difference.as_dict(), indent=2))
     else:
-        typer.echo(found.line)
-        typer.echo(f"{found.rows:,} rows against {found.reference_rows:,}; codes that moved most:")
-        for code, was, share in found.moved:
+        typer.echo(difference.line)
+        typer.echo(f"{difference.rows:,} rows against {difference.reference_rows:,}; codes that moved most:")
+        for code, was, share in difference.moved:
             typer.echo(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
         if bundle is not None:
             typer.echo("The reference is generated narratives: a difference from them is no drift over time.")
-    if found.verdict == "drift":
+    if difference.verdict == "drift":
         raise typer.Exit(3)

@@ -10,24 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.commands import options
+
 if TYPE_CHECKING:
-    from storage.ledger import Ledger, Row
+    from storage.ledger import Row
     from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
 
-Home = Annotated[Path, typer.Option(envvar="AUTOCODER_HOME", help="The workspace.", show_default=True)]
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option(
-        envvar="AUTOCODER_LEDGER_URL",
-        help="sqlite:///FILE or postgresql+psycopg://…; without it the workspace's ledger.db.",
-        show_default=False,
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE", show_default=False)]
-HOME = Path("workspace")
 
 
 class ExportFormat(StrEnum):
@@ -35,13 +27,6 @@ class ExportFormat(StrEnum):
 
     json = "json"
     csv = "csv"
-
-
-def _open(home: Path, url: str | None) -> Ledger:
-    from storage.ledger import Ledger
-    from storage.paths import Workspace
-
-    return Ledger.existing(url or Workspace(home).ledger_url)
 
 
 def _print_json(data: Any) -> None:
@@ -66,16 +51,16 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 @app.command("list")
+@options.grouped
 def list_rows(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     as_json: AsJson = False,
     history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
 ) -> None:
     """List releases in their current state, and evaluations, audits and budget changes."""
     from storage.ledger.amounts import brief, short
 
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     rows = ledger.rows() if history else ledger.current()
     if as_json:
         _print_json([row.as_json() for row in rows])
@@ -98,9 +83,10 @@ def list_rows(
 
 
 @app.command()
-def show(release: ReleaseId, home: Home = HOME, ledger_url: LedgerUrl = None, as_json: AsJson = False) -> None:
+@options.grouped
+def show(release: ReleaseId, place: options.LedgerOptions, as_json: AsJson = False) -> None:
     """Show all that is known of one release, and how it came there."""
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
         _print_json({**current.as_json(), "history": [row.as_json() for row in history]})
@@ -120,9 +106,9 @@ def _shown(value: Any) -> str:
 
 
 @app.command()
+@options.grouped
 def verify(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     head: Annotated[
         list[Path] | None, typer.Option(help="An exported head that the ledger must still go through; repeatable.")
     ] = None,
@@ -142,7 +128,7 @@ def verify(
     earlier: Sequence[Row] = () if against is None else read_export(against)
     from flows.commands.console import ConsoleListener
 
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
@@ -174,13 +160,14 @@ def verify(
 
 
 @app.command()
+@options.grouped
 def budget(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     policy: Annotated[Path | None, typer.Option(help="Show this policy before anything is spent.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
+    from storage.errors import InputError
     from storage.ledger import Policy
     from storage.ledger.budget import budget_lines
     from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
@@ -189,12 +176,12 @@ def budget(
         # The given policy beside what was really spent, whether or not it is in force yet.
         given = Policy.load(policy)
         try:
-            accounts = [line.account for line in _open(home, ledger_url).budget() if line.account.sequence]
-        except _no_ledger():
+            accounts = [line.account for line in place.open().budget() if line.account.sequence]
+        except InputError:  # no ledger yet
             accounts = []
         lines, name = budget_lines(given, accounts), given.name
     else:
-        ledger = _open(home, ledger_url)
+        ledger = place.open()
         lines, name = ledger.budget(), ledger.policy().name
     if as_json:
         _print_json(budget_json(lines))
@@ -202,34 +189,27 @@ def budget(
         _table(f"Budget, policy {name}", BUDGET_COLUMNS, budget_cells(lines))
 
 
-def _no_ledger() -> type[Exception]:
-    from storage.errors import InputError
-
-    return InputError
-
-
 @app.command("change-policy")
+@options.grouped
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
     requester: Annotated[str, typer.Option(help="Who wants the change.")],
     reason: Annotated[str, typer.Option(help="Why.")],
+    place: options.LedgerOptions,
     approval: Annotated[
         list[str] | None,
         typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --policy`); repeatable."),
     ] = None,
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
-    from flows.server.settings import home_of
     from storage.ledger import Decision, Ledger, Policy
-    from storage.paths import Workspace
 
     loaded = Policy.load(policy)
     decisions = [Decision.read(_content(text)) for text in approval or ()]
-    url = ledger_url or Workspace(home_of(home)).create().ledger_url
-    row = Ledger.open(url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
+    if place.url == place.workspace.ledger_url:
+        place.workspace.create()
+    row = Ledger.open(place.url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
     if as_json:
         _print_json(row.as_json())
         return
@@ -249,17 +229,17 @@ def _content(text: str) -> str:
 
 
 @app.command()
+@options.grouped
 def export(
     out: Annotated[Path, typer.Option(help="The file to write.")],
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     format: Annotated[ExportFormat, typer.Option(help="JSON can be verified against later.")] = ExportFormat.json,
     as_json: AsJson = False,
 ) -> None:
     """Write every row to a file."""
     from storage.ledger.report import to_csv, to_json
 
-    rows = _open(home, ledger_url).rows()
+    rows = place.open().rows()
     _write(out, to_json(rows) if format is ExportFormat.json else to_csv(rows))
     if as_json:
         _print_json({"rows": len(rows), "out": str(out), "format": format.value})
@@ -268,9 +248,9 @@ def export(
 
 
 @app.command()
+@options.grouped
 def head(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     key: Annotated[Path | None, typer.Option(help="Private key to sign with (`autocoder keys new`).")] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
 ) -> None:
@@ -278,7 +258,7 @@ def head(
     from storage.ledger.heads import load_private_key, state_head
 
     private = None if key is None else load_private_key(key)
-    statement = state_head(*_open(home, ledger_url).head(), key=private)
+    statement = state_head(*place.open().head(), key=private)
     text = json.dumps(statement.model_dump(), indent=1) + "\n"
     if out is None:
         typer.echo(text, nl=False)
@@ -315,9 +295,9 @@ def _write(path: Path, text: str) -> None:
 
 
 @app.command()
+@options.grouped
 def recover(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
     as_json: AsJson = False,
@@ -331,13 +311,13 @@ def recover(
 
     from storage.errors import InputError
     from storage.ledger import recovery
-    from storage.paths import Workspace
 
-    if not home.is_dir():
-        raise InputError(f"--home {home}: no such folder; every draw would look lost")
+    workspace = place.workspace
+    if not workspace.home.is_dir():
+        raise InputError(f"--home {workspace.home}: no such folder; every draw would look lost")
     if burn and not apply:
         raise InputError("--burn: nothing is changed without --apply")
-    ledger, workspace = _open(home, ledger_url), Workspace(home)
+    ledger = place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
     if as_json:
         _print_json([asdict(finding) for finding in findings])
@@ -355,17 +335,17 @@ def _show_findings(findings: Sequence[Finding]) -> None:
 
 
 @app.command()
+@options.grouped
 def certificate(
     release: ReleaseId,
     out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Write the certificate of one release: what a review board files."""
     from storage.ledger.certificate import write_certificate
 
-    written = str(write_certificate(_open(home, ledger_url), release, out))
+    written = str(write_certificate(place.open(), release, out))
     if as_json:
         _print_json({"release": release, "certificate": written})
     else:
