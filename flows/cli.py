@@ -36,7 +36,6 @@ from flows.commands import (
 )
 
 _INTERRUPTED = 130
-_PACKAGE = "swag-ppm-autocoder"
 
 app = typer.Typer(
     name="autocoder",
@@ -44,29 +43,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _name, _command in {
-    "retrain": retrain.retrain,
-    "compare": compare.compare,
-    "diagnose": diagnose.diagnose,
-    "audit": audit.audit,
-    "override": override.override,
-    "release": release.release,
-    "approve": approve.approve,
-    "refuse": approve.refuse,
-    "verify": verify.verify,
-    "handover": handover.handover,
-    "revoke": handover.revoke,
-    "code": code.code,
-    "drift": drift.drift,
-    "calibrate": calibrate.calibrate,
-    "serve": serve.serve,
-    "demo-data": demo_data.demo_data,
-    "deploy": deploy.deploy,
-    "doctor": doctor.doctor,
-    "status": status.status,
-    "metrics": metrics.metrics,
-}.items():
-    app.command(_name)(options.grouped(_command))
+for _command in (
+    *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
+    *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),
+    *(calibrate.calibrate, serve.serve, demo_data.demo_data, deploy.deploy, doctor.doctor, status.status),
+    metrics.metrics,
+):
+    app.command()(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
@@ -79,8 +62,8 @@ def _version(wanted: bool) -> None:
 
     from tasks.running.provenance import provenance
 
-    source = provenance()
-    typer.echo(f"autocoder {version(_PACKAGE)}, commit {source.code_commit}{', changed' if source.code_dirty else ''}")
+    source, changed = provenance(), ", changed" if provenance().code_dirty else ""
+    typer.echo(f"autocoder {version('swag-ppm-autocoder')}, commit {source.code_commit}{changed}")
     raise typer.Exit
 
 

@@ -38,7 +38,7 @@ def approve(
         Path | None, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="Approve this budget policy instead of a plan; prints the line.")
+        Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
 ) -> None:
     """Approve a planned release: sign it, and keep the signature beside the plan.
@@ -65,10 +65,7 @@ def approve(
 
 
 def refuse(
-    plan: options.Plan,
-    key: Key,
-    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger keeps it.")],
-    to: WhereTo,
+    plan: options.Plan, key: Key, reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")], to: WhereTo
 ) -> None:
     """Refuse a planned release: the ledger records who and why, and the plan can't be released any more.
 

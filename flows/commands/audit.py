@@ -26,11 +26,11 @@ class EffortOptions:
     """How much an audit measures."""
 
     trials: Annotated[
-        int, typer.Option("--trials", help="Reruns of the whole mechanism with canaries; 0: membership test alone.")
+        int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: membership test alone.")
     ] = 32
-    trial_draws: Annotated[int, typer.Option("--trial-draws", help="Draws for risks and Delta in each rerun.")] = 50
-    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of each family.")] = 32
-    confidence: Annotated[float, typer.Option("--confidence", help="Of the lower bound.")] = 0.95
+    trial_draws: Annotated[int, typer.Option(help="Draws for risks and Delta in each rerun.")] = 50
+    canaries: Annotated[int, typer.Option(help="Canaries of each family.")] = 32
+    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,14 @@ class BranchOptions:
     """What is audited."""
 
     branches: Annotated[
-        str,
-        typer.Option("--branches", help="Names by comma, `all`, or `release`: what retrain would release from."),
+        str, typer.Option(help="Names by comma, `all`, or `release`: what retrain would release from.")
     ] = "release"
     all_branches: Annotated[bool, typer.Option("--all-branches", help="Every branch, and SWAG without weights.")] = (
         False
     )
-    seeds: Annotated[int, typer.Option("--seeds", help="Candidates of each branch, from fit.seed on.")] = 1
+    seeds: Annotated[int, typer.Option(help="Candidates of each branch, from fit.seed on.")] = 1
     target_epsilon: Annotated[
-        str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
+        str, typer.Option(help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
     ] = "match"
 
 
@@ -57,18 +56,15 @@ class VariationOptions:
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            "--vary",
-            help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be "
-            "repeated.",
+            help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be repeated."
         ),
     ] = None
-    vary_branches: Annotated[str, typer.Option("--vary-branches", help="Branches that --vary is for.")] = "release"
+    vary_branches: Annotated[str, typer.Option(help="Branches that --vary is for.")] = "release"
     vary_seeds: Annotated[
-        int | None,
-        typer.Option("--vary-seeds", help="Candidates under each --vary.", show_default="as many as --seeds"),
+        int | None, typer.Option(help="Candidates under each --vary.", show_default="as many as --seeds")
     ] = None
     vary_trials: Annotated[
-        int | None, typer.Option("--vary-trials", help="Reruns under each --vary.", show_default="as many as --trials")
+        int | None, typer.Option(help="Reruns under each --vary.", show_default="as many as --trials")
     ] = None
 
 

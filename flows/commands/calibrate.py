@@ -12,15 +12,15 @@ from flows.commands import options
 
 
 def calibrate(
-    data: Annotated[Path, typer.Option("--data", help="Coded records: CSV, Parquet or JSON Lines.")],
-    out: Annotated[Path, typer.Option("--out", help="File to write, for `autocoder code --thresholds`.")],
+    data: Annotated[Path, typer.Option(help="Coded records: CSV, Parquet or JSON Lines.")],
+    out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
     released: options.BundleOptions,
-    label_column: Annotated[str, typer.Option("--label-column", help="The code that a person gave.")] = "Nature",
+    label_column: Annotated[str, typer.Option(help="The code that a person gave.")] = "Nature",
     column: Annotated[
-        list[str] | None, typer.Option("--column", help="Text column; may be repeated.", show_default="Final Narrative")
+        list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="Final Narrative")
     ] = None,
-    template: Annotated[str | None, typer.Option("--template", help="How several columns are joined.")] = None,
-    name: Annotated[str, typer.Option("--name", help="What the records are; told to readers.")] = "own coded records",
+    template: Annotated[str | None, typer.Option(help="How several columns are joined.")] = None,
+    name: Annotated[str, typer.Option(help="What the records are; told to readers.")] = "own coded records",
 ) -> None:
     """Fit the scores of a bundle on records that you have coded, such as those of `autocoder qa`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,69 +17,31 @@ if TYPE_CHECKING:
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import Coded, CodingJob
 
-_IN_FILES, _REVIEW = "Files", "Which answers to believe"
+_file = partial(typer.Option, rich_help_panel="Files")
+_review = partial(typer.Option, rich_help_panel="Which answers to believe")
 
 
 @dataclass(frozen=True)
 class FileOptions:
     """A table to code, and the one to write."""
 
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).",
-            show_default=False,
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="File to write: .csv, .parquet or .jsonl; needed with --data.",
-            show_default=False,
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None
+    data: Annotated[Path | None, _file(help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).")] = None
+    out: Annotated[Path | None, _file(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = None
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            help="Text column of --data; repeated, several are joined.",
-            show_default="Final Narrative",
-            rich_help_panel=_IN_FILES,
-        ),
+        _file(help="Text column of --data; repeated, several are joined.", show_default="Final Narrative"),
     ] = None
     template: Annotated[
-        str | None,
-        typer.Option(
-            "--template",
-            help="How several columns are joined, as in training: '{Job title}: {Narrative}'.",
-            rich_help_panel=_IN_FILES,
-        ),
+        str | None, _file(help="How several columns are joined, as in training: '{Job title}: {Narrative}'.")
     ] = None
-    append: Annotated[
-        bool, typer.Option("--append", help="Add to an --out of the same columns.", rich_help_panel=_IN_FILES)
-    ] = False
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an --out that is there.", rich_help_panel=_IN_FILES)
-    ] = False
+    append: Annotated[bool, _file("--append", help="Add to an --out of the same columns.")] = False
+    overwrite: Annotated[bool, _file("--overwrite", help="Replace an --out that is there.")] = False
     version_column: Annotated[
         str | None,
-        typer.Option(
-            "--version-column",
-            help="Column of --data that names each row's classification version; another version is refused.",
-            rich_help_panel=_IN_FILES,
-        ),
+        _file(help="Column of --data that names each row's classification version; another version is refused."),
     ] = None
     crosswalk: Annotated[
-        Path | None,
-        typer.Option(
-            "--crosswalk",
-            help="CSV from_code, to_code, from_version, to_version: adds the code of another version.",
-            rich_help_panel=_IN_FILES,
-        ),
+        Path | None, _file(help="CSV from_code, to_code, from_version, to_version: adds the code of another version.")
     ] = None
 
     @property
@@ -93,39 +56,26 @@ class ReviewOptions:
 
     threshold: Annotated[
         float | None,
-        typer.Option(
-            "--threshold",
+        _review(
             min=0,
             max=1,
             help="Score below which a person must look: adds needs_review, and the group of codes that is sure.",
-            rich_help_panel=_REVIEW,
         ),
     ] = None
     accuracy: Annotated[
         float | None,
-        typer.Option(
-            "--accuracy",
+        _review(
             min=0,
             max=1,
             help="In place of --threshold: the one that reached this accuracy when thresholds were fitted.",
-            rich_help_panel=_REVIEW,
         ),
     ] = None
     thresholds: Annotated[
-        Path | None,
-        typer.Option(
-            "--thresholds",
-            help="File from `autocoder calibrate`, in place of the bundle's own.",
-            rich_help_panel=_REVIEW,
-        ),
+        Path | None, _review(help="File from `autocoder calibrate`, in place of the bundle's own.")
     ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
-        typer.Option(
-            "--groups",
-            help="Whether leading digits of a code name its groups; auto: where the classification is OIICS.",
-            rich_help_panel=_REVIEW,
-        ),
+        _review(help="Whether leading digits of a code name its groups; auto: where the classification is OIICS."),
     ] = "auto"
 
 
@@ -134,10 +84,8 @@ def code(
     output: options.OutputOptions,
     files: FileOptions,
     review: ReviewOptions,
-    narratives: Annotated[
-        list[str] | None, typer.Argument(help="Narratives, each in quotes.", show_default=False)
-    ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, max=50, help="Codes a narrative.")] = 1,
+    narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
+    top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
 ) -> None:
     """Code narratives with a released model.
 

@@ -15,20 +15,20 @@ class SharedOptions:
     """What all branches have in common."""
 
     target_epsilon: Annotated[
-        str, typer.Option("--target-epsilon", help="A number, or `match`: what SWAG-PPM came out with, rounded up.")
+        str, typer.Option(help="A number, or `match`: what SWAG-PPM came out with, rounded up.")
     ] = "match"
-    delta: Annotated[float, typer.Option("--delta", help="Of the formal claims.")] = 1e-4
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each branch, from fit.seed on.")] = 5
-    epochs: Annotated[int, typer.Option("--epochs", help="Of the non-private and DP-SGD fits.")] = 30
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Of DP-SGD in the paper's setting.")] = 512
-    slots: Annotated[int, typer.Option("--slots", help="Branches at once.")] = 1
+    delta: Annotated[float, typer.Option(help="Of the formal claims.")] = 1e-4
+    seeds: Annotated[int, typer.Option(help="Runs of each branch, from fit.seed on.")] = 5
+    epochs: Annotated[int, typer.Option(help="Of the non-private and DP-SGD fits.")] = 30
+    batch_size: Annotated[int, typer.Option(help="Of DP-SGD in the paper's setting.")] = 512
+    slots: Annotated[int, typer.Option(help="Branches at once.")] = 1
 
 
 def compare(
     run: options.RunOptions,
     shared: SharedOptions,
     output: options.OutputOptions,
-    branches: Annotated[str, typer.Option("--branches", help="Names by comma, or `all`.")] = "all",
+    branches: Annotated[str, typer.Option(help="Names by comma, or `all`.")] = "all",
     results: options.Results = None,
 ) -> None:
     """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.

@@ -13,9 +13,9 @@ from flows.commands import options
 
 def demo_data(
     output: options.OutputOptions,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path("demo-data"),
-    records: Annotated[int, typer.Option("--records", min=200, max=10_000_000, help="Narratives.")] = 1800,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same file.")] = 7,
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("demo-data"),
+    records: Annotated[int, typer.Option(min=200, max=10_000_000, help="Narratives.")] = 1800,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 7,
 ) -> None:
     """Write invented injury narratives in OSHA's column layout, with their code list.
 

@@ -15,15 +15,13 @@ class StudyOptions:
     """How closely to look."""
 
     leave_out: Annotated[
-        int, typer.Option("--leave-out", min=0, max=10_000, help="Records to leave out, one refit each; 0 for none.")
+        int, typer.Option(min=0, max=10_000, help="Records to leave out, one refit each; 0 for none.")
     ] = 50
     refits: Annotated[
         bool, typer.Option("--refits/--no-refits", help="Rerun the chain at two other learning rates and two seeds.")
     ] = True
     study_draws: Annotated[int, typer.Option("--draws", min=10, max=100_000, help="Draws of each study.")] = 100
-    horizon: Annotated[
-        int, typer.Option("--horizon", min=1000, max=10**9, help="Draws to extrapolate the maximum to.")
-    ] = 50_000
+    horizon: Annotated[int, typer.Option(min=1000, max=10**9, help="Draws to extrapolate the maximum to.")] = 50_000
 
 
 def diagnose(run: options.RunOptions, studies: StudyOptions, output: options.OutputOptions) -> None:

@@ -12,17 +12,15 @@ from flows.commands import options
 
 
 def drift(
-    coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.", show_default=False)],
+    coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.")],
     reference: Annotated[
-        Path | None, typer.Option("--reference", help="Table of an earlier period, coded with the same bundle.")
+        Path | None, typer.Option(help="Table of an earlier period, coded with the same bundle.")
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            "--bundle", help="In place of a reference: the bundle's golden narratives. They are generated: rough."
-        ),
+        typer.Option(help="In place of a reference: the bundle's golden narratives. They are generated: rough."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare a period's codes and scores with a reference period; the first line is the verdict.

@@ -13,16 +13,15 @@ from flows.commands import options
 
 def handover(
     place: options.LedgerOptions,
-    release: Annotated[str | None, typer.Argument(help="Release to hand over.", show_default=False)] = None,
-    to: Annotated[str | None, typer.Option("--to", help="The partner it goes to.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the .tar.zst.", show_default=False)] = None,
+    release: Annotated[str | None, typer.Argument(help="Release to hand over.")] = None,
+    to: Annotated[str | None, typer.Option(help="The partner it goes to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show what was handed over so far.")] = False,
     key: Annotated[
-        Path | None,
-        typer.Option("--key", help="Public key to check the bundle with.", show_default="the workspace's own"),
+        Path | None, typer.Option(help="Public key to check the bundle with.", show_default="the workspace's own")
     ] = None,
     authority: Annotated[
-        list[Path] | None, typer.Option("--authority", help="Or the authority of its certificate; repeatable.")
+        list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
     ] = None,
     allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", help="Hand over without a signature.")] = False,
     requester: options.Requester = "operator",
@@ -78,12 +77,12 @@ def handover(
 
 
 def revoke(
-    release: Annotated[str, typer.Argument(help="Release that is not to be used any more.", show_default=False)],
-    reason: Annotated[str, typer.Option("--reason", help="Why; partners read it.", show_default=False)],
+    release: Annotated[str, typer.Argument(help="Release that is not to be used any more.")],
+    reason: Annotated[str, typer.Option(help="Why; partners read it.")],
     place: options.LedgerOptions,
-    out: Annotated[Path, typer.Option("--out", help="Revocation list to write.")] = Path("revocations.json"),
+    out: Annotated[Path, typer.Option(help="Revocation list to write.")] = Path("revocations.json"),
     key: Annotated[
-        Path | None, typer.Option("--key", help="Private key that signs the list.", show_default="the workspace's own")
+        Path | None, typer.Option(help="Private key that signs the list.", show_default="the workspace's own")
     ] = None,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,

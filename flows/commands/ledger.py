@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,19 +18,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE", show_default=False)]
-
-
-class ExportFormat(StrEnum):
-    """Formats of `export`."""
-
-    json = "json"
-    csv = "csv"
+ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE")]
 
 
 def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, ensure_ascii=False, indent=1))
+
+
+def _answer(data: Any, text: str, *, as_json: bool) -> None:
+    _print_json(data) if as_json else typer.echo(text)
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -54,7 +50,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 @options.grouped
 def list_rows(
     place: options.LedgerOptions,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
 ) -> None:
     """List releases in their current state, and evaluations, audits and budget changes."""
@@ -84,7 +80,7 @@ def list_rows(
 
 @app.command()
 @options.grouped
-def show(release: ReleaseId, place: options.LedgerOptions, as_json: AsJson = False) -> None:
+def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
     """Show all that is known of one release, and how it came there."""
     ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
@@ -114,7 +110,7 @@ def verify(
     ] = None,
     public_key: Annotated[Path | None, typer.Option(help="Check the heads' signatures with this key.")] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
 
@@ -134,17 +130,7 @@ def verify(
         tell = console.bar("checking rows")
         report = ledger.verify(heads=heads, earlier=earlier, progress=lambda done: tell(done, max(rows, done)))
     if as_json:
-        _print_json(
-            {
-                "ok": report.ok,
-                "rows": report.rows,
-                "sequence": report.sequence,
-                "hash": report.hash,
-                "first_bad_row": report.first_bad_row,
-                "problem": report.problem,
-                "notes": list(report.notes),
-            }
-        )
+        _print_json({"ok": report.ok} | asdict(report))
     else:
         typer.echo(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
         for note in report.notes:
@@ -164,7 +150,7 @@ def verify(
 def budget(
     place: options.LedgerOptions,
     policy: Annotated[Path | None, typer.Option(help="Show this policy before anything is spent.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
     from storage.errors import InputError
@@ -200,7 +186,7 @@ def change_policy(
         list[str] | None,
         typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --policy`); repeatable."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
     from storage.ledger import Decision, Ledger, Policy
@@ -210,10 +196,8 @@ def change_policy(
     if place.url == place.workspace.ledger_url:
         place.workspace.create()
     row = Ledger.open(place.url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
-    if as_json:
-        _print_json(row.as_json())
-        return
-    typer.echo(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
+    text = f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}"
+    _answer(row.as_json(), text, as_json=as_json)
 
 
 def _content(text: str) -> str:
@@ -233,18 +217,15 @@ def _content(text: str) -> str:
 def export(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     place: options.LedgerOptions,
-    format: Annotated[ExportFormat, typer.Option(help="JSON can be verified against later.")] = ExportFormat.json,
-    as_json: AsJson = False,
+    format: Annotated[Literal["json", "csv"], typer.Option(help="JSON can be verified against later.")] = "json",
+    as_json: options.AsJson = False,
 ) -> None:
     """Write every row to a file."""
     from storage.ledger.report import to_csv, to_json
 
     rows = place.open().rows()
-    _write(out, to_json(rows) if format is ExportFormat.json else to_csv(rows))
-    if as_json:
-        _print_json({"rows": len(rows), "out": str(out), "format": format.value})
-    else:
-        typer.echo(f"{len(rows)} rows in {out}")
+    _write(out, to_json(rows) if format == "json" else to_csv(rows))
+    _answer({"rows": len(rows), "out": str(out), "format": format}, f"{len(rows)} rows in {out}", as_json=as_json)
 
 
 @app.command()
@@ -273,16 +254,14 @@ def migrate(
     app_role: Annotated[
         str | None, typer.Option(help="The role that the pipeline connects as: SELECT and INSERT, nothing else.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Create the ledger's tables or bring them up to date."""
     from storage.ledger.database import Database, migrate
 
     revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
-    if as_json:
-        _print_json({"schema": revision, "app_role": app_role})
-        return
-    typer.echo(f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else ""))
+    text = f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else "")
+    _answer({"schema": revision, "app_role": app_role}, text, as_json=as_json)
 
 
 def _write(path: Path, text: str) -> None:
@@ -300,15 +279,13 @@ def recover(
     place: options.LedgerOptions,
     apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say in what state a crash left each release, and with --apply bring it on or burn it.
 
     Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while
     anything is open.
     """
-    from dataclasses import asdict
-
     from storage.errors import InputError
     from storage.ledger import recovery
 
@@ -340,13 +317,10 @@ def certificate(
     release: ReleaseId,
     out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
     place: options.LedgerOptions,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write the certificate of one release: what a review board files."""
     from storage.ledger.certificate import write_certificate
 
     written = str(write_certificate(place.open(), release, out))
-    if as_json:
-        _print_json({"release": release, "certificate": written})
-    else:
-        typer.echo(written)
+    _answer({"release": release, "certificate": written}, written, as_json=as_json)

@@ -23,8 +23,7 @@ def metrics(
     home: options.Home = None,
     ledger_url: options.LedgerUrl = None,
     serve: Annotated[
-        str | None,
-        typer.Option("--serve", help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted."),
+        str | None, typer.Option(help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted.")
     ] = None,
 ) -> None:
     """Print stage durations, rates, GPU memory, budgets, runs and workers in Prometheus' format, or serve them.

@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
-Data = Annotated[
-    Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-]
-Codelist = Annotated[
-    Path | None,
-    typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-]
+Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
+Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Profile = Annotated[str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")]
 Settings = Annotated[
     list[str] | None,
@@ -58,11 +53,7 @@ LedgerUrl = Annotated[
 Requester = Annotated[str, typer.Option("--requester", help="Who does this; kept in the ledger.")]
 Results = Annotated[
     Path | None,
-    typer.Option(
-        "--results",
-        help="Also write aggregates and figures as Markdown to this file. For public data only.",
-        show_default=False,
-    ),
+    typer.Option("--results", help="Also write aggregates and figures as Markdown to this file. For public data only."),
 ]
 Revocations = Annotated[
     Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
@@ -110,9 +101,7 @@ class BundleOptions:
 
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            "--bundle", help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"
-        ),
+        typer.Option(help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"),
     ] = None
     home: Home = None
 

@@ -13,8 +13,8 @@ from flows.server.settings import before_prefect
 
 def override(
     plan: options.Plan,
-    key: Annotated[Path, typer.Option("--key", help="Private key of an approver whom the policy names (PEM).")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger and the privacy statement keep it.")],
+    key: Annotated[Path, typer.Option(help="Private key of an approver whom the policy names (PEM).")],
+    reason: Annotated[str, typer.Option(help="Why; the ledger and the privacy statement keep it.")],
     ledger_url: options.LedgerUrl = None,
     home: options.PlansHome = None,
 ) -> None:

@@ -17,23 +17,18 @@ app = typer.Typer(
 
 @app.command()
 def draw(
-    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", help="Sample to write: .csv, .parquet or .jsonl.")],
+    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
+    out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="What the coder reads; may be repeated.", show_default="Final Narrative"),
+        list[str] | None, typer.Option(help="What the coder reads; may be repeated.", show_default="Final Narrative")
     ] = None,
-    share: Annotated[
-        float | None, typer.Option("--share", min=0.0001, max=1, help="Of all rows.", show_default="0.05")
-    ] = None,
-    sensitive: Annotated[
-        list[str] | None, typer.Option("--sensitive", help="Code that is always sampled; may be repeated.")
-    ] = None,
+    share: Annotated[float | None, typer.Option(min=0.0001, max=1, help="Of all rows.", show_default="0.05")] = None,
+    sensitive: Annotated[list[str] | None, typer.Option(help="Code that is always sampled; may be repeated.")] = None,
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="YAML with share and sensitive_codes; the options above win.")
+        Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Repeats a sample.", show_default="none, it cannot be foreseen")
+        int | None, typer.Option(help="Repeats a sample.", show_default="none, it cannot be foreseen")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -64,8 +59,8 @@ def draw(
 
 @app.command()
 def agree(
-    coded: Annotated[Path, typer.Argument(help="The table that was sampled.", show_default=False)],
-    sample: Annotated[Path, typer.Option("--sample", help="The sample, with human_code filled in.")],
+    coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
+    sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the human's codes with the model's: share, Cohen's kappa, each code.

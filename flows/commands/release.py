@@ -16,27 +16,16 @@ from flows.server.settings import before_prefect, same_house
 class SettingOptions:
     """Ledger, policy and bundle."""
 
-    policy: Annotated[
-        Path | None, typer.Option("--policy", help="Budget policy (YAML).", show_default="the one in force")
-    ] = None
+    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None
     ledger_url: options.LedgerUrl = None
     signing_key: Annotated[
-        Path | None,
-        typer.Option("--signing-key", help="Private key that signs the bundle.", show_default="the workspace's own"),
+        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="the workspace's own")
     ] = None
-    signing_certificate: Annotated[
-        Path | None,
-        typer.Option("--signing-certificate", help="X.509 certificate of that key (PEM).", show_default=False),
-    ] = None
-    certificate_chain: Annotated[
-        list[Path] | None,
-        typer.Option("--certificate-chain", help="Authorities above it (PEM); repeatable.", show_default=False),
-    ] = None
+    signing_certificate: Annotated[Path | None, typer.Option(help="X.509 certificate of that key (PEM).")] = None
+    certificate_chain: Annotated[list[Path] | None, typer.Option(help="Authorities above it (PEM); repeatable.")] = None
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the bundle without a signature.")] = False
-    precision: Annotated[str, typer.Option("--precision", help="Of the weights: float32 or bfloat16.")] = "float32"
-    licence: Annotated[
-        Path | None, typer.Option("--licence", help="Licence text for the bundle.", show_default="Apache 2.0")
-    ] = None
+    precision: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32"
+    licence: Annotated[Path | None, typer.Option(help="Licence text for the bundle.", show_default="Apache 2.0")] = None
 
     def values(self) -> dict[str, Any]:
         """As the flow's parameters hold them: paths as text."""

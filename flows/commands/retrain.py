@@ -22,15 +22,12 @@ def retrain(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            "--target-epsilon",
-            help="Epsilon to reach: c and k are searched for it; with mechanism censored or both it is the bound.",
-            show_default=False,
+            help="Epsilon to reach: c and k are searched for it; with mechanism censored or both it is the bound."
         ),
     ] = None,
     shards: Annotated[
         int,
         typer.Option(
-            "--shards",
             min=1,
             max=10_000,
             help="Parts of each pass over draws that workers compute; needs PREFECT_API_URL and `autocoder deploy`.",
@@ -39,9 +36,7 @@ def retrain(
     storage: Annotated[
         str | None,
         typer.Option(
-            "--storage",
-            help="Folder or s3://bucket/prefix where machines share finished stages.",
-            show_default="$AUTOCODER_STORAGE",
+            help="Folder or s3://bucket/prefix where machines share finished stages.", show_default="$AUTOCODER_STORAGE"
         ),
     ] = None,
     dry_run: Annotated[

@@ -21,17 +21,15 @@ _SHORTEST_KEY = 16
 class TlsOptions:
     """HTTPS, where both are given."""
 
-    tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", help="Serve HTTPS: PEM file.")] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Private key of the certificate.")] = None
+    tls_certificate: Annotated[Path | None, typer.Option(help="Serve HTTPS: PEM file.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None
 
 
 @dataclass(frozen=True)
 class TrustOptions:
     """Whose bundle is served."""
 
-    verify_key: Annotated[
-        Path | None, typer.Option("--verify-key", help="Public key (PEM) that must have signed the bundle.")
-    ] = None
+    verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
     revocations: options.Revocations = None
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Serve a bundle without a checked signature; all else is checked.")
@@ -42,13 +40,11 @@ def serve(
     released: options.BundleOptions,
     trust: TrustOptions,
     tls: TlsOptions,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8321,
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="File with the API key.", show_default=f"${KEY}")
-    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.", show_default=f"${KEY}")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
-    rate: Annotated[int, typer.Option("--rate", min=1, help="Narratives a minute of one client.")] = 6000,
+    rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
     thresholds: options.Thresholds = None,
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.

@@ -12,11 +12,7 @@ from flows.commands import options
 from flows.server.settings import before_prefect, home_of
 
 
-def status(
-    home: options.Home = None,
-    ledger_url: options.LedgerUrl = None,
-    as_json: options.AsJson = False,
-) -> None:
+def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_json: options.AsJson = False) -> None:
     """Show runs and workers of the Prefect server (PREFECT_API_URL), plans that wait, open releases and the budget.
 
     Reads only. Exits with 1 when something wants a person: a failed run, a worker gone, a plan without its approvals, a

@@ -13,13 +13,10 @@ from flows.commands import options
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.", show_default=False)],
-    key: Annotated[
-        Path | None, typer.Option("--key", help="Public key (PEM) of the agency, had from a safe place.")
-    ] = None,
+    bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.")],
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of the agency, had from a safe place.")] = None,
     authority: Annotated[
-        list[Path] | None,
-        typer.Option("--authority", help="Instead: certificate authority (PEM) that is trusted; repeatable."),
+        list[Path] | None, typer.Option(help="Instead: certificate authority (PEM) that is trusted; repeatable.")
     ] = None,
     revocations: options.Revocations = None,
     golden: Annotated[

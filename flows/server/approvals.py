@@ -86,9 +86,7 @@ def _ask(number: int, text: str, *, days: int) -> str:
     """Leave the process by Prefect's signal, to start from the top with the answer."""
     try:
         return suspend_flow_run(
-            wait_for_input=SignedDecision.with_initial_data(description=text),
-            timeout=days * 86_400,
-            key=_key(number),
+            wait_for_input=SignedDecision.with_initial_data(description=text), timeout=days * 86_400, key=_key(number)
         ).decision
     except ValidationError:
         return ""  # died between suspending and asking: nobody was asked anything, and Prefect thinks that somebody was

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -15,6 +15,8 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import AwaitingRetry
+
+from flows.server.client import server
 
 
 def take_up(
@@ -27,10 +29,13 @@ def take_up(
         age: runs that died longer ago are left alone.
         pending: how long a worker may take to begin a run that it was handed.
         release: how long a run of the flow `release` may be at work.
+
+    Raises:
+        StorageError: the server does not answer, or refuses us.
     """
     resumed, given_up = [], []
     now = datetime.now(UTC)
-    with get_client(sync_client=True) as client:
+    with server() as client:
         dead = [run for run in _runs(client, StateType.CRASHED, flows) if _since(run, now) < age]
         dead += [run for run in _runs(client, StateType.PENDING, flows) if pending < _since(run, now) < age]
         dead += [run for run in _runs(client, StateType.RUNNING, ["release"]) if release < _since(run, now) < age]
