@@ -43,12 +43,7 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
 
 
 def diagnose(
-    context: Context,
-    parameters: RetrainParameters,
-    settings: DiagnoseParameters,
-    do: Do,
-    *,
-    prefect_run_id: str | None,
+    context: Context, parameters: RetrainParameters, settings: DiagnoseParameters, do: Do, *, prefect_run_id: str | None
 ) -> DiagnoseResult:
     """Reuse what the retrain of these parameters finished (or run it), look at it, and write the page.
 
