@@ -111,7 +111,7 @@ class Stage:
         self.out.rename(self.final)
         sync(self.final.parent)
         shutil.rmtree(self.work, ignore_errors=True)
-        self.ref = self._store.settled(self.name, self.key)
+        self.ref = self._store.finished(self.name, self.key)
         if self.ref is None:
             raise StorageError(f"stage {self.name}: {self.final} was removed while it was written; run again")
         return self.ref
@@ -137,7 +137,7 @@ class Store:
         there = self.shared.manifest(name, key) if self.shared else None
         return None if there is None else _ref(name, final, there)
 
-    def settled(self, name: str, key: str) -> ArtifactRef | None:
+    def finished(self, name: str, key: str) -> ArtifactRef | None:
         """The finished stage of this key, here and in the shared place alike; None where it is in neither.
 
         Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit for bit, the shared
@@ -180,15 +180,15 @@ class Store:
         """
         key = ref.path.name
         with self.locked(f"{ref.kind}-{key}"):
-            found = self.settled(ref.kind, key)
-        if found is None or found.sha256 != ref.sha256:
+            artifact = self.finished(ref.kind, key)
+        if artifact is None or artifact.sha256 != ref.sha256:
             place = self.shared.url if self.shared else f"{self.private}, and no AUTOCODER_STORAGE is set"
-            what = "is not" if found is None else "differs from the one asked for"
+            what = "is not" if artifact is None else "differs from the one asked for"
             raise StorageError(
                 f"artifact {ref.kind}/{key} {what} in {place}; give all workers the same AUTOCODER_STORAGE, "
                 "or a workspace that they all see"
             )
-        return found
+        return artifact
 
     def _final(self, name: str, key: str) -> Path:
         """Folder of a finished stage. Both names may come from a flow's parameters."""
@@ -210,14 +210,14 @@ class Store:
         key = self.key(name, config=config, inputs=inputs, code=code)
         work = self.private / "work" / name / key
         with self.locked(f"{name}-{key}"):
-            found = self.settled(name, key)
+            ref = self.finished(name, key)
             stage = Stage(
-                name=name, key=key, work=work, final=self._final(name, key), ref=found, _recipe=recipe, _store=self
+                name=name, key=key, work=work, final=self._final(name, key), ref=ref, _recipe=recipe, _store=self
             )
-            if found is None:
+            if ref is None:
                 stage.out.mkdir(parents=True, exist_ok=True)
             else:
-                self.open(found)
+                self.open(ref)
                 shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
             yield stage
 

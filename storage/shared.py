@@ -57,17 +57,17 @@ class Shared:
         Raises:
             StorageError: the place does not answer, or the manifest is not of this stage.
         """
-        with self._told():
+        with self._safe_errors():
             try:
                 content: bytes = self._fs.cat_file(self._place(name, key, _MANIFEST))
             except FileNotFoundError:
                 return None
         try:
-            said = json.loads(content)
-            known = (said["kind"], said["key"], isinstance(said["files"], dict)) == (name, key, True)
+            manifest = json.loads(content)
+            whole = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (name, key, True)
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            whole = False
+        if not whole:
             raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged")
         return content
 
@@ -78,7 +78,7 @@ class Shared:
             StorageError: the place does not answer or refuses.
         """
         ours = (folder / _MANIFEST).read_bytes()
-        with self._told():
+        with self._safe_errors():
             for file in json.loads(ours)["files"]:
                 self._put(folder / file, self._place(name, key, _version(ours), file))
             self._create(self._place(name, key, _MANIFEST), ours)
@@ -99,7 +99,7 @@ class Shared:
         for file, entry in files.items():
             to = into / file
             to.parent.mkdir(parents=True, exist_ok=True)
-            with self._told():
+            with self._safe_errors():
                 try:
                     self._fs.get_file(self._place(name, key, _version(manifest), file), str(to))
                 except FileNotFoundError:
@@ -140,7 +140,7 @@ class Shared:
             pass
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _safe_errors(self) -> Iterator[None]:
         """Errors of a folder or a server, in one line; a library's own text may hold anything."""
         try:
             yield

@@ -125,7 +125,7 @@ def _explain(entry: Mapping[str, Any]) -> str:
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         message = "no such parameter"
-    given = entry.get("input")
+    value = entry.get("input")
     secret = where.endswith("ledger_url")
-    shown = f" (got {given!r})" if isinstance(given, int | float | str | bool | None) and not secret else ""
+    shown = f" (got {value!r})" if isinstance(value, int | float | str | bool | None) and not secret else ""
     return f"{where}: {message}{shown}" if where else message

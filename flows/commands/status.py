@@ -81,8 +81,8 @@ def _show(overview: dict[str, Any]) -> None:
     for release in overview["open_releases"]:
         console.print(f"open      release {release['release']} is {release['state']}: `autocoder ledger recover`")
     for plan in overview["plans"]:
-        given = ", ".join(plan["approved_by"]) or "nobody"
-        stands = plan["refused"] or f"approved by {given}, {plan['missing']} missing"
+        approvers = ", ".join(plan["approved_by"]) or "nobody"
+        stands = plan["refused"] or f"approved by {approvers}, {plan['missing']} missing"
         console.print(f"plan      {plan['population']} {plan['label']}: {stands}; {plan['file']}", soft_wrap=True)
     table = Table("account", "kind", "ε spent", "ε left", "ε cap")
     for line in overview["budget"]:
