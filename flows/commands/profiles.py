@@ -127,5 +127,6 @@ def _explain(entry: Mapping[str, Any]) -> str:
         message = "no such parameter"
     value = entry.get("input")
     secret = where.endswith("ledger_url")
-    shown = f" (got {value!r})" if isinstance(value, int | float | str | bool | None) and not secret else ""
+    plain = "input" in entry and isinstance(value, int | float | str | bool | None)
+    shown = f" (got {value!r})" if plain and not secret else ""
     return f"{where}: {message}{shown}" if where else message
