@@ -39,8 +39,9 @@ import prefect.flows, prefect.tasks, prefect.client.orchestration, prefect.artif
 said = {"import": time.perf_counter() - before, "stages": {}}
 import json, sys
 from pathlib import Path
-from flows import profiles, retrain
-from tasks import publish
+from flows import retrain
+from flows.commands import profiles
+from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.progress import Listener, listening
 from tasks.running.stage import Context, run_step

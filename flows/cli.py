@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -24,6 +25,7 @@ from flows.commands import (
     keys,
     ledger,
     metrics,
+    options,
     override,
     qa,
     release,
@@ -35,36 +37,38 @@ from flows.commands import (
 
 _INTERRUPTED = 130
 
-app = typer.Typer(
-    name="autocoder",
-    help="Train an injury autocoder on confidential narratives and release one private draw of it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command("retrain")(retrain.retrain)
-app.command("compare")(compare.compare)
-app.command("diagnose")(diagnose.diagnose)
-app.command("audit")(audit.audit)
-app.command("override")(override.override)
-app.command("release")(release.release)
-app.command("approve")(approve.approve)
-app.command("refuse")(approve.refuse)
-app.command("verify")(verify.verify)
-app.command("handover")(handover.handover)
-app.command("revoke")(handover.revoke)
-app.command("code")(code.code)
-app.command("drift")(drift.drift)
-app.command("calibrate")(calibrate.calibrate)
-app.command("serve")(serve.serve)
-app.command("demo-data")(demo_data.demo_data)
-app.command("deploy")(deploy.deploy)
-app.command("doctor")(doctor.doctor)
-app.command("status")(status.status)
-app.command("metrics")(metrics.metrics)
+app = typer.Typer(name="autocoder", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+for _command in (
+    *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
+    *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),
+    *(calibrate.calibrate, serve.serve, demo_data.demo_data, deploy.deploy, doctor.doctor, status.status),
+    metrics.metrics,
+):
+    app.command()(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    from tasks.running.provenance import provenance
+
+    source, changed = provenance(), ", changed" if provenance().code_dirty else ""
+    typer.echo(f"autocoder {version('swag-ppm-autocoder')}, commit {source.code_commit}{changed}")
+    raise typer.Exit
+
+
+@app.callback()
+def _autocoder(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and end.")
+    ] = False,
+) -> None:
+    """Train an injury autocoder on confidential narratives and release one private draw of it."""
 
 
 def main() -> None:

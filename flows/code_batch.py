@@ -56,8 +56,7 @@ def code_batch(
     """
     with private_errors("code-batch"):
         table = survey(Path(data).expanduser(), text_columns=(column,))
-        workspace = home_of(Path(home) if home else None)
-        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(workspace))
+        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(home_of(home)))
         added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
-        done = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
-        return Coded(rows=done.rows, needs_review=done.review, out=out, release=coder.release)
+        coded = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
+        return Coded(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

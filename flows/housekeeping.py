@@ -7,24 +7,14 @@ taking a run up again is always safe; it is done a few times, not for ever.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 from typing import Annotated
 
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events import emit_event
-from prefect.states import AwaitingRetry
 from pydantic import BaseModel, ConfigDict, Field
 
+from flows.server.dead_runs import take_up
 from flows.server.settings import home_of
 from storage.ledger.amounts import short
 from tasks.parameters import LedgerParameters
@@ -73,45 +63,17 @@ def housekeeping(
         release_minutes: a release at work for so long lost its process; the rule `zombies` leaves it alone.
         low_share: an account with less than this share of its cap left is low.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)))
+    context = Context(home=str(home_of(home)))
     with private_errors("housekeeping"):
-        resumed, given_up = _resume(
-            attempts, timedelta(days=days), timedelta(minutes=pending_minutes), timedelta(minutes=release_minutes)
+        resumed, given_up = take_up(
+            RESUMED,
+            attempts=attempts,
+            age=timedelta(days=days),
+            pending=timedelta(minutes=pending_minutes),
+            release=timedelta(minutes=release_minutes),
         )
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
     return Kept(resumed=resumed, given_up=given_up, low_budgets=low)
-
-
-def _resume(
-    attempts: int, age: timedelta, pending: timedelta, silent: timedelta
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    resumed, given_up = [], []
-    now = datetime.now(UTC)
-    with get_client(sync_client=True) as client:
-        dead = [run for run in _runs(client, StateType.CRASHED) if _since(run, now) < age]
-        dead += [run for run in _runs(client, StateType.PENDING) if pending < _since(run, now) < age]
-        dead += [r for r in _runs(client, StateType.RUNNING, flows=("release",)) if silent < _since(r, now) < age]
-        for run in dead:
-            if run.deployment_id is None or run.parent_task_run_id is not None:
-                continue  # whoever started it by hand, or its parent, starts it again
-            if run.run_count >= attempts:
-                given_up.append(run.name)
-                continue
-            # Not forced: a run that began after all, or was taken up by another round, stays as it is.
-            client.set_flow_run_state(run.id, AwaitingRetry(message=f"taken up again after {run.run_count} starts"))
-            resumed.append(run.name)
-    return tuple(resumed), tuple(given_up)
-
-
-def _runs(client: SyncPrefectClient, state: StateType, *, flows: tuple[str, ...] = RESUMED) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=list(flows))),
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
-    )
-
-
-def _since(run: FlowRun, now: datetime) -> timedelta:
-    return now - run.state.timestamp if run.state is not None else timedelta(0)
 
 
 def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> tuple[str, ...]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
 from flows.server.settings import home_of
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from storage.errors import StorageError
 from storage.ledger.heads import read_head, state_head
 from tasks.parameters import LedgerParameters
@@ -19,7 +18,7 @@ from tasks.running.stage import Context
 
 
 class Verified(BaseModel):
-    """What the check found."""
+    """How far the ledger is sound, and its head."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,7 +45,7 @@ def ledger_verify(home: str | None = None, ledger: LedgerParameters | None = Non
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
         ledger: which ledger.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)))
+    context = Context(home=str(home_of(home)))
     with private_errors("ledger-verify"):
         opened = publish.open_ledger(context, ledger or LedgerParameters())
         kept = context.workspace.create().private / "ledger-head.json"

@@ -6,43 +6,26 @@ and starts from the top at each answer, which Prefect keeps. Called without a de
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import Annotated, cast
 
-from prefect import flow, get_run_logger
+from prefect import flow
 from prefect.client.schemas.objects import FlowRun
-from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput
-from prefect.input.actions import read_flow_run_input
-from prefect.input.run_input import keyset_from_base_key
 from prefect.runtime import deployment, flow_run
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from flows.server import approvals
 from flows.server.settings import home_of, same_house
-from storage.errors import InputError, StorageError
-from storage.ledger import Decision, Ledger
-from storage.ledger.policy import DEFAULT_POLICY
-from tasks.parameters import DEMO, BundleParameters
-from tasks.releasing import approval, plan_page, prefect_page, preflight, publish
+from storage.errors import InputError
+from storage.ledger import Ledger
+from tasks.parameters import BundleParameters
+from tasks.releasing import prefect_page, preflight, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
 from tasks.running.stage import Context, Device
 from tasks.running.worker_metrics import MetricsListener
-
-
-class SignedDecision(RunInput):
-    """The form of a waiting release."""
-
-    model_config = ConfigDict(extra="forbid", title="Signed decision")
-
-    decision: str = Field(
-        title="Signed decision",
-        description="The line that `autocoder approve PLAN --key KEY.pem --print` (or `autocoder refuse …`) prints.",
-        pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
-    )
 
 
 @flow(
@@ -68,10 +51,10 @@ def release(
         ledger: which ledger, under which policy.
         wait_days: how long a run waits for approvals before it fails.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device)
+    context = Context(home=str(home_of(home)), device=device)
     settings = ledger or BundleParameters()
-    measured = MetricsListener(context.workspace.private, "release")
-    with private_errors("release"), listening(prefect_page.PrefectListener(), measured):
+    metrics = MetricsListener(context.workspace.private, "release")
+    with private_errors("release"), listening(prefect_page.PrefectListener(), metrics):
         same_house(Path(plan), Path(context.home))
         preflight.check_device(context)
         publish.check(context, settings)
@@ -82,79 +65,8 @@ def release(
 
 
 def _wait_for_approvals(context: Context, planned: PlannedRelease, ledger: Ledger, *, plan: str, days: int) -> None:
-    """Return when the plan may be released; leave the process by Prefect's signal while it may not.
-
-    Raises:
-        StorageError: somebody refused, approvals are missing and this run cannot wait, or there is no policy.
-    """
-    problem = ""
-    for number in count(1):
-        _end_on_refusal(context, planned, ledger)
-        stands = approval.standing(context, ledger, planned)
-        if ledger.release_of(planned.plan) is not None:
-            return
-        if deployment.id and stands.policy.digest == DEFAULT_POLICY.digest and planned.plan.population != DEMO:
-            raise StorageError(
-                f"plan {plan}: no budget policy is in force, and without one a deployment releases the population "
-                f"{DEMO} alone; record the agency's (`autocoder ledger change-policy`), then Retry"
-            )
-        if not stands.missing:
-            return
-        if not deployment.id:
-            missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"
-            raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
-        answer = _answer(number)
-        if answer is None:
-            text = plan_page.plan_markdown(planned, ledger, stands, file=plan)
-            prefect_page.publish_plan(text)
-            said = f"**The last answer does not count.** {problem}\n\n" if problem else ""
-            answer = _ask(number, said + text, days=days)
-        if not answer:
-            continue
-        try:
-            approval.admit(context, ledger, planned, Decision.read(answer))
-            problem = ""
-        except InputError as error:
-            problem = str(error)
-            get_run_logger().warning("The answer does not count: %s", problem)
-
-
-def _key(number: int) -> str:
-    return f"decision-{number}"  # the same at each start from the top
-
-
-def _answer(number: int) -> str | None:
-    """The answer to this question; "" if it was asked and not answered, None if it was not asked yet.
-
-    Prefect keeps questions and answers with the run. It forgets that it asked when a run that crashed is taken up, and
-    then would ask a question that is there already, which fails.
-    """
-    keys = keyset_from_base_key(f"suspended-{_key(number)}")
-    given = read_flow_run_input(keys["response"])
-    if given is not None:
-        return SignedDecision.model_validate(given).decision
-    return None if read_flow_run_input(keys["schema"]) is None else ""
-
-
-def _ask(number: int, text: str, *, days: int) -> str:
-    """Leave the process by Prefect's signal, to start from the top with the answer."""
-    try:
-        return suspend_flow_run(
-            wait_for_input=SignedDecision.with_initial_data(description=text),
-            timeout=days * 86_400,
-            key=_key(number),
-        ).decision
-    except ValidationError:
-        return ""  # died between suspending and asking: nobody was asked anything, and Prefect thinks that somebody was
-
-
-def _end_on_refusal(context: Context, planned: PlannedRelease, ledger: Ledger) -> None:
-    refusal = approval.standing(context, ledger, planned).refusal
-    if refusal is not None:
-        ledger.refuse(planned.plan, refusal)
-    recorded = ledger.refusal(planned.digest)
-    if recorded is not None:
-        raise StorageError(f"{recorded.reason} (ledger row {recorded.sequence}); nothing was drawn or charged")
+    """A run of a deployment may wait for them, any other has to have them."""
+    approvals.wait(context, planned, ledger, plan=plan, days=days, suspends=bool(deployment.id))
 
 
 def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
@@ -167,7 +79,7 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
     from prefect.exceptions import ObjectNotFound
 
     try:
-        asked = cast(
+        run = cast(
             FlowRun,
             run_deployment(
                 name,
@@ -187,4 +99,4 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
         raise InputError(
             f"release.deployment: the server knows no deployment {name}; apply deployments/prefect.yaml"
         ) from None
-    return str(asked.id)
+    return str(run.id)

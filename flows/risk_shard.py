@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prefect import flow
 
 from flows.server.settings import home_of
@@ -32,8 +30,8 @@ def risk_shard(shard: ShardParameters, home: str | None = None, device: Device =
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device)
-    measured = MetricsListener(context.workspace.private, "risk-shard")
-    with private_errors("risk shard"), listening(prefect_page.PrefectListener(), measured):
+    context = Context(home=str(home_of(home)), device=device)
+    metrics = MetricsListener(context.workspace.private, "risk-shard")
+    with private_errors("risk shard"), listening(prefect_page.PrefectListener(), metrics):
         context.workspace.create()
         return shard_runs.compute(context, shard)

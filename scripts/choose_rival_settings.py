@@ -29,8 +29,8 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
 from mechanisms.private_posterior import PrivatePosteriorConfig
-from storage.artifacts import write_atomically
 from storage.datasets import load_codes
+from storage.durable import write_atomically
 
 FOLDS = 3
 MODEL = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import html
 import math
 import re
 import time
@@ -20,6 +19,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import APIKeyHeader
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
@@ -29,7 +29,7 @@ from service.guard import Guard
 from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
 from tasks.coding.coder import Coder, Coding
 
-_PAGE = Path(__file__).with_name("page.html")
+_PAGES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
 _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")
 
 
@@ -91,7 +91,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    page = _PAGE.read_text(encoding="utf-8").replace("{{origin}}", _origin_line(coder))
+    page = _PAGES.get_template("page.html").render(coder=coder)
     app.add_middleware(
         Guard, most_bytes=settings.most_bytes, headers={"content-security-policy": _content_policy(page)}
     )
@@ -111,29 +111,25 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         """Code one narrative or several."""
         texts = asked.texts
         door.count(name, len(texts))
-        said = [at for at, text in enumerate(texts) if text.strip()]
         try:
-            scores = await batcher.scores([texts[at] for at in said])
+            scores = await batcher.scores([text for text in texts if text.strip()])
         except Overloaded:
             raise HTTPException(503, "too many narratives are waiting", headers={"Retry-After": "1"}) from None
-        review = None if asked.threshold is None else True
-        codings = [Coding((), review)] * len(texts)
-        found = coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold)
-        for at, coding in zip(said, found, strict=True):
-            codings[at] = coding
+        blank = Coding((), None if asked.threshold is None else True)
+        coded = iter(coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold))
+        codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
 
     @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
     async def version() -> Version:
         """The model, the classification and the bundle."""
-        known = coder.thresholds or {}
-        more = {
-            "software": app.version,
-            "codes": len(coder.model.codes),
-            "signed_by": settings.signed_by,
-            "calibrated_on": known.get("fitted_on"),
-        }
-        return Version.model_validate(coder.origin | more)
+        return Version(
+            **coder.origin,
+            software=app.version,
+            codes=len(coder.model.codes),
+            signed_by=settings.signed_by,
+            calibrated_on=(coder.thresholds or {}).get("fitted_on"),
+        )
 
     @app.get("/health", responses=problems(413, 500))
     async def health() -> Health:
@@ -161,16 +157,12 @@ def _silence(app: FastAPI) -> None:
         return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=422)
 
 
-def _origin_line(coder: Coder) -> str:
-    return html.escape(f"{coder.classification} {coder.version}, release {coder.release}, bundle {coder.digest[:16]}")
-
-
 def _content_policy(page: str) -> str:
     """Only the page's own script and style may run, and only this service be asked."""
 
     def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in found)
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in texts)
 
     return (
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "

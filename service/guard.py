@@ -66,8 +66,8 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole request, or None where it is too long: no more than the limit is ever held."""
-        told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit() or int(told) > self._most:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._most:
             return None
         parts: list[bytes] = []
         size, more = 0, True

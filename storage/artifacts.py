@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.durable import sync, write_atomically
 from storage.errors import StorageError
 from storage.shared import Shared
 
@@ -106,13 +105,13 @@ class Stage:
         }
         write_atomically(self.out / MANIFEST, rfc8785.dumps(manifest))
         for path in self.out.rglob("*"):
-            _sync(path)
-        _sync(self.out)
+            sync(path)
+        sync(self.out)
         self.final.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(self.out, self.final)  # noqa: PTH104  (Path.rename would do the same; os names the system call)
-        _sync(self.final.parent)
+        self.out.rename(self.final)
+        sync(self.final.parent)
         shutil.rmtree(self.work, ignore_errors=True)
-        self.ref = self._store.settled(self.name, self.key)
+        self.ref = self._store.finished(self.name, self.key)
         if self.ref is None:
             raise StorageError(f"stage {self.name}: {self.final} was removed while it was written; run again")
         return self.ref
@@ -138,7 +137,7 @@ class Store:
         there = self.shared.manifest(name, key) if self.shared else None
         return None if there is None else _ref(name, final, there)
 
-    def settled(self, name: str, key: str) -> ArtifactRef | None:
+    def finished(self, name: str, key: str) -> ArtifactRef | None:
         """The finished stage of this key, here and in the shared place alike; None where it is in neither.
 
         Hold the stage's lock. Where the two differ, which takes a stage that can't be repeated bit for bit, the shared
@@ -181,15 +180,15 @@ class Store:
         """
         key = ref.path.name
         with self.locked(f"{ref.kind}-{key}"):
-            found = self.settled(ref.kind, key)
-        if found is None or found.sha256 != ref.sha256:
+            artifact = self.finished(ref.kind, key)
+        if artifact is None or artifact.sha256 != ref.sha256:
             place = self.shared.url if self.shared else f"{self.private}, and no AUTOCODER_STORAGE is set"
-            what = "is not" if found is None else "differs from the one asked for"
+            what = "is not" if artifact is None else "differs from the one asked for"
             raise StorageError(
                 f"artifact {ref.kind}/{key} {what} in {place}; give all workers the same AUTOCODER_STORAGE, "
                 "or a workspace that they all see"
             )
-        return found
+        return artifact
 
     def _final(self, name: str, key: str) -> Path:
         """Folder of a finished stage. Both names may come from a flow's parameters."""
@@ -211,14 +210,14 @@ class Store:
         key = self.key(name, config=config, inputs=inputs, code=code)
         work = self.private / "work" / name / key
         with self.locked(f"{name}-{key}"):
-            found = self.settled(name, key)
+            ref = self.finished(name, key)
             stage = Stage(
-                name=name, key=key, work=work, final=self._final(name, key), ref=found, _recipe=recipe, _store=self
+                name=name, key=key, work=work, final=self._final(name, key), ref=ref, _recipe=recipe, _store=self
             )
-            if found is None:
+            if ref is None:
                 stage.out.mkdir(parents=True, exist_ok=True)
             else:
-                self.open(found)
+                self.open(ref)
                 shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
             yield stage
 
@@ -279,29 +278,6 @@ class Store:
         return json.loads(manifest.read_bytes() if there is None else there)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file, all or nothing, synced; threads and machines may do it at once."""
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
 def _ref(name: str, folder: Path, manifest: bytes | None = None) -> ArtifactRef:
     content = (folder / MANIFEST).read_bytes() if manifest is None else manifest
     return ArtifactRef(kind=name, uri=f"file://{folder}", sha256=hashlib.sha256(content).hexdigest())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

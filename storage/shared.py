@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from storage.durable import replacing, sync
 from storage.errors import InputError, StorageError
 
 VARIABLE = "AUTOCODER_STORAGE"
@@ -57,17 +57,17 @@ class Shared:
         Raises:
             StorageError: the place does not answer, or the manifest is not of this stage.
         """
-        with self._told():
+        with self._safe_errors():
             try:
                 content: bytes = self._fs.cat_file(self._place(name, key, _MANIFEST))
             except FileNotFoundError:
                 return None
         try:
-            said = json.loads(content)
-            known = (said["kind"], said["key"], isinstance(said["files"], dict)) == (name, key, True)
+            manifest = json.loads(content)
+            whole = (manifest["kind"], manifest["key"], isinstance(manifest["files"], dict)) == (name, key, True)
         except (ValueError, KeyError, TypeError):
-            known = False
-        if not known:
+            whole = False
+        if not whole:
             raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: {_MANIFEST} is damaged")
         return content
 
@@ -78,7 +78,7 @@ class Shared:
             StorageError: the place does not answer or refuses.
         """
         ours = (folder / _MANIFEST).read_bytes()
-        with self._told():
+        with self._safe_errors():
             for file in json.loads(ours)["files"]:
                 self._put(folder / file, self._place(name, key, _version(ours), file))
             self._create(self._place(name, key, _MANIFEST), ours)
@@ -99,7 +99,7 @@ class Shared:
         for file, entry in files.items():
             to = into / file
             to.parent.mkdir(parents=True, exist_ok=True)
-            with self._told():
+            with self._safe_errors():
                 try:
                     self._fs.get_file(self._place(name, key, _version(manifest), file), str(to))
                 except FileNotFoundError:
@@ -119,11 +119,8 @@ class Shared:
         if not self._folder:
             self._fs.put_file(str(file), to)
             return
-        partial = Path(f"{to}.{uuid4().hex}.partial")
-        self._fs.put_file(str(file), str(partial))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())  # the manifest says that it is there, after a power cut, too
-        partial.replace(to)
+        with replacing(Path(to)) as partial:  # the manifest says that it is there, after a power cut, too
+            self._fs.put_file(str(file), str(partial))
 
     def _create(self, to: str, content: bytes) -> None:
         """A small file, all or nothing, unless there is one. A server that knows no conditions replaces it."""
@@ -133,10 +130,8 @@ class Shared:
                 return
             partial = Path(f"{to}.{uuid4().hex}.partial")
             partial.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            partial.write_bytes(content)
+            sync(partial)
             try:
                 Path(to).hardlink_to(partial)
             finally:
@@ -145,7 +140,7 @@ class Shared:
             pass
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _safe_errors(self) -> Iterator[None]:
         """Errors of a folder or a server, in one line; a library's own text may hold anything."""
         try:
             yield

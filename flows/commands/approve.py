@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.server.settings import before_prefect, home_of, workspace_of
+from flows.commands import options
+from flows.server.settings import before_prefect
 
 if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
     from tasks.releasing.plan import PlannedRelease
 
-Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
 Key = Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")]
-Print = Annotated[
-    bool, typer.Option("--print", help="Only print the signed line, for the form in Prefect's page or for a file.")
-]
-Post = Annotated[bool, typer.Option("--post", help="Hand it to the waiting release run (PREFECT_API_URL).")]
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
-]
-Home = Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")]
+
+
+@dataclass(frozen=True)
+class WhereTo:
+    """Where a decision goes: printed, handed to a run, or kept beside the plan and in the ledger."""
+
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Only print the signed line, for the form in Prefect's page or for a file.")
+    ] = False
+    post: Annotated[bool, typer.Option("--post", help="Hand it to the waiting release run (PREFECT_API_URL).")] = False
+    ledger_url: options.LedgerUrl = None
+    home: options.PlansHome = None
 
 
 def approve(
     key: Key,
+    to: WhereTo,
     plan: Annotated[
         Path | None, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="Approve this budget policy instead of a plan; prints the line.")
+        Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
-    only_print: Print = False,
-    post: Post = False,
-    ledger_url: LedgerUrl = None,
-    home: Home = None,
 ) -> None:
     """Approve a planned release: sign it, and keep the signature beside the plan.
 
@@ -60,17 +61,11 @@ def approve(
     if policy is not None:
         _approve_policy(policy, key)
     elif plan is not None:
-        _decide(plan, key, "approve", "", only_print, post, ledger_url, home)
+        _decide(plan, key, "approve", "", to)
 
 
 def refuse(
-    plan: Plan,
-    key: Key,
-    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger keeps it.")],
-    only_print: Print = False,
-    post: Post = False,
-    ledger_url: LedgerUrl = None,
-    home: Home = None,
+    plan: options.Plan, key: Key, reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")], to: WhereTo
 ) -> None:
     """Refuse a planned release: the ledger records who and why, and the plan can't be released any more.
 
@@ -83,7 +78,7 @@ def refuse(
 
     if not reason.strip():
         raise InputError("--reason: say why")
-    _decide(plan, key, "refuse", reason.strip(), only_print, post, ledger_url, home)
+    _decide(plan, key, "refuse", reason.strip(), to)
 
 
 def _approve_policy(policy: Path, key: Path) -> None:
@@ -99,25 +94,16 @@ def _approve_policy(policy: Path, key: Path) -> None:
     typer.echo(decision.token)
 
 
-def _decide(
-    plan: Path,
-    key: Path,
-    answer: Answer,
-    reason: str,
-    only_print: bool,
-    post: bool,
-    ledger_url: str | None,
-    home: Path | None,
-) -> None:
+def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> None:
     from storage.errors import InputError
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
-    if only_print and post:
+    if to.only_print and to.post:
         raise InputError("--print and --post exclude each other")
-    workspace = home_of(home) if home else workspace_of(plan)
+    workspace = options.plans_home(plan, to.home)
     before_prefect(workspace, make_home=False)
     planned = PlannedRelease.load(plan)
     decision = sign(
@@ -134,12 +120,12 @@ def _decide(
         f"digest {planned.digest[:12]}…",
         err=True,
     )
-    if only_print:
+    if to.only_print:
         typer.echo(decision.token)
-    elif post:
+    elif to.post:
         typer.echo(f"{answer}: handed to run {_post(plan, decision)}")
     else:
-        typer.echo(_keep(planned, decision, workspace, ledger_url))
+        typer.echo(_keep(planned, decision, workspace, to.ledger_url))
 
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:

@@ -2,63 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
-from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tasks.auditing.audited import Audited, AuditResult
+    from tasks.auditing.settings import AuditParameters
+    from tasks.branches.branch import CompareParameters
+    from tasks.parameters import RetrainParameters
 
 _CONTRADICTED = 3
 
 
-def audit(
-    data: options.Data = None,
-    codelist: options.Codelist = None,
-    profile: options.Profile = "osha-head",
-    settings: options.Settings = None,
-    home: options.Home = None,
-    device: options.Device = "auto",
-    branches: Annotated[
-        str,
-        typer.Option("--branches", help="Names by comma, `all`, or `release`: what retrain would release from."),
-    ] = "release",
-    all_branches: Annotated[
-        bool, typer.Option("--all-branches", help="Every branch, and SWAG without weights.")
-    ] = False,
+@dataclass(frozen=True)
+class EffortOptions:
+    """How much an audit measures."""
+
     trials: Annotated[
-        int, typer.Option("--trials", help="Reruns of the whole mechanism with canaries; 0: membership test alone.")
-    ] = 32,
-    trial_draws: Annotated[int, typer.Option("--trial-draws", help="Draws for risks and Delta in each rerun.")] = 50,
-    canaries: Annotated[int, typer.Option("--canaries", help="Canaries of each family.")] = 32,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of the lower bound.")] = 0.95,
-    seeds: Annotated[int, typer.Option("--seeds", help="Candidates of each branch, from fit.seed on.")] = 1,
-    target: Annotated[
-        str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
-    ] = "match",
-    results: options.Results = None,
+        int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: membership test alone.")
+    ] = 32
+    trial_draws: Annotated[int, typer.Option(help="Draws for risks and Delta in each rerun.")] = 50
+    canaries: Annotated[int, typer.Option(help="Canaries of each family.")] = 32
+    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95
+
+
+@dataclass(frozen=True)
+class BranchOptions:
+    """What is audited."""
+
+    branches: Annotated[
+        str, typer.Option(help="Names by comma, `all`, or `release`: what retrain would release from.")
+    ] = "release"
+    all_branches: Annotated[bool, typer.Option("--all-branches", help="Every branch, and SWAG without weights.")] = (
+        False
+    )
+    seeds: Annotated[int, typer.Option(help="Candidates of each branch, from fit.seed on.")] = 1
+    target_epsilon: Annotated[
+        str, typer.Option(help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
+    ] = "match"
+
+
+@dataclass(frozen=True)
+class VariationOptions:
+    """Audits of the same under changed settings."""
+
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            "--vary",
-            help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be "
-            "repeated.",
+            help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be repeated."
         ),
-    ] = None,
-    vary_branches: Annotated[str, typer.Option("--vary-branches", help="Branches that --vary is for.")] = "release",
+    ] = None
+    vary_branches: Annotated[str, typer.Option(help="Branches that --vary is for.")] = "release"
     vary_seeds: Annotated[
-        int | None, typer.Option("--vary-seeds", help="Candidates under each --vary. [default: as many as --seeds]")
-    ] = None,
+        int | None, typer.Option(help="Candidates under each --vary.", show_default="as many as --seeds")
+    ] = None
     vary_trials: Annotated[
-        int | None, typer.Option("--vary-trials", help="Reruns under each --vary. [default: as many as --trials]")
-    ] = None,
+        int | None, typer.Option(help="Reruns under each --vary.", show_default="as many as --trials")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One audit to run."""
+
+    parameters: RetrainParameters
+    compare: CompareParameters
+    settings: AuditParameters
+    branches: str
+
+
+def audit(
+    run: options.RunOptions,
+    chosen: BranchOptions,
+    effort: EffortOptions,
+    variation: VariationOptions,
+    output: options.OutputOptions,
+    results: options.Results = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with code 3 when a claim is contradicted.")] = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Measure what a release would leak, beside what it claims.
 
@@ -74,107 +101,104 @@ def audit(
 
       autocoder audit --data injuries.csv --all-branches --seeds 5 --vary fit.adamw.epochs=3 --results docs/truth.md
     """
-    from pydantic import ValidationError
-
-    from flows.commands.compare import _number
-    from flows.commands.profiles import explain, own_branches, parameters
-    from storage.errors import InputError
-
-    workspace = home_of(home)
-    chosen = parameters(profile, settings or [], data=data, codelist=codelist)
-
-    from tasks.auditing.settings import AuditParameters, check, choose_branches
-    from tasks.branches.branch import CompareParameters
-
-    try:
-        spent = AuditParameters(trials=trials, trial_draws=trial_draws, canaries=canaries, confidence=confidence)
-        varied_trials = trials if vary_trials is None else vary_trials
-        less = AuditParameters.model_validate(spent.model_dump() | {"trials": varied_trials})
-        common = {"target_epsilon": target if target == "match" else _number(target), "branches": own_branches(profile)}
-        shared = CompareParameters.model_validate(common | {"seeds": seeds})
-        fewer = CompareParameters.model_validate(common | {"seeds": vary_seeds or seeds})
-    except ValidationError as error:
-        raise InputError("audit: " + "; ".join(explain(entry) for entry in error.errors())) from None
-    names = "swag,all" if all_branches else branches
-    wanted = {"": choose_branches(names, chosen, shared.known)}
-    check(chosen, spent)
-    varied = {"": chosen} | {
-        change: parameters(profile, [*(settings or []), *_changes(change)], data=data, codelist=codelist)
-        for change in vary or []
-    }
-    for change, one in list(varied.items())[1:]:
-        wanted[change] = choose_branches(vary_branches, one, shared.known)
-        check(one, less)
+    cases = _cases(run, chosen, effort, variation)
     if results is not None:
         options.require_place("--results", results)
-    before_prefect(workspace, make_home=True)
+    context = run.context()
 
     import flows.audit as job
-    from flows.commands.console import ConsoleListener
+    from tasks.auditing.settings import choose_branches
     from tasks.comparing.run import refuse_early
     from tasks.running.failures import private_errors
-    from tasks.running.progress import listening
-    from tasks.running.stage import Context
 
     with private_errors("audit"):
-        for change, one in varied.items():  # a mistake in the last change is told before the first audit
-            context = Context(home=str(workspace), device=device)
-            refuse_early(context, one, fewer if change else shared, wanted[change])
-    with ConsoleListener(quiet=quiet) as listener, listening(listener):
-        runs = {
+        for case in cases.values():  # a mistake in the last change is said before the first audit
+            branches = choose_branches(case.branches, case.parameters, case.compare.known)
+            refuse_early(context, case.parameters, case.compare, branches)
+    with output.progress():
+        audits = {
             change: job.audit(
-                parameters=one,
-                compare=fewer if change else shared,
-                settings=less if change else spent,
-                branches=vary_branches if change else names,
-                home=str(workspace),
-                device=device,
+                parameters=case.parameters,
+                compare=case.compare,
+                settings=case.settings,
+                branches=case.branches,
+                home=context.home,
+                device=run.device,
             )
-            for change, one in varied.items()
+            for change, case in cases.items()
         }
     if results is not None:
         from tasks.auditing.results import write
 
-        audited = {change: result.branches for change, result in runs.items()}
-        target_epsilon = runs[""].target_epsilon
-        write(results, audited, parameters=chosen, settings=spent, compare=shared, target=target_epsilon)
-    typer.echo(_json(runs) if as_json else "\n".join(_lines(change, result) for change, result in runs.items()))
-    if strict and any(result.contradicted for result in runs.values()):
+        audited, own = {change: result.branches for change, result in audits.items()}, cases[""]
+        target = audits[""].target_epsilon
+        write(results, audited, parameters=own.parameters, settings=own.settings, compare=own.compare, target=target)
+    lines = [line for change, result in audits.items() for line in _lines(change, result)]
+    typer.echo(_json(audits) if output.as_json else "\n".join(lines))
+    if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)
 
 
-def _changes(vary: str) -> list[str]:
-    """`a=1; b=2` as settings."""
-    return [part.strip() for part in vary.split(";") if part.strip()]
+def _cases(
+    run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions, variation: VariationOptions
+) -> dict[str, _Case]:
+    """The audit that was asked for, by the name "", and one of each change.
+
+    Raises:
+        InputError: an option is out of range, or names what is not there.
+    """
+    from flows.commands.profiles import checked, own_branches, target
+
+    own = run.parameters()
+
+    from tasks.auditing.settings import AuditParameters, check, choose_branches
+    from tasks.branches.branch import CompareParameters
+
+    def case(parameters: RetrainParameters, branches: str, seeds: int, trials: int) -> _Case:
+        rivals = {
+            "target_epsilon": target(chosen.target_epsilon),
+            "seeds": seeds,
+            "branches": own_branches(run.profile),
+        }
+        settings = checked(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
+        compare = checked(CompareParameters, rivals, at="audit: ")
+        choose_branches(branches, parameters, compare.known)
+        check(parameters, settings)
+        return _Case(parameters, compare, settings, branches)
+
+    cases = {"": case(own, "swag,all" if chosen.all_branches else chosen.branches, chosen.seeds, effort.trials)}
+    trials = effort.trials if variation.vary_trials is None else variation.vary_trials
+    for change in variation.vary or []:
+        settings = [part.strip() for part in change.split(";") if part.strip()]
+        varied = run.parameters(*settings)
+        cases[change] = case(varied, variation.vary_branches, variation.vary_seeds or chosen.seeds, trials)
+    return cases
 
 
-def _json(runs: Mapping[str, AuditResult]) -> str:
+def _json(audits: Mapping[str, AuditResult]) -> str:
     """The result, with what was varied beside it."""
-    import json
-
-    told = runs[""].model_dump(mode="json")
-    told["varied"] = {change: result.model_dump(mode="json") for change, result in runs.items() if change}
-    return json.dumps(told, indent=2)
+    models = {change: result.model_dump(mode="json") for change, result in audits.items()}
+    return json.dumps(models.pop("") | {"varied": models}, indent=2)
 
 
-def _lines(change: str, result: AuditResult) -> str:
+def _lines(change: str, result: AuditResult) -> list[str]:
     """Claim and measurement, a line a branch and seed."""
     lines = [f"with {change}:"] if change else []
-    for one in result.branches:
-        claimed = "nothing" if one.epsilon is None else f"epsilon {one.epsilon:.3g} ({one.guarantee_kind})"
+    for audited in result.branches:
+        claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({audited.guarantee_kind})"
         lines.append(
-            f"{one.branch}, seed {one.seed}: claimed {claimed}; measured at least {one.epsilon_lower_bound:.3g} "
-            f"at {100 * one.confidence:.6g} % confidence{_uncounted(one)}; AUC {one.auc:.3f}, "
-            f"TPR {one.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {one.verdict}"
+            f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured at least "
+            f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
+            f"AUC {audited.auc:.3f}, TPR {audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {audited.verdict}"
         )
-    return "\n".join(lines)
+    return lines
 
 
-def _uncounted(one: Audited) -> str:
+def _uncounted(audited: Audited) -> str:
     """What natural reruns measured beyond the bound, where they claim as much for themselves and it does not count."""
     from tasks.auditing.findings import NATURAL, bound_of
 
-    natural = bound_of(one, NATURAL)
-    if natural is None or natural["epsilon"] <= one.epsilon_lower_bound:
+    natural = bound_of(audited, NATURAL)
+    if natural is None or natural["epsilon"] <= audited.epsilon_lower_bound:
         return ""
     return f" (reruns: {natural['epsilon']:.3g}, not counted, as one of them claims {natural['claimed_in_trials']:.3g})"

@@ -9,21 +9,18 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.code import BUNDLE
-from flows.server.settings import home_of
 
 
 def calibrate(
-    data: Annotated[Path, typer.Option("--data", help="Coded records: CSV, Parquet or JSON Lines.")],
-    out: Annotated[Path, typer.Option("--out", help="File to write, for `autocoder code --thresholds`.")],
-    label_column: Annotated[str, typer.Option("--label-column", help="The code that a person gave.")] = "Nature",
+    data: Annotated[Path, typer.Option(help="Coded records: CSV, Parquet or JSON Lines.")],
+    out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
+    released: options.BundleOptions,
+    label_column: Annotated[str, typer.Option(help="The code that a person gave.")] = "Nature",
     column: Annotated[
-        list[str] | None, typer.Option("--column", help="Text column; may be repeated. [default: Final Narrative]")
+        list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="Final Narrative")
     ] = None,
-    template: Annotated[str | None, typer.Option("--template", help="How several columns are joined.")] = None,
-    bundle: Annotated[Path | None, BUNDLE] = None,
-    home: options.Home = None,
-    name: Annotated[str, typer.Option("--name", help="What the records are; told to readers.")] = "own coded records",
+    template: Annotated[str | None, typer.Option(help="How several columns are joined.")] = None,
+    name: Annotated[str, typer.Option(help="What the records are; told to readers.")] = "own coded records",
 ) -> None:
     """Fit the scores of a bundle on records that you have coded, such as those of `autocoder qa`.
 
@@ -44,25 +41,22 @@ def calibrate(
         raise InputError(f"--out: {out} is there; name another file")
     with private_errors("calibrate"):
         from flows.commands.console import ConsoleListener
-        from storage.bundle.archive import opened
+        from storage.durable import write_atomically
         from tasks.bundle.thresholds import thresholds_on_table
-        from tasks.coding.coder import Coder, newest_bundle
+        from tasks.coding.coder import Coder
         from tasks.coding.columns import Narratives
-        from tasks.running import progress
 
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)
-        with opened(bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))) as folder:
+        with released.opened() as folder:
             coder = Coder.open(folder)
-        with ConsoleListener() as listener, progress.listening(listener):
-            progress.started("calibrate")
-            found = thresholds_on_table(
+        with ConsoleListener() as console:
+            console.started("calibrate")
+            fitted = thresholds_on_table(
                 coder.model, data, columns=narratives.columns, join=narratives.texts, label=label_column, name=name
             )
-        fresh = out.with_name(f".{out.name}.new")
-        fresh.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        fresh.replace(out)
-    typer.echo(f"{found['records']:,} records, temperature {found['temperature']}; written to {out}")
-    for entry in found["thresholds"]:
+        write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")
+    typer.echo(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
+    for entry in fitted["thresholds"]:
         line = f"  {entry['target_accuracy']:.0%} right: "
         if entry["threshold"] is None:
             typer.echo(line + "no score reaches it with confidence")

@@ -3,138 +3,89 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.commands import options
-from flows.server.settings import home_of
 
 if TYPE_CHECKING:
     from storage.tables.reading import Table
     from tasks.coding.coder import Coder, Coding
-    from tasks.coding.job import CodingJob
+    from tasks.coding.job import Coded, CodingJob
 
-BUNDLE = typer.Option("--bundle", help="Bundle: folder or .tar.zst. [default: the newest release in the workspace]")
-_IN_FILES, _REVIEW = "Files", "Which answers to believe"
+_file = partial(typer.Option, rich_help_panel="Files")
+_review = partial(typer.Option, rich_help_panel="Which answers to believe")
 
 
 @dataclass(frozen=True)
-class _File:
-    data: Path
-    out: Path
-    columns: tuple[str, ...]
-    template: str | None
-    crosswalk: Path | None
-    version_column: str | None
-    append: bool
-    overwrite: bool
+class FileOptions:
+    """A table to code, and the one to write."""
 
-
-def code(
-    narratives: Annotated[
-        list[str] | None, typer.Argument(help="Narratives, each in quotes.", show_default=False)
-    ] = None,
-    bundle: Annotated[Path | None, BUNDLE] = None,
-    home: options.Home = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, max=50, help="Codes a narrative.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout: an object a narrative or a job.")] = False,
-    quiet: options.Quiet = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).",
-            show_default=False,
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="File to write: .csv, .parquet or .jsonl; needed with --data.",
-            show_default=False,
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
+    data: Annotated[Path | None, _file(help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).")] = None
+    out: Annotated[Path | None, _file(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = None
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            help="Text column of --data; repeated, several are joined. [default: Final Narrative]",
-            show_default=False,
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
+        _file(help="Text column of --data; repeated, several are joined.", show_default="Final Narrative"),
+    ] = None
     template: Annotated[
-        str | None,
-        typer.Option(
-            "--template",
-            help="How several columns are joined, as in training: '{Job title}: {Narrative}'.",
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
-    append: Annotated[
-        bool, typer.Option("--append", help="Add to an --out of the same columns.", rich_help_panel=_IN_FILES)
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an --out that is there.", rich_help_panel=_IN_FILES)
-    ] = False,
+        str | None, _file(help="How several columns are joined, as in training: '{Job title}: {Narrative}'.")
+    ] = None
+    append: Annotated[bool, _file("--append", help="Add to an --out of the same columns.")] = False
+    overwrite: Annotated[bool, _file("--overwrite", help="Replace an --out that is there.")] = False
     version_column: Annotated[
         str | None,
-        typer.Option(
-            "--version-column",
-            help="Column of --data that names each row's classification version; another version is refused.",
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
+        _file(help="Column of --data that names each row's classification version; another version is refused."),
+    ] = None
     crosswalk: Annotated[
-        Path | None,
-        typer.Option(
-            "--crosswalk",
-            help="CSV from_code, to_code, from_version, to_version: adds the code of another version.",
-            rich_help_panel=_IN_FILES,
-        ),
-    ] = None,
+        Path | None, _file(help="CSV from_code, to_code, from_version, to_version: adds the code of another version.")
+    ] = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Text columns of the table."""
+        return tuple(self.column or ["Final Narrative"])
+
+
+@dataclass(frozen=True)
+class ReviewOptions:
+    """What a person must look at."""
+
     threshold: Annotated[
         float | None,
-        typer.Option(
-            "--threshold",
+        _review(
             min=0,
             max=1,
             help="Score below which a person must look: adds needs_review, and the group of codes that is sure.",
-            rich_help_panel=_REVIEW,
         ),
-    ] = None,
+    ] = None
     accuracy: Annotated[
         float | None,
-        typer.Option(
-            "--accuracy",
+        _review(
             min=0,
             max=1,
             help="In place of --threshold: the one that reached this accuracy when thresholds were fitted.",
-            rich_help_panel=_REVIEW,
         ),
-    ] = None,
+    ] = None
     thresholds: Annotated[
-        Path | None,
-        typer.Option(
-            "--thresholds",
-            help="File from `autocoder calibrate`, in place of the bundle's own.",
-            rich_help_panel=_REVIEW,
-        ),
-    ] = None,
+        Path | None, _review(help="File from `autocoder calibrate`, in place of the bundle's own.")
+    ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
-        typer.Option(
-            "--groups",
-            help="Whether leading digits of a code name its groups; auto: where the classification is OIICS.",
-            rich_help_panel=_REVIEW,
-        ),
-    ] = "auto",
+        _review(help="Whether leading digits of a code name its groups; auto: where the classification is OIICS."),
+    ] = "auto"
+
+
+def code(
+    released: options.BundleOptions,
+    output: options.OutputOptions,
+    files: FileOptions,
+    review: ReviewOptions,
+    narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
+    top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
 ) -> None:
     """Code narratives with a released model.
 
@@ -150,110 +101,91 @@ def code(
 
       autocoder code --data new.parquet --column Job --column Text --template '{Job}: {Text}' --out coded.jsonl
     """
-    from storage.errors import InputError
-
-    if bool(narratives) == (data is not None):
-        raise InputError("give narratives as arguments, or a file with --data")
-    if data is not None and out is None:
-        raise InputError("--out: name the file to write, .csv, .parquet or .jsonl")
-    if threshold is not None and accuracy is not None:
-        raise InputError("--threshold and --accuracy: give one of them")
-    if append and overwrite:
-        raise InputError("--append and --overwrite: give one of them")
-    if data is None and (out or append or overwrite or version_column or crosswalk or template or column):
-        raise InputError("--out, --column and other options of files need --data")
+    _require_sense(narratives, files, review)
+    files = replace(files, **{name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)})
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
-        from storage.bundle.archive import opened
-        from tasks.coding.coder import Coder, newest_bundle
+        from tasks.coding.coder import Coder
+        from tasks.coding.job import run
 
-        file = table = None
-        if data is not None and out is not None:
-            columns = tuple(column or ["Final Narrative"])
-            file = _File(
-                data.expanduser(), out.expanduser(), columns, template, crosswalk, version_column, append, overwrite
-            )
-            table = _looked_through(file, quiet)
-        folder = bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))
-        by_digits = {"auto": None, "digits": True, "none": False}[groups]
-        with opened(folder) as found:
-            coder = Coder.open(found, thresholds=thresholds, by_digits=by_digits)
-        if accuracy is not None:
-            threshold = coder.threshold_for(accuracy)
-        if file is None or table is None:
-            _code_arguments(coder, narratives or [], top_k, threshold, as_json)
-        else:
-            _code_file(coder, file, table, top_k, threshold, as_json, quiet)
+        table = None if files.data is None else _survey(files.data, files, output)
+        by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
+        with released.opened() as folder:
+            coder = Coder.open(folder, thresholds=review.thresholds, by_digits=by_digits)
+        threshold = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
+        if table is None or files.out is None:
+            texts = narratives or []
+            for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
+                typer.echo(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
+            return
+        with output.progress() as console:
+            console.started("code")
+            coded = run(coder, _job(coder, table, files.out, files, top_k, threshold))
+    if output.as_json:
+        counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
+        typer.echo(json.dumps(counts | {"threshold": threshold, "out": str(files.out)} | coder.origin))
+    else:
+        typer.echo(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
 
 
-def _looked_through(file: _File, quiet: bool) -> Table:
+def _require_sense(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:
+    """Refuse options that contradict each other, or lack one."""
+    from storage.errors import InputError
+
+    if bool(narratives) == (files.data is not None):
+        raise InputError("give narratives as arguments, or a file with --data")
+    if files.data is not None and files.out is None:
+        raise InputError("--out: name the file to write, .csv, .parquet or .jsonl")
+    if review.threshold is not None and review.accuracy is not None:
+        raise InputError("--threshold and --accuracy: give one of them")
+    if files.append and files.overwrite:
+        raise InputError("--append and --overwrite: give one of them")
+    if files.data is None and any(vars(files).values()):
+        raise InputError("--out, --column and other options of files need --data")
+
+
+def _survey(data: Path, files: FileOptions, output: options.OutputOptions) -> Table:
     """The input, read to its end: what is wrong with it shows before a model is loaded."""
-    from flows.commands.console import ConsoleListener
     from storage.tables.reading import survey
     from storage.tables.writing import kind_of
-    from tasks.running import progress
 
-    kind_of(file.out)
-    options.require_place("--out", file.out)
-    with ConsoleListener(quiet=quiet) as listener, progress.listening(listener):
-        progress.started("read the table through")
-        return survey(file.data, text_columns=file.columns)
-
-
-def _code_arguments(coder: Coder, texts: list[str], top_k: int, threshold: float | None, as_json: bool) -> None:
-    for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
-        if as_json:
-            typer.echo(json.dumps(coder.origin | coding.as_dict()))
-            continue
-        typer.echo(text if len(text) <= 100 else text[:97] + "...")
-        for line in _lines(coding):
-            typer.echo(f"  {line}")
+    if files.out is not None:
+        kind_of(files.out)
+        options.require_place("--out", files.out)
+    with output.progress() as console:
+        console.started("read the table through")
+        return survey(data, text_columns=files.columns)
 
 
-def _lines(coding: Coding) -> list[str]:
-    shown = [f"{answer.code:<6} {answer.score:5.1%}  {answer.title}" for answer in coding.answers]
+def _lines(text: str, coding: Coding) -> str:
+    lines = [f"{answer.code:<6} {answer.score:5.1%}  {answer.title}" for answer in coding.answers]
     if not coding.answers:
-        shown.append("no code: nothing was said")
+        lines.append("no code: nothing was said")
     elif coding.needs_review:
         group = coding.group
-        shown.append(
-            f"needs review; sure only of {group.code} {group.title} ({group.score:.1%})" if group else "needs review"
-        )
-    return shown
+        sure = f"; sure only of {group.code} {group.title} ({group.score:.1%})" if group else ""
+        lines.append(f"needs review{sure}")
+    return "\n  ".join([text if len(text) <= 100 else text[:97] + "...", *lines])
 
 
-def _code_file(
-    coder: Coder, file: _File, table: Table, top_k: int, threshold: float | None, as_json: bool, quiet: bool
-) -> None:
-    from flows.commands.console import ConsoleListener
-    from tasks.coding.job import run
-    from tasks.running import progress
-
-    with ConsoleListener(quiet=quiet) as listener, progress.listening(listener):
-        progress.started("code")
-        done = run(coder, _job(coder, file, table, top_k, threshold))
-    if as_json:
-        counts = {"rows": done.rows, "blank": done.blank, "needs_review": done.review, "resumed": done.resumed}
-        typer.echo(json.dumps(counts | {"threshold": threshold, "out": str(file.out)} | coder.origin))
-        return
-    notes = [f"{done.blank:,} blank"] if done.blank else []
-    if done.review is not None:
-        notes.append(f"{done.review:,} need review")
-    if done.resumed:
-        notes.append(f"{done.resumed:,} were there from an earlier run")
-    told = f" ({'; '.join(notes)})" if notes else ""
-    typer.echo(f"{done.rows:,} rows coded into {file.out}{told}")
-
-
-def _job(coder: Coder, file: _File, table: Table, top_k: int, threshold: float | None) -> CodingJob:
+def _job(coder: Coder, table: Table, out: Path, files: FileOptions, top_k: int, threshold: float | None) -> CodingJob:
     from storage.crosswalk import read_crosswalk
     from tasks.coding.columns import Added, Narratives, check_version
     from tasks.coding.job import CodingJob
 
-    narratives = Narratives(file.columns, file.template)
-    walk = read_crosswalk(file.crosswalk.expanduser(), version=coder.version) if file.crosswalk else None
-    if file.version_column is not None:
-        check_version(table, file.version_column, coder)
-    added = Added(min(top_k, len(coder.model.codes)), threshold, walk, coder.groups is not None)
-    return CodingJob(table, file.out, narratives, added, append=file.append, overwrite=file.overwrite)
+    crosswalk = read_crosswalk(files.crosswalk, version=coder.version) if files.crosswalk else None
+    if files.version_column is not None:
+        check_version(table, files.version_column, coder)
+    added = Added(min(top_k, len(coder.model.codes)), threshold, crosswalk, coder.groups is not None)
+    narratives = Narratives(files.columns, files.template)
+    return CodingJob(table, out, narratives, added, append=files.append, overwrite=files.overwrite)
+
+
+def _notes(coded: Coded) -> str:
+    notes = [f"{coded.blank:,} blank"] if coded.blank else []
+    if coded.review is not None:
+        notes.append(f"{coded.review:,} need review")
+    if coded.resumed:
+        notes.append(f"{coded.resumed:,} were there from an earlier run")
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from contextlib import ExitStack
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
@@ -17,13 +18,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tasks.running.progress import Listener, line_of
+from tasks.running.progress import Listener, line_of, listening
 
 
 class ConsoleListener(Listener):
-    """Draws progress on stderr, so that stdout stays for what a program reads."""
+    """Draws the progress of its block's stages on stderr, so that stdout stays for what a program reads.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Args:
+        quiet: nothing at all.
+        bars: one for the stage at work; those of stages side by side would overwrite each other.
+    """
+
+    def __init__(self, *, quiet: bool = False, bars: bool = True) -> None:
+        self._bars, self._lock, self._stack = bars, Lock(), ExitStack()
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = Progress(
             TextColumn("  {task.description}"),
@@ -38,19 +45,19 @@ class ConsoleListener(Listener):
         self._bar: TaskID | None = None
 
     def __enter__(self) -> ConsoleListener:
-        self._progress.start()
+        self._stack.enter_context(self._progress)
+        self._stack.callback(self._clear)
+        self._stack.enter_context(listening(self))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clear()
-        self._progress.stop()
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     def started(self, label: str) -> None:
         """Put up the bar of a stage."""
-        self._clear()
-        self._bar = self._progress.add_task(label, total=None)
+        if self._bars:
+            self._clear()
+            self._bar = self._progress.add_task(label, total=None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Move the bar."""
@@ -64,9 +71,10 @@ class ConsoleListener(Listener):
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """One line of figures."""
-        self._clear()
         mark = "[cyan]reused[/cyan]" if reused else f"[green]{seconds:5.1f}s[/green]"
-        self._console.print(f"{mark}  [bold]{label}[/bold]  {line_of(figures)}", highlight=False, soft_wrap=True)
+        with self._lock:
+            self._clear()
+            self._console.print(f"{mark}  [bold]{label}[/bold]  {line_of(figures)}", highlight=False, soft_wrap=True)
 
     def _clear(self) -> None:
         if self._bar is not None:

@@ -12,11 +12,10 @@ from flows.commands import options
 
 
 def demo_data(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path("demo-data"),
-    records: Annotated[int, typer.Option("--records", min=200, max=10_000_000, help="Narratives.")] = 1800,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same file.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the two paths as JSON on stdout.")] = False,
-    quiet: options.Quiet = False,
+    output: options.OutputOptions,
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("demo-data"),
+    records: Annotated[int, typer.Option(min=200, max=10_000_000, help="Narratives.")] = 1800,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 7,
 ) -> None:
     """Write invented injury narratives in OSHA's column layout, with their code list.
 
@@ -26,15 +25,14 @@ def demo_data(
 
       autocoder demo-data --out demo --records 5000
     """
-    from flows.commands.console import ConsoleListener
     from storage.demo_data import write_demo_data
     from storage.errors import InputError
 
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file; name a folder")
-    with ConsoleListener(quiet=quiet) as console:
+    with output.progress() as console:
         written = write_demo_data(out, records=records, seed=seed, progress=console.bar("writing narratives"))
-    if as_json:
+    if output.as_json:
         typer.echo(json.dumps({"csv": str(written.csv), "codelist": str(written.codelist), "records": records}))
     else:
         typer.echo(f"{written.csv}\n{written.codelist}")

@@ -18,7 +18,7 @@ POOLS = {"cpu": None, "gpu": None}
 
 
 def deploy(
-    file: Annotated[Path, typer.Option("--file", help="Deployments.")] = FOLDER / "prefect.yaml",
+    file: Annotated[Path, typer.Option(help="Deployments.")] = FOLDER / "prefect.yaml",
     rules: Annotated[Path, typer.Option("--automations", help="Automations.")] = FOLDER / "automations.yaml",
 ) -> None:
     """Apply work pools, deployments and automations to the server at PREFECT_API_URL. Again changes nothing more.

@@ -12,17 +12,15 @@ from flows.commands import options
 
 
 def drift(
-    coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.", show_default=False)],
+    coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.")],
     reference: Annotated[
-        Path | None, typer.Option("--reference", help="Table of an earlier period, coded with the same bundle.")
+        Path | None, typer.Option(help="Table of an earlier period, coded with the same bundle.")
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            "--bundle", help="In place of a reference: the bundle's golden narratives. They are generated: rough."
-        ),
+        typer.Option(help="In place of a reference: the bundle's golden narratives. They are generated: rough."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw it: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare a period's codes and scores with a reference period; the first line is the verdict.
@@ -55,17 +53,17 @@ def drift(
                 before = measure.golden_period(folder, "--bundle")
         else:
             before = measure.read_period(reference or Path(), "--reference")
-        found = measure.compare(now, before)
+        difference = measure.compare(now, before)
         if plot is not None:
-            measure.plot(now, before, found, plot)
+            measure.plot(now, before, difference, plot)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(difference.as_dict(), indent=2))
     else:
-        typer.echo(found.line)
-        typer.echo(f"{found.rows:,} rows against {found.reference_rows:,}; codes that moved most:")
-        for code, was, share in found.moved:
+        typer.echo(difference.line)
+        typer.echo(f"{difference.rows:,} rows against {difference.reference_rows:,}; codes that moved most:")
+        for code, was, share in difference.moved:
             typer.echo(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
         if bundle is not None:
             typer.echo("The reference is generated narratives: a difference from them is no drift over time.")
-    if found.verdict == "drift":
+    if difference.verdict == "drift":
         raise typer.Exit(3)

@@ -8,40 +8,24 @@ from typing import Annotated
 
 import typer
 
-from flows.server.settings import home_of
-
-_Home = Annotated[
-    Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
-]
-_LedgerUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger-url",
-        envvar="AUTOCODER_LEDGER_URL",
-        help="Ledger's SQLAlchemy URL. [default: the workspace's]",
-        show_default=False,
-    ),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-_Requester = Annotated[str, typer.Option("--requester", help="Who does this; kept in the ledger.")]
+from flows.commands import options
 
 
 def handover(
-    release: Annotated[str | None, typer.Argument(help="Release to hand over.", show_default=False)] = None,
-    to: Annotated[str | None, typer.Option("--to", help="The partner it goes to.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the .tar.zst.", show_default=False)] = None,
+    place: options.LedgerOptions,
+    release: Annotated[str | None, typer.Argument(help="Release to hand over.")] = None,
+    to: Annotated[str | None, typer.Option(help="The partner it goes to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show what was handed over so far.")] = False,
     key: Annotated[
-        Path | None, typer.Option("--key", help="Public key to check the bundle with. [default: the workspace's own]")
+        Path | None, typer.Option(help="Public key to check the bundle with.", show_default="the workspace's own")
     ] = None,
     authority: Annotated[
-        list[Path] | None, typer.Option("--authority", help="Or the authority of its certificate; repeatable.")
+        list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
     ] = None,
     allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", help="Hand over without a signature.")] = False,
-    requester: _Requester = "operator",
-    home: _Home = None,
-    ledger_url: _LedgerUrl = None,
-    as_json: _AsJson = False,
+    requester: options.Requester = "operator",
+    as_json: options.AsJson = False,
 ) -> None:
     """Pack a release for a partner and record to whom it goes: a row of the ledger, beside the release's own.
 
@@ -55,22 +39,19 @@ def handover(
     """
     from storage.bundle.registry import handovers
     from storage.errors import InputError
-    from storage.ledger import Ledger
-    from storage.paths import Workspace
 
-    workspace = Workspace(home_of(home))
-    ledger = Ledger.existing(ledger_url or workspace.ledger_url)
+    workspace, ledger = place.workspace, place.open()
     if listed:
-        found = handovers(ledger)
+        entries = handovers(ledger)
         if as_json:
-            typer.echo(json.dumps([entry.model_dump() for entry in found]))
+            typer.echo(json.dumps([entry.model_dump() for entry in entries]))
             return
-        for entry in found:
+        for entry in entries:
             revoked = f"  revoked {entry.revoked_on}" if entry.revoked_on else ""
             typer.echo(
                 f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}"
             )
-        if not found:
+        if not entries:
             typer.echo("nothing was handed over so far")
         return
     if release is None or to is None or out is None:
@@ -85,26 +66,26 @@ def handover(
         key = workspace.home / "signing-key.pub.pem"
     verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()))
     sound = check(folder, verifier, unsigned=allow_unsigned)
-    archive, done = hand_over(ledger, row, folder, out, partner=to, requester=requester)
-    partner = done.details["partner"]
+    archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
+    partner = record.details["partner"]
     if as_json:
-        told = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest, "row": done.sequence}
-        typer.echo(json.dumps(told | {"partner": partner, "release_row": row.sequence}))
+        content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
+        rows = {"row": record.sequence, "partner": partner, "release_row": row.sequence}
+        typer.echo(json.dumps(content | rows))
         return
-    typer.echo(f"{archive}  for {partner}: ledger row {done.sequence}, release row {row.sequence}")
+    typer.echo(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
 
 
 def revoke(
-    release: Annotated[str, typer.Argument(help="Release that is not to be used any more.", show_default=False)],
-    reason: Annotated[str, typer.Option("--reason", help="Why; partners read it.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", help="Revocation list to write.")] = Path("revocations.json"),
+    release: Annotated[str, typer.Argument(help="Release that is not to be used any more.")],
+    reason: Annotated[str, typer.Option(help="Why; partners read it.")],
+    place: options.LedgerOptions,
+    out: Annotated[Path, typer.Option(help="Revocation list to write.")] = Path("revocations.json"),
     key: Annotated[
-        Path | None, typer.Option("--key", help="Private key that signs the list. [default: the workspace's own]")
+        Path | None, typer.Option(help="Private key that signs the list.", show_default="the workspace's own")
     ] = None,
-    requester: _Requester = "operator",
-    home: _Home = None,
-    ledger_url: _LedgerUrl = None,
-    as_json: _AsJson = False,
+    requester: options.Requester = "operator",
+    as_json: options.AsJson = False,
 ) -> None:
     """Mark a release as revoked in the ledger, and write the signed list of all that were.
 
@@ -115,27 +96,24 @@ def revoke(
 
       autocoder revoke 3f2a9c41d07b65e8 --reason "superseded: the code list had an error" --out revocations.json
     """
-    from storage.artifacts import write_atomically
     from storage.bundle.registry import handovers, record_revocation, revocation_list
+    from storage.durable import write_atomically
     from storage.errors import InputError
-    from storage.ledger import Ledger
     from storage.ledger.heads import PRIVATE_NAME, load_private_key
-    from storage.paths import Workspace
 
-    workspace = Workspace(home_of(home))
-    signing = load_private_key(key or workspace.private / "keys" / PRIVATE_NAME)
-    ledger = Ledger.existing(ledger_url or workspace.ledger_url)
+    signing = load_private_key(key or place.workspace.private / "keys" / PRIVATE_NAME)
+    ledger = place.open()
     record_revocation(ledger, release, reason=reason, requester=requester)
-    made = revocation_list(ledger, signing)
+    revocations = revocation_list(ledger, signing)
     try:
-        write_atomically(out, made.model_dump_json(indent=2).encode() + b"\n")
+        write_atomically(out, revocations.model_dump_json(indent=2).encode() + b"\n")
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}; the release is revoked, run again for the list") from None
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:
-        told = {"release_id": release, "list": str(out), "number": made.number, "partners": partners}
-        typer.echo(json.dumps(told))
+        content = {"release_id": release, "list": str(out), "number": revocations.number, "partners": partners}
+        typer.echo(json.dumps(content))
         return
-    typer.echo(f"release {release} revoked; list {made.number} with {len(made.revoked)} entries in {out}")
+    typer.echo(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
     if partners:
         typer.echo(f"tell {', '.join(partners)}")

@@ -16,9 +16,7 @@ def _group() -> None:
 
 
 @app.command()
-def new(
-    out: Annotated[Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")],
-) -> None:
+def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")]) -> None:
     """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to partners)."""
     from storage.ledger.heads import key_id, load_public_key, new_keys
 

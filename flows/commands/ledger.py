@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flows.commands import options
+
 if TYPE_CHECKING:
-    from storage.ledger import Ledger, Row
+    from storage.ledger import Row
     from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
 
-Home = Annotated[Path, typer.Option(envvar="AUTOCODER_HOME", help="The workspace.", show_default=True)]
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option(
-        envvar="AUTOCODER_LEDGER_URL",
-        help="sqlite:///FILE or postgresql+psycopg://…; without it the workspace's ledger.db.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE", show_default=False)]
-HOME = Path("workspace")
-
-
-class ExportFormat(StrEnum):
-    """Formats of `export`."""
-
-    json = "json"
-    csv = "csv"
-
-
-def _open(home: Path, url: str | None) -> Ledger:
-    from storage.ledger import Ledger
-    from storage.paths import Workspace
-
-    return Ledger.existing(url or Workspace(home).ledger_url)
+ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE")]
 
 
 def _print_json(data: Any) -> None:
     typer.echo(json.dumps(data, ensure_ascii=False, indent=1))
+
+
+def _answer(data: Any, text: str, *, as_json: bool) -> None:
+    _print_json(data) if as_json else typer.echo(text)
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -66,16 +47,16 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 @app.command("list")
+@options.grouped
 def list_rows(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
-    as_json: AsJson = False,
+    place: options.LedgerOptions,
+    as_json: options.AsJson = False,
     history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
 ) -> None:
     """List releases in their current state, and evaluations, audits and budget changes."""
     from storage.ledger.amounts import brief, short
 
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     rows = ledger.rows() if history else ledger.current()
     if as_json:
         _print_json([row.as_json() for row in rows])
@@ -98,9 +79,10 @@ def list_rows(
 
 
 @app.command()
-def show(release: ReleaseId, home: Home = HOME, ledger_url: LedgerUrl = None, as_json: AsJson = False) -> None:
+@options.grouped
+def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
     """Show all that is known of one release, and how it came there."""
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
         _print_json({**current.as_json(), "history": [row.as_json() for row in history]})
@@ -120,15 +102,15 @@ def _shown(value: Any) -> str:
 
 
 @app.command()
+@options.grouped
 def verify(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     head: Annotated[
         list[Path] | None, typer.Option(help="An exported head that the ledger must still go through; repeatable.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(help="Check the heads' signatures with this key.")] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
 
@@ -142,23 +124,13 @@ def verify(
     earlier: Sequence[Row] = () if against is None else read_export(against)
     from flows.commands.console import ConsoleListener
 
-    ledger = _open(home, ledger_url)
+    ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
         report = ledger.verify(heads=heads, earlier=earlier, progress=lambda done: tell(done, max(rows, done)))
     if as_json:
-        _print_json(
-            {
-                "ok": report.ok,
-                "rows": report.rows,
-                "sequence": report.sequence,
-                "hash": report.hash,
-                "first_bad_row": report.first_bad_row,
-                "problem": report.problem,
-                "notes": list(report.notes),
-            }
-        )
+        _print_json({"ok": report.ok} | asdict(report))
     else:
         typer.echo(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
         for note in report.notes:
@@ -174,13 +146,14 @@ def verify(
 
 
 @app.command()
+@options.grouped
 def budget(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     policy: Annotated[Path | None, typer.Option(help="Show this policy before anything is spent.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
+    from storage.errors import InputError
     from storage.ledger import Policy
     from storage.ledger.budget import budget_lines
     from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
@@ -189,12 +162,12 @@ def budget(
         # The given policy beside what was really spent, whether or not it is in force yet.
         given = Policy.load(policy)
         try:
-            accounts = [line.account for line in _open(home, ledger_url).budget() if line.account.sequence]
-        except _no_ledger():
+            accounts = [line.account for line in place.open().budget() if line.account.sequence]
+        except InputError:  # no ledger yet
             accounts = []
         lines, name = budget_lines(given, accounts), given.name
     else:
-        ledger = _open(home, ledger_url)
+        ledger = place.open()
         lines, name = ledger.budget(), ledger.policy().name
     if as_json:
         _print_json(budget_json(lines))
@@ -202,38 +175,29 @@ def budget(
         _table(f"Budget, policy {name}", BUDGET_COLUMNS, budget_cells(lines))
 
 
-def _no_ledger() -> type[Exception]:
-    from storage.errors import InputError
-
-    return InputError
-
-
 @app.command("change-policy")
+@options.grouped
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
     requester: Annotated[str, typer.Option(help="Who wants the change.")],
     reason: Annotated[str, typer.Option(help="Why.")],
+    place: options.LedgerOptions,
     approval: Annotated[
         list[str] | None,
         typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --policy`); repeatable."),
     ] = None,
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Put another policy in force and record it for ever. What was spent stays spent."""
-    from flows.server.settings import home_of
     from storage.ledger import Decision, Ledger, Policy
-    from storage.paths import Workspace
 
     loaded = Policy.load(policy)
     decisions = [Decision.read(_content(text)) for text in approval or ()]
-    url = ledger_url or Workspace(home_of(home)).create().ledger_url
-    row = Ledger.open(url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
-    if as_json:
-        _print_json(row.as_json())
-        return
-    typer.echo(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
+    if place.url == place.workspace.ledger_url:
+        place.workspace.create()
+    row = Ledger.open(place.url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
+    text = f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}"
+    _answer(row.as_json(), text, as_json=as_json)
 
 
 def _content(text: str) -> str:
@@ -249,28 +213,25 @@ def _content(text: str) -> str:
 
 
 @app.command()
+@options.grouped
 def export(
     out: Annotated[Path, typer.Option(help="The file to write.")],
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
-    format: Annotated[ExportFormat, typer.Option(help="JSON can be verified against later.")] = ExportFormat.json,
-    as_json: AsJson = False,
+    place: options.LedgerOptions,
+    format: Annotated[Literal["json", "csv"], typer.Option(help="JSON can be verified against later.")] = "json",
+    as_json: options.AsJson = False,
 ) -> None:
     """Write every row to a file."""
     from storage.ledger.report import to_csv, to_json
 
-    rows = _open(home, ledger_url).rows()
-    _write(out, to_json(rows) if format is ExportFormat.json else to_csv(rows))
-    if as_json:
-        _print_json({"rows": len(rows), "out": str(out), "format": format.value})
-    else:
-        typer.echo(f"{len(rows)} rows in {out}")
+    rows = place.open().rows()
+    _write(out, to_json(rows) if format == "json" else to_csv(rows))
+    _answer({"rows": len(rows), "out": str(out), "format": format}, f"{len(rows)} rows in {out}", as_json=as_json)
 
 
 @app.command()
+@options.grouped
 def head(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     key: Annotated[Path | None, typer.Option(help="Private key to sign with (`autocoder keys new`).")] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
 ) -> None:
@@ -278,7 +239,7 @@ def head(
     from storage.ledger.heads import load_private_key, state_head
 
     private = None if key is None else load_private_key(key)
-    statement = state_head(*_open(home, ledger_url).head(), key=private)
+    statement = state_head(*place.open().head(), key=private)
     text = json.dumps(statement.model_dump(), indent=1) + "\n"
     if out is None:
         typer.echo(text, nl=False)
@@ -293,16 +254,14 @@ def migrate(
     app_role: Annotated[
         str | None, typer.Option(help="The role that the pipeline connects as: SELECT and INSERT, nothing else.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Create the ledger's tables or bring them up to date."""
     from storage.ledger.database import Database, migrate
 
     revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
-    if as_json:
-        _print_json({"schema": revision, "app_role": app_role})
-        return
-    typer.echo(f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else ""))
+    text = f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else "")
+    _answer({"schema": revision, "app_role": app_role}, text, as_json=as_json)
 
 
 def _write(path: Path, text: str) -> None:
@@ -315,29 +274,27 @@ def _write(path: Path, text: str) -> None:
 
 
 @app.command()
+@options.grouped
 def recover(
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
+    place: options.LedgerOptions,
     apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say in what state a crash left each release, and with --apply bring it on or burn it.
 
     Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while
     anything is open.
     """
-    from dataclasses import asdict
-
     from storage.errors import InputError
     from storage.ledger import recovery
-    from storage.paths import Workspace
 
-    if not home.is_dir():
-        raise InputError(f"--home {home}: no such folder; every draw would look lost")
+    workspace = place.workspace
+    if not workspace.home.is_dir():
+        raise InputError(f"--home {workspace.home}: no such folder; every draw would look lost")
     if burn and not apply:
         raise InputError("--burn: nothing is changed without --apply")
-    ledger, workspace = _open(home, ledger_url), Workspace(home)
+    ledger = place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
     if as_json:
         _print_json([asdict(finding) for finding in findings])
@@ -355,18 +312,15 @@ def _show_findings(findings: Sequence[Finding]) -> None:
 
 
 @app.command()
+@options.grouped
 def certificate(
     release: ReleaseId,
     out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
-    home: Home = HOME,
-    ledger_url: LedgerUrl = None,
-    as_json: AsJson = False,
+    place: options.LedgerOptions,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write the certificate of one release: what a review board files."""
     from storage.ledger.certificate import write_certificate
 
-    written = str(write_certificate(_open(home, ledger_url), release, out))
-    if as_json:
-        _print_json({"release": release, "certificate": written})
-    else:
-        typer.echo(written)
+    written = str(write_certificate(place.open(), release, out))
+    _answer({"release": release, "certificate": written}, written, as_json=as_json)

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,8 +23,7 @@ def metrics(
     home: options.Home = None,
     ledger_url: options.LedgerUrl = None,
     serve: Annotated[
-        str | None,
-        typer.Option("--serve", help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted."),
+        str | None, typer.Option(help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted.")
     ] = None,
 ) -> None:
     """Print stage durations, rates, GPU memory, budgets, runs and workers in Prometheus' format, or serve them.
@@ -64,19 +63,22 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-    from flows.commands.status import ledger_standing
     from storage.errors import StorageError
-    from tasks.running import worker_metrics as kept
+    from tasks.parameters import LedgerParameters
+    from tasks.releasing.overview import ledger_overview
+    from tasks.running import worker_metrics
     from tasks.running.stage import Context
+
+    context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
 
     class Everything(Collector):
         """Stages from the workspace's files, the rest from ledger and server as they stand at the scrape."""
 
         def collect(self) -> Iterator[Metric]:
-            yield from kept.Families(kept.read(Context(home=str(workspace)).workspace.private)).collect()
+            yield from worker_metrics.Families(worker_metrics.read(context.workspace.private)).collect()
             up = GaugeMetricFamily("autocoder_up", "1 where it answers", labels=["part"])
             try:
-                yield from _ledger(ledger_standing(workspace, ledger_url))
+                yield from _ledger(ledger_overview(context, settings))
                 up.add_metric(["ledger"], 1)
             except StorageError:
                 up.add_metric(["ledger"], 0)
@@ -97,13 +99,13 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
     return Everything()
 
 
-def _ledger(found: dict) -> Iterator[Metric]:
+def _ledger(overview: dict[str, Any]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     labels = ["population", "cohort", "guarantee_kind"]
     left = GaugeMetricFamily("autocoder_budget_epsilon_left", "epsilon left of an account", labels=labels)
     cap = GaugeMetricFamily("autocoder_budget_epsilon_cap", "its cap", labels=labels)
-    for line in found["budget"]:
+    for line in overview["budget"]:
         account = [line["population"], line["cohort"], line["guarantee_kind"]]
         if line["epsilon_cap"] is not None:
             left.add_metric(account, float(line["epsilon_left"]))
@@ -111,20 +113,20 @@ def _ledger(found: dict) -> Iterator[Metric]:
     yield left
     yield cap
     yield GaugeMetricFamily(
-        "autocoder_open_releases", "releases neither committed nor burned", value=len(found["open_releases"])
+        "autocoder_open_releases", "releases neither committed nor burned", value=len(overview["open_releases"])
     )
-    wait = sum(bool(plan["missing"]) and not plan["refused"] for plan in found["plans"])
+    wait = sum(bool(plan["missing"]) and not plan["refused"] for plan in overview["plans"])
     yield GaugeMetricFamily("autocoder_plans_waiting", "plans whose approvals are missing", value=wait)
 
 
-def _server(found: dict) -> Iterator[Metric]:
+def _server(overview: dict[str, Any]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     runs = GaugeMetricFamily("autocoder_runs", "runs of the last seven days by state", labels=["state"])
-    for state, count in found["runs"].items():
+    for state, count in overview["runs"].items():
         runs.add_metric([state.lower()], count)
     workers = GaugeMetricFamily("autocoder_workers_online", "workers that answer, by pool", labels=["pool"])
-    for pool, online in found["workers"].items():
+    for pool, online in overview["workers"].items():
         workers.add_metric([pool], online)
     yield runs
     yield workers

@@ -1,19 +1,34 @@
-"""Options that several commands have, each written once: name, help and default text."""
+"""Options that several commands have, each written once: name, help and default text; and groups of them.
+
+A command takes a group as one parameter, a dataclass; `grouped` spreads it into the options that typer knows.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-Data = Annotated[
-    Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.", show_default=False)
-]
-Codelist = Annotated[
-    Path | None,
-    typer.Option("--codelist", help="Published classification, CSV with code and title.", show_default=False),
-]
+from flows.server.settings import before_prefect, home_of, workspace_of
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from flows.commands.console import ConsoleListener
+    from storage.ledger import Ledger
+    from storage.paths import Workspace
+    from tasks.parameters import RetrainParameters
+    from tasks.running.stage import Context
+
+Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
+Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Profile = Annotated[str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")]
 Settings = Annotated[
     list[str] | None,
@@ -23,24 +38,128 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute; auto: CUDA where there is a GPU.")
 ]
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Workspace folder. [default: $AUTOCODER_HOME or ./workspace]")
+    Path | None, typer.Option("--home", help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")
 ]
-PlansHome = Annotated[Path | None, typer.Option("--home", help="Workspace folder. [default: the plan's own]")]
+PlansHome = Annotated[Path | None, typer.Option("--home", help="Workspace folder.", show_default="the plan's own")]
 Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
 LedgerUrl = Annotated[
     str | None,
-    typer.Option("--ledger-url", help="Ledger's SQLAlchemy URL without a password. [default: the workspace's]"),
+    typer.Option(
+        "--ledger-url",
+        help="Ledger's SQLAlchemy URL without a password.",
+        show_default="$AUTOCODER_LEDGER_URL or the workspace's",
+    ),
 ]
+Requester = Annotated[str, typer.Option("--requester", help="Who does this; kept in the ledger.")]
 Results = Annotated[
     Path | None,
-    typer.Option(
-        "--results",
-        help="Also write aggregates and figures as Markdown to this file. For public data only.",
-        show_default=False,
-    ),
+    typer.Option("--results", help="Also write aggregates and figures as Markdown to this file. For public data only."),
+]
+Revocations = Annotated[
+    Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
+]
+Thresholds = Annotated[
+    Path | None, typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own.")
+]
+Target = Annotated[
+    str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is made of and where it works."""
+
+    data: Data = None
+    codelist: Codelist = None
+    profile: Profile = "osha-head"
+    settings: Settings = None
+    home: Home = None
+    device: Device = "auto"
+
+    def parameters(self, *more: str) -> RetrainParameters:
+        """Profile, options and settings in rising precedence; `more` are settings above them all."""
+        from flows.commands.profiles import parameters
+
+        home_of(self.home)  # a wrong one is said before what is wrong with the parameters
+        return parameters(self.profile, [*(self.settings or []), *more], data=self.data, codelist=self.codelist)
+
+    def context(self, *, make_home: bool = True, **fields: Any) -> Context:
+        """Where the run works; Prefect is imported by it, for the first time."""
+        home = home_of(self.home)
+        before_prefect(home, make_home=make_home)
+        from tasks.running.stage import Context
+
+        return Context(home=str(home), device=self.device, **fields)
+
+
+@dataclass(frozen=True)
+class BundleOptions:
+    """The bundle that codes."""
+
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"),
+    ] = None
+    home: Home = None
+
+    def opened(self) -> AbstractContextManager[Path]:
+        """Its folder, unpacked for as long as the block lasts where it is packed."""
+        from storage.bundle.archive import opened
+        from tasks.coding.coder import newest_bundle
+
+        return opened(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """A ledger that is there already."""
+
+    home: Home = None
+    ledger_url: LedgerUrl = None
+
+    @property
+    def workspace(self) -> Workspace:
+        """Of `home`."""
+        from storage.paths import Workspace
+
+        return Workspace(home_of(self.home))
+
+    @property
+    def url(self) -> str:
+        """Of the option, else of this machine, else of the workspace."""
+        return self.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
+
+    def open(self) -> Ledger:
+        """Make none where there is none."""
+        from storage.ledger import Ledger
+
+        return Ledger.existing(self.url)
+
+
+def plans_home(plan: Path, home: Path | None) -> Path:
+    """The workspace of a plan: the option, or the one that the plan lies in."""
+    return home_of(home) if home else workspace_of(plan)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What the terminal gets: the answer on stdout, progress on stderr."""
+
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def progress(self, *, bars: bool = True) -> ConsoleListener:
+        """Shows the stages of its block; without `bars` only their ends, for stages side by side."""
+        from flows.commands.console import ConsoleListener
+
+        return ConsoleListener(quiet=self.quiet, bars=bars)
+
+    def answer(self, result: BaseModel, text: str) -> None:
+        """The result as JSON where that was asked for, else the text."""
+        typer.echo(result.model_dump_json(indent=2) if self.as_json else text)
 
 
 def require_place(option: str, file: Path) -> None:
@@ -55,3 +174,35 @@ def require_place(option: str, file: Path) -> None:
         raise InputError(f"{option}: no folder {file.parent}")
     if file.is_dir():
         raise InputError(f"{option}: {file} is a folder; name a file")
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer wants it: each parameter that is a group spread into its options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    spread: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            own = get_type_hints(groups[name], include_extras=True)
+            options = [(option.name, option.default, own[option.name]) for option in fields(groups[name])]
+        else:
+            options = [(name, parameter.default, hints[name])]
+        spread += [
+            inspect.Parameter(
+                option,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=annotation,
+            )
+            for option, default, annotation in options
+        ]
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+        command(**values)
+
+    flat.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    return flat

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.server.settings import before_prefect, home_of, workspace_of
+from flows.server.settings import before_prefect
 
 
 def override(
     plan: options.Plan,
-    key: Annotated[Path, typer.Option("--key", help="Private key of an approver whom the policy names (PEM).")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; the ledger and the privacy statement keep it.")],
+    key: Annotated[Path, typer.Option(help="Private key of an approver whom the policy names (PEM).")],
+    reason: Annotated[str, typer.Option(help="Why; the ledger and the privacy statement keep it.")],
     ledger_url: options.LedgerUrl = None,
     home: options.PlansHome = None,
 ) -> None:
@@ -34,7 +34,7 @@ def override(
 
     if not reason.strip():
         raise InputError("--reason: say why")
-    workspace = home_of(home) if home else workspace_of(plan)
+    workspace = options.plans_home(plan, home)
     before_prefect(workspace, make_home=False)
     from tasks.parameters import LedgerParameters
     from tasks.releasing import gate, publish
@@ -43,16 +43,16 @@ def override(
 
     planned = PlannedRelease.load(plan.expanduser())
     ledger = publish.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
-    found = gate.measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
-    if found is None:
+    audit = gate.measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
+    if audit is None:
         raise InputError("override: this plan's candidate was never audited; there is nothing to override")
     decision = sign(
         load_private_key(key),
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(planned, found),
+        terms=gate.override_terms(planned, audit),
         reason=reason.strip(),
     )
     row = gate.override(ledger, planned, decision)
-    typer.echo(f"{found.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")
+    typer.echo(f"{audit.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")

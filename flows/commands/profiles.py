@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from storage.errors import InputError
 from tasks.parameters import RetrainParameters
 
+Model = TypeVar("Model", bound=BaseModel)
 PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
 
 
@@ -85,10 +86,21 @@ def parameters(
         raise InputError("--set: data is a section, such as data.source=FILE")
     if not content["data"].get("source"):
         raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, or Parquet)")
+    return checked(RetrainParameters, content, at="parameters: ")
+
+
+def checked(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
+    """Values as a model; `at` begins the error's text.
+
+    Raises:
+        InputError: all that is wrong with them, in one text.
+    """
     try:
-        return RetrainParameters.model_validate(content)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise InputError("parameters: " + "; ".join(explain(entry) for entry in error.errors())) from None
+        shown = not model.model_config.get("hide_input_in_errors", False)
+        faults = "; ".join(_explain(entry) for entry in error.errors(include_input=shown))
+        raise InputError(at + faults) from None
 
 
 def own_branches(profile: str) -> dict[str, Any]:
@@ -103,13 +115,31 @@ def own_branches(profile: str) -> dict[str, Any]:
     return content
 
 
-def explain(entry: Mapping[str, Any]) -> str:
+def target(text: str) -> float | str:
+    """A target epsilon: a number, or `match`.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if text == "match":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1000:
+        raise InputError(f"--target-epsilon: {text} is neither `match` nor a number above 0 and up to 1000")
+    return value
+
+
+def _explain(entry: Mapping[str, Any]) -> str:
     """One error of pydantic in one phrase: where, what, and what was given."""
     where = ".".join(str(part) for part in entry["loc"])
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         message = "no such parameter"
-    given = entry.get("input")
+    value = entry.get("input")
     secret = where.endswith("ledger_url")
-    shown = f" (got {given!r})" if isinstance(given, int | float | str | bool | None) and not secret else ""
+    plain = "input" in entry and isinstance(value, int | float | str | bool | None)
+    shown = f" (got {value!r})" if plain and not secret else ""
     return f"{where}: {message}{shown}" if where else message

@@ -8,34 +8,29 @@ from typing import Annotated
 
 import typer
 
+from flows.commands import options
+
 app = typer.Typer(
     no_args_is_help=True, help="Have a sample of a coded table coded by a person, and compare.", rich_markup_mode="rich"
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-
 
 @app.command()
 def draw(
-    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", help="Sample to write: .csv, .parquet or .jsonl.")],
+    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
+    out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="What the coder reads; may be repeated. [default: Final Narrative]"),
+        list[str] | None, typer.Option(help="What the coder reads; may be repeated.", show_default="Final Narrative")
     ] = None,
-    share: Annotated[
-        float | None, typer.Option("--share", min=0.0001, max=1, help="Of all rows. [default: 0.05]")
-    ] = None,
-    sensitive: Annotated[
-        list[str] | None, typer.Option("--sensitive", help="Code that is always sampled; may be repeated.")
-    ] = None,
+    share: Annotated[float | None, typer.Option(min=0.0001, max=1, help="Of all rows.", show_default="0.05")] = None,
+    sensitive: Annotated[list[str] | None, typer.Option(help="Code that is always sampled; may be repeated.")] = None,
     policy: Annotated[
-        Path | None, typer.Option("--policy", help="YAML with share and sensitive_codes; the options above win.")
+        Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Repeats a sample. [default: none, it cannot be foreseen]")
+        int | None, typer.Option(help="Repeats a sample.", show_default="none, it cannot be foreseen")
     ] = None,
-    as_json: _Json = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Draw a random sample for double coding, without the model's codes.
 
@@ -52,21 +47,21 @@ def draw(
         chosen = read_policy(policy.expanduser()) if policy else Policy()
         changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
         chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        done = draw(coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed)
+        sample = draw(coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed)
     if as_json:
-        typer.echo(json.dumps(vars(done) | {"out": str(out)}))
+        typer.echo(json.dumps(vars(sample) | {"out": str(out)}))
     else:
         typer.echo(
-            f"{done.sampled:,} of {done.rows:,} rows in {out} ({done.sensitive:,} of sensitive codes); fill in the "
-            "column human_code and run `autocoder qa agree`"
+            f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes); fill in "
+            "the column human_code and run `autocoder qa agree`"
         )
 
 
 @app.command()
 def agree(
-    coded: Annotated[Path, typer.Argument(help="The table that was sampled.", show_default=False)],
-    sample: Annotated[Path, typer.Option("--sample", help="The sample, with human_code filled in.")],
-    as_json: _Json = False,
+    coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
+    sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare the human's codes with the model's: share, Cohen's kappa, each code.
 
@@ -78,25 +73,25 @@ def agree(
     from tasks.running.failures import private_errors
 
     with private_errors("qa"):
-        found = agreement(coded, sample)
+        agreed = agreement(coded, sample)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(agreed.as_dict(), indent=2))
         return
     from rich.console import Console
     from rich.table import Table
 
-    low, high = found.share_interval
-    typer.echo(f"same code: {found.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
-    if found.kappa is None or found.kappa_interval is None:
+    low, high = agreed.share_interval
+    typer.echo(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    if agreed.kappa is None or agreed.kappa_interval is None:
         typer.echo("Cohen's kappa: not defined, both gave one code throughout")
     else:
         typer.echo(
-            f"Cohen's kappa: {found.kappa:.3f}, 95 % interval {found.kappa_interval[0]:.3f} to "
-            f"{found.kappa_interval[1]:.3f}"
+            f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
+            f"{agreed.kappa_interval[1]:.3f}"
         )
-    table = Table(title=f"{found.rows:,} rows coded twice ({found.missing:,} came back without a code)")
+    table = Table(title=f"{agreed.rows:,} rows coded twice ({agreed.missing:,} came back without a code)")
     for name in ("code", "human", "model", "both", "F1"):
         table.add_column(name, justify="left" if name == "code" else "right")
-    for code in found.codes:
+    for code in agreed.codes:
         table.add_row(code.code, str(code.human), str(code.model), str(code.both), f"{code.f1:.2f}")
     Console().print(table)

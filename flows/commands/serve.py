@@ -5,43 +5,47 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands import options
-from flows.commands.code import BUNDLE
-from flows.server.settings import home_of
 
 KEY = "AUTOCODER_API_KEY"
 _SHORTEST_KEY = 16
 
 
-def serve(
-    bundle: Annotated[Path | None, BUNDLE] = None,
-    home: options.Home = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8321,
-    verify_key: Annotated[
-        Path | None, typer.Option("--verify-key", help="Public key (PEM) that must have signed the bundle.")
-    ] = None,
-    revocations: Annotated[
-        Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
-    ] = None,
+@dataclass(frozen=True)
+class TlsOptions:
+    """HTTPS, where both are given."""
+
+    tls_certificate: Annotated[Path | None, typer.Option(help="Serve HTTPS: PEM file.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None
+
+
+@dataclass(frozen=True)
+class TrustOptions:
+    """Whose bundle is served."""
+
+    verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
+    revocations: options.Revocations = None
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Serve a bundle without a checked signature; all else is checked.")
-    ] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help=f"File with the API key. [default: ${KEY}]")
-    ] = None,
+    ] = False
+
+
+def serve(
+    released: options.BundleOptions,
+    trust: TrustOptions,
+    tls: TlsOptions,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.", show_default=f"${KEY}")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
-    rate: Annotated[int, typer.Option("--rate", min=1, help="Narratives a minute of one client.")] = 6000,
-    thresholds: Annotated[
-        Path | None, typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own.")
-    ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", help="Serve HTTPS: PEM file.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Private key of the certificate.")] = None,
+    rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
+    thresholds: options.Thresholds = None,
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.
 
@@ -57,10 +61,7 @@ def serve(
     from storage.errors import InputError
     from tasks.running.failures import private_errors
 
-    if (tls_certificate is None) != (tls_key is None):
-        raise InputError("--tls-certificate and --tls-key go together")
-    if tls_certificate is not None and tls_key is not None:
-        _check_tls(tls_certificate, tls_key)
+    _check_tls(tls)
     key = _key(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
         try:
@@ -69,36 +70,37 @@ def serve(
             from service.app import Settings, create_app
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
-        from storage.bundle.archive import opened
-        from tasks.coding.coder import Coder, newest_bundle
+        from tasks.coding.coder import Coder
 
-        with opened(bundle.expanduser() if bundle is not None else newest_bundle(home_of(home))) as folder:
-            signed_by = _verified(folder, verify_key, revocations, allow_unsigned=allow_unsigned)
+        with released.opened() as folder:
+            signed_by = _verified(folder, trust)
             coder = Coder.open(folder, thresholds=thresholds)
         coder.scores(["warm"])
-        app = create_app(coder, Settings(key=key, narratives_per_minute=rate, signed_by=signed_by))
         config = uvicorn.Config(
-            app,
+            create_app(coder, Settings(key=key, narratives_per_minute=rate, signed_by=signed_by)),
             host=host,
             port=port,
             access_log=False,
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=30,
-            ssl_certfile=tls_certificate,
-            ssl_keyfile=tls_key,
+            ssl_certfile=tls.tls_certificate,
+            ssl_keyfile=tls.tls_key,
         )
-        scheme = "https" if tls_certificate else "http"
-        typer.echo(
-            f"{coder.classification} {coder.version}, release {coder.release}: {scheme}://{host}:{port}/", err=True
-        )
+        address = f"{'https' if tls.tls_certificate else 'http'}://{host}:{port}/"
+        typer.echo(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
         uvicorn.Server(config).run()
 
 
-def _check_tls(certificate: Path, key: Path) -> None:
-    """Try both before a model is loaded and an address told."""
+def _check_tls(tls: TlsOptions) -> None:
+    """Try both files before a model is loaded and an address said."""
     from storage.errors import InputError
 
+    certificate, key = tls.tls_certificate, tls.tls_key
+    if (certificate is None) != (key is None):
+        raise InputError("--tls-certificate and --tls-key go together")
+    if certificate is None or key is None:
+        return
     for option, path in (("--tls-certificate", certificate), ("--tls-key", key)):
         try:
             path.open("rb").close()
@@ -140,13 +142,13 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _verified(folder: Path, key: Path | None, revocations: Path | None, *, allow_unsigned: bool) -> str | None:
+def _verified(folder: Path, trust: TrustOptions) -> str | None:
     """Check the bundle; the id of the key that signed it."""
     from storage.bundle.check import check
     from storage.bundle.signing import Verifier
     from storage.errors import InputError
 
-    if key is None and not allow_unsigned:
+    if trust.verify_key is None and not trust.allow_unsigned:
         raise InputError("give the agency's public key by --verify-key, or serve unsigned with --allow-unsigned")
-    verifier = Verifier(key.expanduser()) if key is not None else None
-    return check(folder, verifier, revocations=revocations, unsigned=allow_unsigned).signed_by
+    verifier = Verifier(trust.verify_key.expanduser()) if trust.verify_key is not None else None
+    return check(folder, verifier, revocations=trust.revocations, unsigned=trust.allow_unsigned).signed_by

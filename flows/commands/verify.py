@@ -13,21 +13,16 @@ from flows.commands import options
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.", show_default=False)],
-    key: Annotated[
-        Path | None, typer.Option("--key", help="Public key (PEM) of the agency, had from a safe place.")
-    ] = None,
+    bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.")],
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of the agency, had from a safe place.")] = None,
     authority: Annotated[
-        list[Path] | None,
-        typer.Option("--authority", help="Instead: certificate authority (PEM) that is trusted; repeatable."),
+        list[Path] | None, typer.Option(help="Instead: certificate authority (PEM) that is trusted; repeatable.")
     ] = None,
-    revocations: Annotated[
-        Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
-    ] = None,
+    revocations: options.Revocations = None,
     golden: Annotated[
         bool | None,
         typer.Option(
-            "--golden/--no-golden", help="Load the model and try the golden answers. [default: where torch is]"
+            "--golden/--no-golden", help="Load the model and try the golden answers.", show_default="where torch is"
         ),
     ] = None,
     allow_unsigned: Annotated[
@@ -59,7 +54,7 @@ def verify(
     try:
         with opened(bundle.expanduser()) as folder:
             sound = check(folder, verifier, revocations=revocations, unsigned=allow_unsigned)
-            tried = _try_golden(folder, sound.found, wanted=golden)
+            answers = _try_golden(folder, sound.found, wanted=golden)
     except UnsoundBundle as fault:
         if as_json:
             typer.echo(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
@@ -67,7 +62,7 @@ def verify(
             typer.echo(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        told = {
+        content = {
             "sound": True,
             "release_id": sound.release_id,
             "bundle_digest": sound.digest,
@@ -75,20 +70,20 @@ def verify(
             "ledger_sequence": sound.ledger_sequence,
             "signed_by": sound.signed_by,
             "revocation_list": sound.revocations,
-            "golden_answers": tried,
+            "golden_answers": answers,
         }
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(content))
         return
     signed = f"signed by {sound.signed_by[:16]}" if sound.signed_by else "UNSIGNED"
     listed = "" if sound.revocations is None else f", not on revocation list {sound.revocations}"
-    answers = f"{tried} golden answers" if tried is not None else "golden answers not tried"
+    tried = f"{answers} golden answers" if answers is not None else "golden answers not tried"
     typer.echo(
         f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
-        f"{listed}, {answers}"
+        f"{listed}, {tried}"
     )
 
 
-def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> int | None:
+def _try_golden(folder: Path, content: dict[str, Any], *, wanted: bool | None) -> int | None:
     """How many golden answers were tried; None for none."""
     from storage.bundle.folder import GOLDEN
     from storage.errors import InputError
@@ -109,9 +104,9 @@ def _try_golden(folder: Path, found: dict[str, Any], *, wanted: bool | None) -> 
     except Exception as error:
         raise UnsoundBundle("config.json", f"the model cannot be loaded with it ({type(error).__name__})") from None
     try:
-        golden.check(released, found[GOLDEN])
+        golden.check(released, content[GOLDEN])
     except UnsoundBundle:
         raise
     except Exception as error:
         raise UnsoundBundle(GOLDEN, f"the model cannot answer ({type(error).__name__})") from None
-    return len(found[GOLDEN])
+    return len(content[GOLDEN])

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-import httpx
 import yaml
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.events.schemas.automations import AutomationCore
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from storage.errors import InputError, StorageError
+from flows.server.client import server
+from storage.errors import InputError
 
 _BLOCK = "autocoder-notifications"
 
@@ -34,7 +33,7 @@ def apply_pools(pools: Mapping[str, int | None]) -> None:
         StorageError: the server does not answer, or refuses us.
     """
     template = _job_template()
-    with _server() as client:
+    with server() as client:
         for name, limit in pools.items():
             pool = WorkPoolCreate(
                 name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
@@ -54,17 +53,6 @@ def _job_template() -> dict[str, Any]:
     return template
 
 
-@contextmanager
-def _server() -> Iterator[SyncPrefectClient]:
-    try:
-        with get_client(sync_client=True) as client:
-            yield client
-    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        raise StorageError(
-            f"Prefect server: {type(error).__name__}; is PREFECT_API_URL right, and the login?"
-        ) from None
-
-
 def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
     """Create or update the automations of a file; return the names of those applied.
 
@@ -76,7 +64,7 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
         StorageError: the server does not answer, or refuses us.
     """
     applied = []
-    with _server() as client:
+    with server() as client:
         block = None if webhook is None else _block(webhook)
         for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
             actions = [_action(client, action, block) for action in rule["actions"]]
@@ -88,9 +76,9 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
             except ValueError:
                 raise InputError(f"{file}: rule {rule.get('name')} is no automation") from None
             # The new one first: whatever dies in between, no rule is missing.
-            known = client.read_automations_by_name(automation.name)
+            earlier = client.read_automations_by_name(automation.name)
             client.create_automation(automation)
-            for old in known:
+            for old in earlier:
                 client.delete_automation(old.id)
             applied.append(automation.name)
     return applied

@@ -10,13 +10,13 @@ from pathlib import Path
 DEFAULT_HOME = "workspace"
 
 
-def home_of(given: Path | None) -> Path:
+def home_of(folder: Path | str | None) -> Path:
     """The workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
 
     Raises:
         InputError: it is a file.
     """
-    home = (given or Path(os.environ.get("AUTOCODER_HOME", DEFAULT_HOME))).expanduser().resolve()
+    home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
         from storage.errors import InputError
 
@@ -53,7 +53,7 @@ def before_prefect(home: Path, *, make_home: bool) -> None:
         make_home: make Prefect's folder in the workspace, closed to others since its database holds parameters.
             Without it, where the workspace is not there yet, a folder that goes with the process serves.
     """
-    quiet = {
+    settings = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
@@ -63,9 +63,9 @@ def before_prefect(home: Path, *, make_home: bool) -> None:
         "TOKENIZERS_PARALLELISM": "true",
     }
     if "PREFECT_API_URL" not in os.environ:
-        quiet["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-        quiet["PREFECT_HOME"] = str(_prefect_home(home, make_home=make_home))
-    for name, value in quiet.items():
+        settings["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
+        settings["PREFECT_HOME"] = str(_prefect_home(home, make_home=make_home))
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 

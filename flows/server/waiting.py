@@ -9,21 +9,15 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-)
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.exceptions import PrefectHTTPStatusError
 
-from storage.errors import InputError, StorageError
+from flows.server.client import server
+from storage.errors import InputError
 
 _PAGE = 200
 """Runs that the server gives at once; by default it gives no more."""
@@ -44,17 +38,12 @@ def waiting_releases() -> list[Waiting]:
     Raises:
         StorageError: the server does not answer, or refuses us.
     """
-    try:
-        with get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(
-                flow_filter=FlowFilter(name=FlowFilterName(any_=["release"])),
-                flow_run_filter=FlowRunFilter(
-                    state=FlowRunFilterState(type=StateTypes(any_=[StateType.PAUSED])),
-                ),
-                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
-            )
-    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        raise StorageError(f"Prefect server: {_said(error)}") from None
+    with server() as client:
+        runs = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=["release"])),
+            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=[StateType.PAUSED]))),
+            sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        )
     return [Waiting(str(run.id), run.name, str(run.parameters.get("plan", ""))) for run in runs]
 
 
@@ -64,20 +53,10 @@ def answer(run: str, decision: str) -> None:
     Raises:
         InputError: the server refuses it, or the run waits no more.
     """
-    try:
-        with get_client(sync_client=True) as client:
-            response = client.resume_flow_run(UUID(run), run_input={"decision": decision})
-    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        raise StorageError(f"Prefect server: {_said(error)}") from None
+    with server() as client:
+        response = client.resume_flow_run(UUID(run), run_input={"decision": decision})
     if response.status is not SetStateStatus.ACCEPT:
         raise InputError(f"run {run}: {getattr(response.details, 'reason', 'not accepted')}")
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        code = error.response.status_code
-        return f"it answers {code}" + ("; set PREFECT_API_AUTH_STRING" if code == 401 else "")
-    return f"no answer ({type(error).__name__}); is PREFECT_API_URL right?"
 
 
 def overview() -> dict[str, Any]:
@@ -88,32 +67,24 @@ def overview() -> dict[str, Any]:
     """
     now = datetime.now(UTC)
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
-    try:
-        with get_client(sync_client=True) as client:
-            runs = _by_state(client, recent)
-            pools = client.read_work_pools()
-            online = {
-                pool.name: sum(
-                    str(getattr(worker.status, "value", worker.status)).upper() == "ONLINE"
-                    for worker in client.read_workers_for_work_pool(pool.name)
-                )
-                for pool in pools
-            }
-    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        raise StorageError(f"Prefect server: {_said(error)}") from None
-    return {
-        "runs": dict(runs),
-        "workers": online,
-        "waiting": [asdict(run) for run in waiting_releases()],
-    }
+    with server() as client:
+        runs = _by_state(client, recent)
+        online = {
+            pool.name: sum(
+                str(getattr(worker.status, "value", worker.status)).upper() == "ONLINE"
+                for worker in client.read_workers_for_work_pool(pool.name)
+            )
+            for pool in client.read_work_pools()
+        }
+    return {"runs": dict(runs), "workers": online, "waiting": [asdict(run) for run in waiting_releases()]}
 
 
 def _by_state(client: SyncPrefectClient, chosen: FlowRunFilter) -> Counter[str]:
     """How many runs are in each state, by the state's name: its type does not tell late runs from scheduled ones."""
-    found: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
     for offset in count(0, _PAGE):
         page = client.read_flow_runs(flow_run_filter=chosen, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset)
-        found.update(run.state_name or "unknown" for run in page)
+        runs.update(run.state_name or "unknown" for run in page)
         if len(page) < _PAGE:
             break
-    return found
+    return runs

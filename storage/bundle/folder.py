@@ -7,13 +7,13 @@ seal a bundle, the ledger's proof and the signature over everything, are no part
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from storage.artifacts import digest, file_digest
+from storage.durable import sync as _sync
 from storage.errors import StorageError
 
 STATEMENT = "privacy_statement.json"
@@ -124,11 +124,3 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

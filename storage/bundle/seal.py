@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
-from storage.artifacts import write_atomically
 from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, SIGNATURE
 from storage.bundle.proof import proof_of
 from storage.bundle.signing import Signer
+from storage.durable import sync, write_atomically
 from storage.errors import StorageError
 from storage.ledger import heads
 from storage.ledger.models import Row
@@ -51,7 +50,7 @@ def seal(folder: Path, row: Row, signer: Signer | None) -> None:
         if signer is not None:
             signer.sign(folder, aside / SIGNATURE)
             (aside / SIGNATURE).replace(folder / SIGNATURE)
-        _sync(folder)
+        sync(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -89,11 +88,3 @@ def workspace_signer(private: Path, home: Path) -> Signer:
         write_atomically(public, content)
         write_atomically(home / _PUBLIC, content)
     return Signer(secret)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

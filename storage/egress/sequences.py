@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from storage.errors import StorageError
 
 WORDS, SHORTEST = 6, 4

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.artifacts import write_atomically
 from storage.codelist import Code, read_codelist
 from storage.datasets import CODES, split_file
+from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import readers
 from storage.ingest.columns import USABLE, Survey, Surveyor

@@ -12,7 +12,6 @@ ledger and the files together say how far it came:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from storage.artifacts import file_digest
 from storage.bundle.folder import bundle_digest
+from storage.durable import write_atomically
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import Row
 from storage.paths import Workspace
@@ -87,18 +87,7 @@ def bundle_path(workspace: Workspace, release_id: str) -> Path:
 
 def announce_bundle(workspace: Workspace, release_id: str, digest: str) -> None:
     """Keep the digest of the bundle that is about to be moved into place; one built anew replaces it."""
-    folder = release_folder(workspace, release_id)
-    aside = folder / f".{_ANNOUNCED_NAME}-{os.getpid()}"
-    with aside.open("w", encoding="ascii") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(folder / _ANNOUNCED_NAME)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_atomically(release_folder(workspace, release_id) / _ANNOUNCED_NAME, digest.encode())
 
 
 def announced_bundle(workspace: Workspace, release_id: str) -> str | None:

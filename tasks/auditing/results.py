@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from tasks.auditing.findings import (
     NATURAL,
     bound_of,

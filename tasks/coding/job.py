@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +19,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.artifacts import digest, file_digest, write_atomically
+from storage.artifacts import digest, file_digest
+from storage.durable import replacing, sync, write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.reading import Row, Table, pieces, survey
 from storage.tables.writing import harmless, kind_of, writing
@@ -68,7 +68,7 @@ class CodingJob:
 
     def key(self, coder: Coder) -> str:
         """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
-        known = coder.thresholds or {}
+        thresholds = coder.thresholds or {}
         crosswalk = self.added.crosswalk
         return digest(
             {
@@ -78,7 +78,7 @@ class CodingJob:
                 "columns": list(self.narratives.columns),
                 "template": self.narratives.template,
                 "bundle": coder.digest,
-                "temperature": known.get("temperature"),
+                "temperature": thresholds.get("temperature"),
                 "top_k": self.added.top_k,
                 "threshold": self.added.threshold,
                 "grouped": self.added.grouped,
@@ -101,16 +101,16 @@ def run(coder: Coder, job: CodingJob) -> Coded:
         raise InputError(f"--data: {job.table.source.name} has a column name twice, which only CSV can hold")
     _check_output(job, coder)
     with _locked(job):
-        told = _finished(job, coder)  # not None: all but clearing up was done when an earlier run died
-        if told is None:
+        coded = _finished(job, coder)  # not None: all but clearing up was done when an earlier run died
+        if coded is None:
             _begin(job, coder)
             before = _before(job, schema, coder) if job.append else None
             resumed = _code(coder, job)
-            told = _tally(job, resumed=resumed)
-            _merge(coder, job, schema, before, told)
+            coded = _tally(job, resumed=resumed)
+            _merge(coder, job, schema, before, coded)
         shutil.rmtree(job.folder)
         job.mark.unlink(missing_ok=True)
-    return told
+    return coded
 
 
 def _code(coder: Coder, job: CodingJob) -> int:
@@ -129,7 +129,7 @@ def _code(coder: Coder, job: CodingJob) -> int:
     return resumed
 
 
-def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, told: Coded) -> None:
+def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: Coded) -> None:
     """Write the output beside its name, then put it there."""
     fresh, origin = job.folder / "output", tuple(coder.origin.values())
     with writing(fresh, kind_of(job.out), schema) as write:
@@ -144,11 +144,11 @@ def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None
                 write([row + next(answers) + origin for row in piece])
     if file_digest(job.table.source.path) != job.table.sha256:
         raise StorageError(f"{job.table.source.name} changed while it was coded; run again")
-    _sync(fresh)
-    mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": told.blank, "review": told.review}
+    sync(fresh)
+    mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
     write_atomically(job.mark, json.dumps(mark).encode())
     fresh.replace(job.out)
-    _sync(job.out.parent)
+    sync(job.out.parent)
 
 
 def _answers(job: CodingJob) -> Iterator[Row]:
@@ -192,10 +192,7 @@ def _begin(job: CodingJob, coder: Coder) -> None:
     for path in job.folder.iterdir():
         if path.name != _LOCK:
             path.unlink()
-    fresh = job.folder / "job.new"
-    fresh.write_text(json.dumps({"key": job.key(coder)}))
-    _sync(fresh)
-    fresh.replace(job.folder / _JOB)
+    write_atomically(job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode())
 
 
 def _finished(job: CodingJob, coder: Coder) -> Coded | None:
@@ -260,15 +257,5 @@ def _locked(job: CodingJob) -> Iterator[None]:
 
 def _write_part(part: Path, rows: list[Row], schema: pa.Schema) -> None:
     arrays = [pa.array(column, field.type) for field, column in zip(schema, zip(*rows, strict=True), strict=True)]
-    fresh = part.with_suffix(".new")
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), fresh, compression="zstd")
-    _sync(fresh)
-    fresh.replace(part)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing(part) as fresh:
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), fresh, compression="zstd")

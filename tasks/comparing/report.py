@@ -14,7 +14,8 @@ import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from mechanisms.model import checkpoint
-from storage.artifacts import ArtifactRef, digest, write_atomically
+from storage.artifacts import ArtifactRef, digest
+from storage.durable import write_atomically
 from tasks.branches.branch import CompareParameters
 from tasks.branches.outcome import Outcome
 from tasks.comparing import figures, published

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from tasks.branches.branch import CompareParameters
 from tasks.comparing.report import (
     KINDS,

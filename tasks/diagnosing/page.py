@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from tasks.diagnosing import figures
 from tasks.pages.html import STYLE, html_table, own_ids
 from tasks.parameters import RetrainParameters

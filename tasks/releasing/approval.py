@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.artifacts import write_atomically
-from storage.errors import InputError
+from storage.durable import write_atomically
+from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Ledger, Policy
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import approvers, signer
+from storage.ledger.policy import DEFAULT_POLICY
+from tasks.parameters import DEMO
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -81,8 +83,8 @@ def admit(context: Context, ledger: Ledger, planned: PlannedRelease, decision: D
     if decision.decision == "refuse":
         ledger.refuse(planned.plan, decision)  # before the file, and again after a death: it records only the first
     elif any(
-        (known.key_id, known.digest, known.decision) == (decision.key_id, decision.digest, decision.decision)
-        for known in kept(context, planned)
+        (earlier.key_id, earlier.digest, earlier.decision) == (decision.key_id, decision.digest, decision.decision)
+        for earlier in kept(context, planned)
     ):
         raise InputError(f"approval by {name}: given already; each person counts once")
     keep(context, planned, decision)
@@ -92,6 +94,44 @@ def admit(context: Context, ledger: Ledger, planned: PlannedRelease, decision: D
 def standing(context: Context, ledger: Ledger, planned: PlannedRelease) -> Standing:
     """Weigh what is kept beside a plan under the policy in force."""
     return weigh(ledger.policy(), planned, kept(context, planned))
+
+
+def require_unrefused(context: Context, ledger: Ledger, planned: PlannedRelease) -> Standing:
+    """How far a plan is that nobody has refused; a refusal that is kept beside it goes into the ledger first.
+
+    Raises:
+        StorageError: it is refused.
+    """
+    stands = standing(context, ledger, planned)
+    if stands.refusal is not None:
+        ledger.refuse(planned.plan, stands.refusal)
+    row = ledger.refusal(planned.digest)
+    if row is not None:
+        raise StorageError(f"{row.reason} (ledger row {row.sequence}); nothing was drawn or charged")
+    return stands
+
+
+def suffices(ledger: Ledger, planned: PlannedRelease, stands: Standing, *, plan: str, deployed: bool) -> bool:
+    """Whether the plan may be released now.
+
+    Args:
+        plan: its path, for errors.
+        deployed: a deployment asks, which can wait for what is missing and must have a policy of the agency's own.
+
+    Raises:
+        StorageError: there is no such policy, or approvals are missing and nothing can wait for them.
+    """
+    if ledger.release_of(planned.plan) is not None:
+        return True
+    if deployed and stands.policy.digest == DEFAULT_POLICY.digest and planned.plan.population != DEMO:
+        raise StorageError(
+            f"plan {plan}: no budget policy is in force, and without one a deployment releases the population "
+            f"{DEMO} alone; record the agency's (`autocoder ledger change-policy`), then Retry"
+        )
+    if stands.missing and not deployed:
+        missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"
+        raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
+    return not stands.missing
 
 
 def weigh(policy: Policy, planned: PlannedRelease, decisions: Sequence[Decision]) -> Standing:

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
-from storage.artifacts import ArtifactRef, Store, digest, write_atomically
+from storage.artifacts import ArtifactRef, Store, digest
+from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig
 from storage.ledger import ReleasePlan

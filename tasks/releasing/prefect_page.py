@@ -18,7 +18,8 @@ from prefect.artifacts import (
 )
 
 from mechanisms.privacy.events import Claim
-from storage.artifacts import ArtifactRef, write_atomically
+from storage.artifacts import ArtifactRef
+from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
 from tasks.fitting.risks import running_maximum

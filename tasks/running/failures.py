@@ -63,8 +63,8 @@ def _disk_trouble(error: Exception) -> str | None:
     elif not isinstance(error, SafetensorError):
         return None
     if number is None:
-        said = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(said[1]) if said else errno.ENOSPC if "No space left" in str(error) else None
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(code[1]) if code else errno.ENOSPC if "No space left" in str(error) else None
     if number is None:
         return type(error).__name__ if isinstance(error, OSError) else None
     return f"{_DISK.get(number) or os.strerror(number)}{file}"
@@ -74,8 +74,8 @@ def _kind(error: Exception) -> str:
     """Its type; of values that a model refused also which fields, by our names alone."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
-    known = [str(one["loc"][0]) for one in error.errors() if one["loc"] and one["type"] != "extra_forbidden"]
-    return f"ValidationError ({error.title}: {', '.join(sorted(set(known))) or 'fields'})"
+    fields = {str(entry["loc"][0]) for entry in error.errors() if entry["loc"] and entry["type"] != "extra_forbidden"}
+    return f"ValidationError ({error.title}: {', '.join(sorted(fields)) or 'fields'})"
 
 
 def _place(error: BaseException) -> str:

@@ -5,9 +5,9 @@ Stages call `report` and `finished`; who listens (a terminal, Prefect's page, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock
+from contextvars import ContextVar
 from typing import Any
 
 
@@ -30,47 +30,57 @@ class Listener:
         """A stage ended in an error."""
 
 
-_listeners: list[Listener] = []
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
 def listening(*listeners: Listener) -> Iterator[None]:
-    """Have these listeners hear of all stages run inside the block."""
-    _listeners.extend(listeners)
+    """Have these listeners hear of all stages run inside the block, in task runs side by side too."""
+    token = _listeners.set((*_listeners.get(), *listeners))
     try:
         yield
     finally:
-        for listener in listeners:
-            _listeners.remove(listener)
+        _listeners.reset(token)
 
 
 def started(label: str) -> None:
     """Tell all listeners that a stage begins."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.started(label)
 
 
 def sized(label: str, records: int) -> None:
     """Tell all listeners how many records pass through the model in a stage."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.sized(label, records)
 
 
 def report(label: str, done: int, total: int | None) -> None:
     """Tell all listeners how far a stage is."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.report(label, done, total)
+
+
+def reporter(label: str) -> Callable[[int, int], None]:
+    """`report` of one stage to those who listen now: threads that the stage starts have no listeners of their own."""
+    listeners = _listeners.get()
+
+    def tell(done: int, total: int) -> None:
+        for listener in listeners:
+            listener.report(label, done, total)
+
+    return tell
 
 
 def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
     """Tell all listeners that a stage ended."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.finished(label, figures, reused=reused, seconds=seconds)
 
 
 def failed(label: str) -> None:
     """Tell all listeners that a stage ended in an error."""
-    for listener in _listeners:
+    for listener in _listeners.get():
         listener.failed(label)
 
 
@@ -94,25 +104,3 @@ def _shown(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     text = str(value)
     return f"{text[:12]}…" if len(text) == 64 else text  # a digest: enough of it to compare by eye
-
-
-class OneAtATime(Listener):
-    """Lets one thread at a time speak to a listener; bars of stages side by side would overwrite each other."""
-
-    def __init__(self, inner: Listener, *, bars: bool) -> None:
-        self._inner, self._bars, self._lock = inner, bars, Lock()
-
-    def started(self, label: str) -> None:
-        """Pass it on where stages run one after another."""
-        if self._bars:
-            self._inner.started(label)
-
-    def report(self, label: str, done: int, total: int | None) -> None:
-        """Likewise."""
-        if self._bars:
-            self._inner.report(label, done, total)
-
-    def finished(self, label: str, figures: Any, *, reused: bool, seconds: float) -> None:
-        """Pass it on, in turn."""
-        with self._lock:
-            self._inner.finished(label, figures, reused=reused, seconds=seconds)

@@ -37,15 +37,15 @@ def provenance() -> Provenance:
 def _built_from(file: Path) -> tuple[str, bool]:
     """The commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
     described = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-    found = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
-    return ("unknown", True) if found is None else (found[1], found[2] is not None)
+    match = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
+    return ("unknown", True) if match is None else (match[1], match[2] is not None)
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

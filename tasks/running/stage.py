@@ -118,11 +118,9 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         started = time.monotonic()
         progress.started(step.label)
         store = context.store
-        refs: dict[str, ArtifactRef] = {}
-        for name, ref in step.inputs.items():
-            if ref is None:
-                raise ValueError(f"step {step.name} lacks its input {name}")
-            refs[name] = ref
+        refs = {name: ref for name, ref in step.inputs.items() if ref is not None}
+        if missing := step.inputs.keys() - refs:
+            raise ValueError(f"step {step.name} lacks its input {', '.join(missing)}")
         digests = {name: ref.sha256 for name, ref in refs.items()}
         with store.stage(step.name, config=step.config, inputs=digests, code=step.code) as stage:
             reused = stage.ref is not None
@@ -132,7 +130,7 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
                     context=context,
                     inputs={name: store.open(ref) for name, ref in refs.items()},
                     refs=refs,
-                    progress=lambda done, total: progress.report(step.label, done, total),
+                    progress=progress.reporter(step.label),
                     label=step.label,
                 )
                 stage.finish(step.body(work))

@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from storage.artifacts import write_atomically
+from storage.durable import write_atomically
 from tasks.running.progress import Listener
 
 COUNTERS = {
@@ -74,12 +74,12 @@ class Families(Collector):
 
 def read(private: Path) -> dict[Key, float]:
     """Samples of all hosts; a file that is no longer whole is left out, and one of a host long gone."""
-    found: dict[Key, float] = {}
+    samples: dict[Key, float] = {}
     for file in sorted(folder(private).glob("*.prom")):
         with suppress(OSError, ValueError):
             if time.time() - file.stat().st_mtime < _KEPT_DAYS * 86_400:
-                found |= _parse(file.read_text(encoding="utf-8"))
-    return found
+                samples |= _parse(file.read_text(encoding="utf-8"))
+    return samples
 
 
 def _parse(text: str) -> dict[Key, float]:

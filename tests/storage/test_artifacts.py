@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from storage.artifacts import MANIFEST, Store, write_atomically
+from storage.artifacts import MANIFEST, Store
+from storage.durable import write_atomically
 from storage.errors import StorageError
 
 RECIPE: dict[str, Any] = {"config": {"a": 1}, "inputs": {"x": "0" * 64}, "code": "c"}

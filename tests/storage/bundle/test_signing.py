@@ -178,7 +178,7 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["write_atomically", "Signer.sign", "Signer.verifies", "_sync"])
+@pytest.mark.parametrize("step", ["write_atomically", "Signer.sign", "Signer.verifies", "sync"])
 def test_sealing_dies_anywhere(
     sealed: Sealed, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
 ) -> None:

@@ -1,0 +1,100 @@
+"""A closer look at a retrain: its finished stages, refits of it, one private page, and a row of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from storage.artifacts import ArtifactRef, digest
+from storage.errors import InputError
+from tasks.branches.swag_chain import chain
+from tasks.diagnosing import page, stages
+from tasks.diagnosing.page import Verdict
+from tasks.diagnosing.stages import DiagnoseParameters
+from tasks.parameters import RetrainParameters
+from tasks.releasing import preflight, rows
+from tasks.running.stage import Context, Step
+
+Do = Callable[[Step], ArtifactRef]
+
+
+class DiagnoseResult(BaseModel):
+    """Where the page lies, and its verdicts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    report: str
+    epsilon: float
+    verdicts: dict[str, Verdict]
+    figures: dict[str, float]
+
+
+def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> None:
+    """What needs no work to be refused; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
+    batched = parameters.model.trainable == "head" and parameters.model.pooling == "mean"
+    if settings.leave_out and not batched:
+        raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
+    preflight.check(context, parameters)
+
+
+def diagnose(
+    context: Context, parameters: RetrainParameters, settings: DiagnoseParameters, do: Do, *, prefect_run_id: str | None
+) -> DiagnoseResult:
+    """Reuse what the retrain of these parameters finished (or run it), look at it, and write the page.
+
+    Args:
+        parameters: with c and k settled, where a target epsilon leaves them open.
+        do: runs a step, or finds it finished.
+    """
+    fitted = chain(parameters, do)
+    posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
+    if fitted.dataset is None or fitted.prepared is None:
+        raise RuntimeError("a stage left no output")
+    common = {"dataset": fitted.dataset, "prepared": fitted.prepared}
+    last, store = parameters.rounds[-1], context.store
+    looks = [do(stages.look(parameters, settings, posteriors=posteriors, measured=measured, **common))]
+    if settings.leave_out:
+        looks.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
+    refits = _refits(context, parameters, do) if settings.refits else []
+    epsilon = float(store.figures(measured[last])["epsilon"])
+    seen, *left_out = (stages.read(store.open(ref)) for ref in looks)
+    sections = page.sections(seen, left_out[0] if left_out else None, refits, epsilon=epsilon)
+    key = digest({"refs": [ref.sha256 for ref in looks], "refits": [list(pair) for pair in refits]})[:16]
+    file = page.write(context, parameters, sections, epsilon=epsilon, key=key)
+    figures = {k: float(v) for ref in looks for k, v in store.figures(ref).items() if isinstance(v, int | float)}
+    rows.record(
+        context,
+        parameters,
+        label="diagnostics of a retrain",
+        dataset=fitted.dataset,
+        refs={ref.kind: ref for ref in looks},
+        details=figures | {f"epsilon at {name}": value for name, value in refits},
+        prefect_run_id=prefect_run_id,
+    )
+    verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
+    return DiagnoseResult(report=str(file), epsilon=epsilon, verdicts=verdicts, figures=figures)
+
+
+def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
+    return {name: ref for name, ref in refs.items() if ref is not None}
+
+
+def _refits(context: Context, parameters: RetrainParameters, do: Do) -> list[tuple[str, float]]:
+    """Epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
+    fit, sgd = parameters.fit, parameters.fit.sgd
+    changes: dict[str, Mapping[str, object]] = {
+        f"SGD rate × {factor:g}": {"sgd": sgd.model_copy(update={"learning_rate": factor * sgd.learning_rate})}
+        for factor in (0.5, 2.0)
+    }
+    changes |= {f"seed + {more}": {"seed": fit.seed + more} for more in (1, 2)}
+    epsilons = []
+    for name, update in changes.items():
+        changed = parameters.model_copy(update={"fit": fit.model_copy(update=update)})
+        figures = context.store.figures(_finished(chain(changed, do).measured)[changed.rounds[-1]])
+        epsilons.append((name, 2 * float(figures.get("largest_seen", figures["sensitivity"]))))
+    return epsilons

@@ -1,0 +1,75 @@
+"""Options that come in groups, and what the command says of itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows import cli
+from flows.commands import options
+from flows.commands.console import ConsoleListener
+from tasks.running import progress
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some options."""
+
+    name: Annotated[str, typer.Option(help="Needed.")]
+    twice: Annotated[bool, typer.Option("--twice", help="Say it twice.")] = False
+
+
+def test_a_group_is_spread_into_options() -> None:
+    """Those without a default are needed, the others have theirs; the command gets the group."""
+    app = typer.Typer()
+
+    @app.command()
+    @options.grouped
+    def hello(group: Group, output: options.OutputOptions, times: int = 1) -> None:
+        typer.echo(json.dumps([group.name, group.twice, output.as_json, times]))
+
+    runner = CliRunner()
+    assert json.loads(runner.invoke(app, ["--name", "a", "--json", "--times", "2"]).stdout) == ["a", False, True, 2]
+    assert json.loads(runner.invoke(app, ["--name", "a", "--twice"]).stdout) == ["a", True, False, 1]
+    refused = runner.invoke(app, [])
+    assert refused.exit_code == 2
+    assert "--name" in refused.stderr
+
+
+def test_version_names_the_commit() -> None:
+    """Exit code 0, without a command."""
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("autocoder ")
+    assert "commit " in result.stdout
+
+
+def test_the_help_shows_defaults_that_are_found_at_run_time() -> None:
+    """Square brackets in a help text are markup, and would be left out."""
+    text = CliRunner().invoke(cli.app, ["code", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "$AUTOCODER_HOME or ./workspace" in text
+
+
+def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ends are told from several threads at once."""
+    labels = [f"stage {number}" for number in range(20)]
+
+    def stage(label: str) -> None:
+        progress.started(label)
+        progress.finished(label, {}, reused=True, seconds=0)
+
+    with ConsoleListener(bars=False):
+        threads = [threading.Thread(target=copy_context().run, args=(stage, label)) for label in labels]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(line.split("  ")[1] for line in lines if "reused" in line) == sorted(labels)

@@ -1,0 +1,61 @@
+"""Who hears of a stage: the listeners of the run that it belongs to, in whichever thread it works."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from threading import Thread
+
+from tasks.running import progress
+from tasks.running.progress import Listener, listening
+from tasks.running.stage import Context, Step, Work, run_step
+
+
+class Heard(Listener):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, int]] = []
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Keep it."""
+        self.reports.append((label, done))
+
+
+def _step(number: int) -> Step:
+    def body(work: Work) -> dict[str, int]:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda done: work.progress(done, 4), range(4)))
+        return {}
+
+    return Step(name="stage", label=f"stage {number}", config={"number": number}, inputs={}, body=body)
+
+
+def test_threads_of_a_stage_report_to_its_run(tmp_path: Path) -> None:
+    """As an audit's trials do; nobody listens any more when the block has ended."""
+    heard = Heard()
+    with listening(heard):
+        run_step(Context(home=str(tmp_path)), _step(0))
+    run_step(Context(home=str(tmp_path)), _step(1))
+    assert sorted(heard.reports) == [("stage 0", done) for done in range(4)]
+
+
+def test_runs_side_by_side_do_not_hear_each_other() -> None:
+    """A thread has its own run's listeners, those around it included where it was started with their context."""
+    outer, inner, apart = Heard(), Heard(), Heard()
+
+    def run(listener: Heard, label: str) -> None:
+        with listening(listener):
+            progress.report(label, 1, 1)
+
+    with listening(outer):
+        threads = [
+            Thread(target=copy_context().run, args=(run, inner, "inner")),
+            Thread(target=run, args=(apart, "apart")),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (outer.reports, inner.reports, apart.reports) == ([("inner", 1)], [("inner", 1)], [("apart", 1)])
