@@ -35,7 +35,7 @@ from tasks.comparing import summary
 from tasks.comparing.summary import BranchSummary, Outcome
 from tasks.fitting import data
 from tasks.parameters import FanOut, RetrainParameters
-from tasks.releasing import preflight
+from tasks.releasing import claims, preflight
 from tasks.releasing.claims import privacy_unit, swag_event
 from tasks.running import progress
 from tasks.running.failures import private_errors
@@ -157,7 +157,7 @@ def fitted(
     prepared = _need(submit(context, data.prepare(parameters.model, dataset, seed=parameters.fit.seed)))
     seeds = tuple(range(parameters.fit.seed, parameters.fit.seed + settings.seeds))
     chains = _chains(context, parameters, settings, chosen, seeds)
-    target = _target(context, settings, chosen, chains, unit=unit)
+    target = _target(context, parameters, settings, chosen, chains, facts)
     _add_bounded(context, parameters, chosen, chains, seeds, target, unit=unit)
     outcomes = _run(context, parameters, settings, chosen, chains, seeds, dataset, prepared, facts, target)
     claimed = [(o, summary.claim(o, parameters, settings, facts)) for o in outcomes]
@@ -228,14 +228,19 @@ def _add_bounded(
 
 
 def _target(
-    context: Context, settings: CompareParameters, chosen: Sequence[Branch], chains: dict[int, Chain], *, unit: int
+    context: Context,
+    parameters: RetrainParameters,
+    settings: CompareParameters,
+    chosen: Sequence[Branch],
+    chains: dict[int, Chain],
+    facts: dict[str, Any],
 ) -> float | None:
     if not _aimed(chosen):
         return None
     if settings.target_epsilon != "match":
         return settings.target_epsilon
-    measured = [_need(made.measured["weighted"]) for made in chains.values()]
-    return summary.matched([unit * context.store.figures(ref)["epsilon"] for ref in measured])
+    events = [_swag_event(context, parameters, made, "weighted") for made in chains.values()]
+    return summary.matched([claims.claim(parameters, event, facts).epsilon or 0.0 for event in events])
 
 
 def _run(

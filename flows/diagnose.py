@@ -16,6 +16,7 @@ from storage.errors import InputError
 from tasks.branches.swag_chain import Chain, chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
+from tasks.diagnosing.claim import RoundClaim
 from tasks.diagnosing.page import Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
@@ -66,17 +67,19 @@ def diagnose(
         left_out = None
         if settings.leave_out:
             left_out = submit(context, stages.leave_out(parameters, settings, measured=measured[last], **common))
-        refits = _refits(context, parameters) if settings.refits else []
-        epsilon = float(store.figures(measured[last])["epsilon"])
+        claimed = RoundClaim.of(
+            store, parameters, dataset=made.dataset, posterior=posteriors[last], measured=measured[last]
+        )
+        refits = _refits(context, parameters, claimed) if settings.refits else []
         sections = diagnostics_page.sections(
             stages.read(store.open(looked)),
             None if left_out is None else stages.read(store.open(left_out)),
             refits,
-            epsilon=epsilon,
+            claimed,
         )
         refs = [looked] if left_out is None else [looked, left_out]
         key = digest({"refs": [ref.sha256 for ref in refs], "refits": [list(pair) for pair in refits]})[:16]
-        file = diagnostics_page.write(context, parameters, sections, epsilon=epsilon, key=key)
+        file = diagnostics_page.write(context, parameters, sections, epsilon=claimed.epsilon, key=key)
         figures = {k: float(v) for ref in refs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
         rows.record(
             context,
@@ -93,7 +96,7 @@ def diagnose(
             description="Where the diagnostics page lies.",
         )
         verdicts: dict[str, Verdict] = {one.key: one.verdict for one in sections}
-        return DiagnoseResult(report=str(file), epsilon=epsilon, verdicts=verdicts, figures=figures)
+        return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> None:
@@ -112,7 +115,7 @@ def _whole(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
     return {name: ref for name, ref in refs.items() if ref is not None}
 
 
-def _refits(context: Context, parameters: RetrainParameters) -> list[tuple[str, float]]:
+def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim) -> list[tuple[str, float]]:
     """Epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
     fit, found = parameters.fit, []
     rates = [(f"SGD rate × {by:g}", {"sgd": _at_rate(parameters, by)}) for by in (0.5, 2.0)]
@@ -121,7 +124,7 @@ def _refits(context: Context, parameters: RetrainParameters) -> list[tuple[str, 
         changed = parameters.model_copy(update={"fit": fit.model_copy(update=update)})
         made: Chain = chain(changed, lambda step: submit(context, step))
         figures = context.store.figures(_whole(made.measured)[changed.rounds[-1]])
-        found.append((name, 2 * float(figures.get("largest_seen", figures["sensitivity"]))))
+        found.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from storage.artifacts import write_atomically
 from tasks.diagnosing import figures
+from tasks.diagnosing.claim import RoundClaim
 from tasks.pages.html import STYLE, html_table, own_ids
 from tasks.parameters import RetrainParameters
 from tasks.running.provenance import provenance
@@ -39,19 +40,22 @@ class Section:
 
 
 def sections(
-    seen: Mapping[str, Any], left_out: Mapping[str, Any] | None, refits: Sequence[tuple[str, float]], *, epsilon: float
+    seen: Mapping[str, Any],
+    left_out: Mapping[str, Any] | None,
+    refits: Sequence[tuple[str, float]],
+    claimed: RoundClaim,
 ) -> list[Section]:
     """The page's questions, most telling first."""
     rounds, last = seen["rounds"], seen["rounds"][seen["released_from"]]
-    made = [] if left_out is None else [_left_out(left_out, epsilon)]
-    made += [_fit_gap(rounds, last), _variance(rounds, last), _running(rounds, last), _studies(seen, refits, epsilon)]
-    made += [_deltas(rounds), _weights(rounds, last)]
+    made = [] if left_out is None else [_left_out(left_out, claimed)]
+    made += [_fit_gap(rounds, last), _variance(rounds, last), _running(rounds, last), _studies(seen, refits, claimed)]
+    made += [_deltas(rounds, claimed), _weights(rounds, last)]
     return made
 
 
-def _left_out(found: Mapping[str, Any], epsilon: float) -> Section:
+def _left_out(found: Mapping[str, Any], claimed: RoundClaim) -> Section:
     own, density = found["own_loss"], found["density_loss"]
-    above = sum(value > epsilon / 2 for value in own)
+    above = sum(value > claimed.sensitivity for value in own)
     worst = max(range(len(own)), key=lambda i: found["own_loss"][i])
     return Section(
         "left-out",
@@ -59,8 +63,8 @@ def _left_out(found: Mapping[str, Any], epsilon: float) -> Section:
         "warning" if above else "fine",
         f"{len(own)} records were left out one at a time ({found['riskiest']} of them the riskiest, the others at "
         f"random) and the last fit was made again, with the same seed and weights. For {above} of them what one draw "
-        "says of the record alone gives away more than the claim allows when one record is left out "
-        f"(ε/2 = {epsilon / 2:.2f} nats): {median(own):,.0f} nats for the median record, {max(own):,.0f} at most. To "
+        "says of the record alone gives away more than the claim allows when one record is left out (Δ = "
+        f"{claimed.sensitivity:.2f} nats): {median(own):,.0f} nats for the median record, {max(own):,.0f} at most. To "
         f"somebody who reads every parameter and knows all other records and the seed, {_words(median(density))} nats "
         f"in the median. An example: with one record in training a draw gave its code a log-likelihood of "
         f"{found['with_mean'][worst]:.2f} ± {found['with_std'][worst]:.2f}, without it "
@@ -138,8 +142,9 @@ def _running(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
     )
 
 
-def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilon: float) -> Section:
-    values = [2 * value for _, value in [*seen["scales"], *seen["ranks"]]] + [value for _, value in refits]
+def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], claimed: RoundClaim) -> Section:
+    epsilon, studied = claimed.epsilon, [value for _, value in [*seen["scales"], *seen["ranks"]]]
+    values = [claimed.epsilon_at(value) for value in studied] + [value for _, value in refits]
     missing = "" if refits else " Other learning rates and seeds were not tried (--no-refits)."
     return Section(
         "studies",
@@ -149,17 +154,19 @@ def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsil
         f"{epsilon:.2f}.{missing}",
         "SWAG scale and rank are changed at the last round's weights, with fewer draws; learning rates and seeds rerun "
         "the whole chain. A setting that moves ε a lot is a setting that the claim rests on.",
-        figures.studies(seen, refits),
+        figures.studies(seen, refits, claimed.epsilon_at),
     )
 
 
-def _deltas(rounds: Mapping[str, Any]) -> Section:
+def _deltas(rounds: Mapping[str, Any], claimed: RoundClaim) -> Section:
+    most = claimed.claim.max_records_per_unit or 1
+    unit = "" if most == 1 else f", for each of the {most} records that a unit may have"
     return Section(
         "deltas",
         "Which share of the records sets ε?",
         "fine",
-        "ε is twice the highest point of the last round's curve; every other record has less. The weights cut the "
-        "right end of the base round's curve down; reweighting raises what lies below the cap towards it.",
+        f"ε is twice the highest point of the last round's curve{unit}; every other record has less. The weights cut "
+        "the right end of the base round's curve down; reweighting raises what lies below the cap towards it.",
         "All training records, sorted. A curve that touches its cap only at the far right leaves most records far "
         "below the claim.",
         figures.deltas(rounds),

@@ -109,6 +109,18 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
     )
 
 
+def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
+    """What the accountant would claim for the same unit at another sensitivity (or bound) of the event, in nats."""
+    field = "bound" if isinstance(event, BoundedSwagEvent) else "sensitivity"
+    return claim_of(
+        event.model_copy(update={field: sensitivity}),
+        delta=claim.delta,
+        privacy_unit=claim.privacy_unit,
+        max_records_per_unit=claim.max_records_per_unit,
+        unprotected_inputs=claim.unprotected_inputs,
+    )
+
+
 def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
     """Digests of what a release is made from, by the names that the ledger keeps them under."""
     if measured is None:

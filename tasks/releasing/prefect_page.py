@@ -60,7 +60,7 @@ class PrefectListener(Listener):
             self._artifact = None
 
 
-def sensitivity_plot(running: Sequence[float]) -> bytes:
+def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -72,10 +72,8 @@ def sensitivity_plot(running: Sequence[float]) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
-    axes.set_title(
-        f"Running maximum over draws: Δ seen = {running[-1]:.3f}, 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
-        fontsize=10,
-    )
+    claimed = f"ε = {_figure(claim.epsilon)} ({claim.guarantee_kind}, unit {claim.privacy_unit})"
+    axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
     axes.grid(alpha=0.3)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
@@ -92,7 +90,7 @@ def publish_artifacts(
     measured: ArtifactRef,
 ) -> None:
     """The figures and the release as artifacts of the run."""
-    picture = sensitivity_plot(running_maximum(measured.path))
+    picture = sensitivity_plot(running_maximum(measured.path), plan.claim)
     write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
     create_markdown_artifact(
         key="sensitivity",
@@ -112,7 +110,6 @@ def publish_artifacts(
     create_table_artifact(
         key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
     )
-    sensitivity = context.store.figures(measured)
     if released is None:
         asked = parameters.release.enabled and parameters.release.deployment
         state = (
@@ -120,9 +117,9 @@ def publish_artifacts(
             if asked
             else "Nothing was released: `release.enabled` is off."
         )
-        epsilon, delta = f"{sensitivity['epsilon']:.4g}", f"{sensitivity['sensitivity']:.4g}"
+        epsilon, sensitivity = _figure(plan.claim.epsilon), _figure(plan.claim.sensitivity)
     else:
-        epsilon, delta = released.epsilon, released.sensitivity
+        epsilon, sensitivity = released.epsilon, released.sensitivity
         state = (
             f"Release [`{released.release_id}`]({Path(released.bundle).as_uri()}), ledger row "
             f"{released.ledger_sequence}: `autocoder ledger show {released.release_id} --home {context.home}`"
@@ -132,12 +129,16 @@ def publish_artifacts(
         markdown=(
             f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
             f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
-            f"| sensitivity | {delta} |\n{_monte_carlo(plan.claim)}\n"
+            f"| sensitivity | {sensitivity} |\n{_monte_carlo(plan.claim)}\n"
             "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
         ),
         description="What was released, on what claim.",
     )
     publish_budget(context, parameters.release)
+
+
+def _figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def _monte_carlo(claim: Claim) -> str:
