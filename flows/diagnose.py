@@ -79,7 +79,7 @@ def diagnose(
         )
         refs = [looked] if left_out is None else [looked, left_out]
         key = digest({"refs": [ref.sha256 for ref in refs], "refits": [list(pair) for pair in refits]})[:16]
-        file = diagnostics_page.write(context, parameters, sections, epsilon=claimed.epsilon, key=key)
+        file = diagnostics_page.write(context, parameters, sections, claim=claimed.claim, key=key)
         figures = {k: float(v) for ref in refs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
         rows.record(
             context,

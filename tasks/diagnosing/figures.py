@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks.pages.html import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
+from tasks.pages.svg import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
 
 _STYLES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"), (BLACK, "-."))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from mechanisms.privacy.events import Claim
 from storage.artifacts import write_atomically
 from tasks.diagnosing import figures
 from tasks.diagnosing.claim import RoundClaim
-from tasks.pages.html import STYLE, html_table, own_ids
+from tasks.pages.render import render
 from tasks.parameters import RetrainParameters
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -47,10 +47,15 @@ def sections(
 ) -> list[Section]:
     """The page's questions, most telling first."""
     rounds, last = seen["rounds"], seen["rounds"][seen["released_from"]]
-    made = [] if left_out is None else [_left_out(left_out, claimed)]
-    made += [_fit_gap(rounds, last), _variance(rounds, last), _running(rounds, last), _studies(seen, refits, claimed)]
-    made += [_deltas(rounds, claimed), _weights(rounds, last)]
-    return made
+    answers = [] if left_out is None else [_left_out(left_out, claimed)]
+    answers += [
+        _fit_gap(rounds, last),
+        _variance(rounds, last),
+        _running(rounds, last),
+        _studies(seen, refits, claimed),
+    ]
+    answers += [_deltas(rounds, claimed), _weights(rounds, last)]
+    return answers
 
 
 def _left_out(found: Mapping[str, Any], claimed: RoundClaim) -> Section:
@@ -187,50 +192,24 @@ def _weights(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
 
 
 def write(
-    context: Context,
-    parameters: RetrainParameters,
-    made: Sequence[Section],
-    *,
-    epsilon: float,
-    key: str,
+    context: Context, parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim, key: str
 ) -> Path:
     """Write the page into the private workspace; return the file."""
     folder = context.workspace.private / "diagnostics" / key
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "report.html", page(parameters, made, epsilon=epsilon).encode())
+    write_atomically(folder / "report.html", page(parameters, answers, claim=claim).encode())
     return folder / "report.html"
 
 
-_OWN_STYLE = """
-.v{display:inline-block;border:2px solid;padding:.05rem .5rem;border-radius:.3rem;font-weight:600;white-space:nowrap}
-.v.warning{background:var(--warn);border-color:#d55e00}section{break-inside:avoid}figcaption{color:#1b1b1b;
-font-size:13px;padding:.2rem .4rem}h2{margin-top:2.2rem}td{white-space:normal;text-align:left}
-"""
-
-
-def page(parameters: RetrainParameters, made: Sequence[Section], *, epsilon: float) -> str:
+def page(parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim) -> str:
     """The HTML. Nothing in it comes from another file or address."""
-    source, config = provenance(), parameters.pseudo_posterior
-    about = (
-        f"Population {parameters.data.population}; mechanism {config.mechanism}; seed {parameters.fit.seed}; claimed "
-        f"ε {epsilon:.4g} (asymptotic-local); code {source.code_commit[:12]}"
-        f"{' with changes' if source.code_dirty else ''}."
+    return render(
+        "diagnostics.html",
+        notice=NOTICE,
+        parameters=parameters,
+        claim=claim,
+        source=provenance(),
+        marks=_MARK,
+        summary=(["question", "answer"], [[one.question, _MARK[one.verdict]] for one in answers]),
+        sections=answers,
     )
-    summary = html_table((["question", "answer"], [[one.question, _MARK[one.verdict]] for one in made]))
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>Diagnostics (private)</title><style>{STYLE}{_OWN_STYLE}</style>",
-        f"<h1>Diagnostics of a retrain</h1><p class=warn role=note><strong>{html.escape(NOTICE)}</strong></p>",
-        f"<p>{html.escape(about)}</p>",
-        "<p>A claim of this kind rests on assumptions. Each question below looks at one of them. None of it changes "
-        "the claim; a warning is a reason to ask before anything is released.</p>",
-        summary,
-    ]
-    for one in made:
-        text = html.escape
-        parts.append(
-            f"<section><h2>{text(one.question)}</h2><p><span class='v {one.verdict}'>{_MARK[one.verdict]}</span> "
-            f"{text(one.answer)}</p><figure role=img aria-label='{one.key}'>{own_ids(one.picture, one.key)}"
-            f"<figcaption>{text(one.caption)}</figcaption></figure></section>"
-        )
-    return "\n".join([*parts, "</html>"])

@@ -32,7 +32,7 @@ ALWAYS_UNPROTECTED = (
 
 NOT_METHOD: Any = {
     "release": True,
-    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True},
+    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True, "public": True},
 }
 """Parameters that say where things lie or who asked: what is trained does not depend on them."""
 

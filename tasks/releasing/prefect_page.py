@@ -72,7 +72,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
-    claimed = f"ε = {_figure(claim.epsilon)} ({claim.guarantee_kind}, unit {claim.privacy_unit})"
+    claimed = f"ε = {_figure(claim.epsilon)} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
     axes.grid(alpha=0.3)
     file = io.BytesIO()

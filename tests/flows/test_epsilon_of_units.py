@@ -107,7 +107,7 @@ def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines], mon
     claimed = 6 * sensitivity(made)
     assert done.epsilon == pytest.approx(claimed)
     page = Path(done.report).read_text()
-    assert f"claimed ε {claimed:.4g} (asymptotic-local)" in page
+    assert f"claimed ε {claimed:.4g} (asymptotic-local, for one unit (Establishment))" in page
     (low, high, stated) = re.findall(r"ε lies between ([\d.]+) and ([\d.]+); claimed is ([\d.]+)\.", page)[0]
     assert stated == f"{claimed:.2f}"
     assert float(low) > claimed / 3, "studies of one setting are of the same scale"

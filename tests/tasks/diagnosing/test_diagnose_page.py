@@ -76,7 +76,7 @@ def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) ->
     refs: Any = {"dataset": made.dataset, "posterior": made.posteriors[last], "measured": made.measured[last]}
     claimed = RoundClaim.of(context.store, chosen, **refs)
     sections = diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], claimed)
-    page = diagnostics_page.page(chosen, sections, epsilon=claimed.epsilon)
+    page = diagnostics_page.page(chosen, sections, claim=claimed.claim)
     assert "Private. This page is computed from the records" in page
     assert page.count("<svg") == page.count("<figure") == 7
     assert "prefers-color-scheme:dark" in page
