@@ -54,7 +54,9 @@ def _environment() -> Environment:
         "amount": amount,
         "csv_address": _csv_address,
         "exact": lambda value: short(Decimal(value)),
+        "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "own_ids": _own_ids,
+        "short": short,
         "text": escape,
     }
     return environment

@@ -22,6 +22,7 @@ from storage.artifacts import ArtifactRef, write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
 from tasks.fitting.risks import running_maximum
+from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing.publish import Released, open_ledger
 from tasks.running.progress import Listener
@@ -72,7 +73,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
-    claimed = f"ε = {_figure(claim.epsilon)} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
+    claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
     axes.grid(alpha=0.3)
     file = io.BytesIO()
@@ -110,42 +111,21 @@ def publish_artifacts(
     create_table_artifact(
         key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
     )
-    if released is None:
-        asked = parameters.release.enabled and parameters.release.deployment
-        state = (
-            f"Planned; deployment `{asked}` was asked to release it."
-            if asked
-            else "Nothing was released: `release.enabled` is off."
-        )
-        epsilon, sensitivity = _figure(plan.claim.epsilon), _figure(plan.claim.sensitivity)
-    else:
-        epsilon, sensitivity = released.epsilon, released.sensitivity
-        state = (
-            f"Release [`{released.release_id}`]({Path(released.bundle).as_uri()}), ledger row "
-            f"{released.ledger_sequence}: `autocoder ledger show {released.release_id} --home {context.home}`"
-        )
+    text = render(
+        "release.md",
+        plan=plan,
+        claim=plan.claim,
+        released=released,
+        address=None if released is None else Path(released.bundle).as_uri(),
+        home=context.home,
+        deployment=parameters.release.deployment if parameters.release.enabled else None,
+    )
     create_markdown_artifact(
         key="release",
-        markdown=(
-            f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
-            f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
-            f"| sensitivity | {sensitivity} |\n{_monte_carlo(plan.claim)}\n"
-            "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
-        ),
+        markdown=text,
         description="What was released, on what claim.",
     )
     publish_budget(context, parameters.release)
-
-
-def _figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
-
-
-def _monte_carlo(claim: Claim) -> str:
-    """Table rows of a sensitivity that was measured over draws; a bound by construction has none."""
-    if claim.mc_failure_prob is None:
-        return ""
-    return f"| draws S | {claim.draws} |\n| P(a fresh draw exceeds it) | {claim.mc_failure_prob:.4g} |\n"
 
 
 def publish_plan(text: str) -> None:
