@@ -81,7 +81,7 @@ def class_distribution(sizes: Sequence[int]) -> str:
 def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Figure 3 of the paper: F1 of each code by its size, branches side by side."""
     figure, axes = figure_of("F1 by class size (paper's figure 3)")
-    styles = zip((ORANGE, BLUE, GREEN, BLACK), ("o", "^", "D", "s"), strict=True)
+    styles = zip((ORANGE, BLUE, GREEN, BLACK, "#CC79A7", "#56B4E9"), ("o", "^", "D", "s", "v", "P"), strict=True)
     for (name, rows), (colour, marker) in zip(codes.items(), styles, strict=False):
         axes.scatter(
             [row["size"] for row in rows],
