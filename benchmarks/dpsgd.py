@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
+from mechanisms.dp_sgd import DpSgd
+from mechanisms.mechanism import Plan
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs, TokenInputs
@@ -44,16 +45,16 @@ def narratives(n: int) -> list[str]:
     return [" ".join(pick.choices(WORDS, k=max(5, round(pick.lognormvariate(3.45, 0.45))))) for _ in range(n)]
 
 
-def plan(records: int, batch: int, steps: int) -> DpSgdPlan:
+def plan(records: int, batch: int, steps: int) -> Plan:
     """So many steps at noise multiplier 1: the speed does not depend on it."""
-    config = DpSgdConfig(batch_size=batch, epochs=1)
+    config = DpSgd(batch_size=batch, epochs=1)
     segment = NoiseSegment(steps=steps, noise_multiplier=1.0, l2_clip_norm=1.0)
     event = DpSgdEvent(sampling_prob=batch / records, segments=(segment,))
-    return DpSgdPlan(config=config, event=event, num_records=records)
+    return Plan(mechanism=config, event=event, records=records)
 
 
 def poisson(records: int, batch: int, steps: int, key: bytes) -> list[Tensor]:
-    """The samples that `dp_sgd.run` takes with this key."""
+    """The samples that `dp_sgd.run_plan` takes with this key."""
     stream, sampler = dp_sgd.SecretStream(key), dp_sgd.PoissonSampler(records, batch / records)
     return [sampler.sample(stream, step) for step in range(steps)]
 
@@ -65,7 +66,7 @@ def ours(
     dp_sgd.new_key = lambda: key
     made = plan(len(inputs), batch, steps)
     start = time.perf_counter()
-    dp_sgd.run(
+    dp_sgd.run_plan(
         trained, inputs, labels, plan=made, num_labels=LABELS, seed=0, purpose="bench", physical_batch_size=micro
     )
     synchronise(trained.device)
@@ -237,7 +238,7 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
     )
     before = memory(device)
     if kind == "ours":
-        dp_sgd.run(
+        dp_sgd.run_plan(
             made,
             few,
             labels[: len(few)],

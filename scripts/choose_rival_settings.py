@@ -21,18 +21,16 @@ from typing import Any
 
 import torch
 
-from mechanisms import dp_sgd, formal_head, private_posterior
-from mechanisms.dp_sgd import DpSgdConfig, DpSgdPlan
-from mechanisms.formal_head import FormalHeadConfig
+from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint, classifier, inputs, metrics
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
-from mechanisms.private_posterior import PrivatePosteriorConfig
 from storage.datasets import load_codes
 from storage.durable import write_atomically
 
 FOLDS = 3
+_KIND = {"dp-sgd-class-weighted": "dp-sgd"}
 MODEL = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
 
 
@@ -49,7 +47,7 @@ class Search:
         self.num_labels = len(load_codes(next((stages / "ingest").iterdir())))
         self.epsilon, self.delta, self.out = epsilon, delta, out
         self.rows: list[dict[str, Any]] = json.loads(out.read_text())["tried"] if out.is_file() else []
-        self._plans: dict[str, DpSgdPlan] = {}
+        self._plans: dict[str, Plan] = {}
 
     def try_all(self, family: str, settings: list[dict[str, Any]]) -> dict[str, Any]:
         """Score each setting; return the best one: by weighted F1, class weights by what they are for, macro F1."""
@@ -80,56 +78,27 @@ class Search:
     def _score(self, family: str, setting: dict[str, Any], fold: int) -> tuple[float, float]:
         order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
         held, kept = order[: len(order) // 5], order[len(order) // 5 :]
-        model = classifier.build(MODEL, num_labels=self.num_labels, seed=0)
-        records, labels = FeatureInputs(self.features[kept]), self.labels[kept]
-        target = {"target_epsilon": self.epsilon, "delta": self.delta}
-        if family == "formal-head":
-            formal = FormalHeadConfig.model_validate(target | setting)
-            plan = self._plan(formal, len(kept))
-            formal_head.run(model, records, labels, config=formal, plan=plan, num_labels=self.num_labels, seed=fold)
-        elif family == "private-posterior":
-            langevin = PrivatePosteriorConfig.model_validate(target | setting)
-            plan = self._plan(langevin, len(kept))
-            private_posterior.run(
-                model, records, labels, config=langevin, plan=plan, num_labels=self.num_labels, seed=fold
-            )
-        else:
-            content = dict(setting)
-            content["batch_size"] = max(1, round(content.pop("sampling_prob") * len(kept)))
-            plan = self._plan(DpSgdConfig.model_validate(target | content), len(kept))
-            dp_sgd.run(
-                model,
-                records,
-                labels,
-                plan=plan,
-                num_labels=self.num_labels,
-                seed=fold,
-                purpose="tuning",
-                physical_batch_size=2048,
-            )
-        predicted = model.predict(FeatureInputs(self.features[held])).argmax(-1)
-        found = metrics.classification(self.labels[held].numpy(), predicted.numpy())
-        return found.weighted_f1, found.macro_f1
+        mechanism = kinds()[_KIND.get(family, family)].model_validate(setting)
+        run = Run(classes=self.num_labels, seed=fold, classifier=self._untrained)
+        records = Records(FeatureInputs(self.features[kept]), self.labels[kept])
+        fitted = self._plan(mechanism, len(kept)).fit(records, run)
+        predicted = fitted.model.log_probabilities(FeatureInputs(self.features[held])).argmax(-1)
+        scores = metrics.classification(self.labels[held].numpy(), predicted.numpy())
+        return scores.weighted_f1, scores.macro_f1
 
-    def _plan(self, config: DpSgdConfig | FormalHeadConfig | PrivatePosteriorConfig, records: int) -> DpSgdPlan:
+    def _untrained(self) -> Classifier:
+        return classifier.build(MODEL, num_labels=self.num_labels, seed=0)
+
+    def _plan(self, mechanism: Mechanism, records: int) -> Plan:
         """Solved once for what the noise depends on; rates, momentum and prior do not change it."""
         free = {"learning_rate", "momentum", "optimiser", "temperature", "prior_std"}
-        key = type(config).__name__ + json.dumps(config.model_dump(exclude=free, mode="json"), sort_keys=True)
+        key = json.dumps(mechanism.model_dump(exclude=free, mode="json"), sort_keys=True)
         if key not in self._plans:
-            solvers: dict[type, Any] = {
-                FormalHeadConfig: formal_head.calibrate,
-                PrivatePosteriorConfig: private_posterior.calibrate,
-                DpSgdConfig: dp_sgd.calibrate,
-            }
-            self._plans[key] = solvers[type(config)](config, num_records=records)
-        known = self._plans[key]
-        if isinstance(config, PrivatePosteriorConfig):
-            descent = known.config.model_copy(update={"weight_decay": 1 / (records * config.prior_std**2)})
-            return DpSgdPlan(config=descent, event=known.event, num_records=records)
-        if isinstance(config, DpSgdConfig):
-            return DpSgdPlan(config=config, event=known.event, num_records=records)
-        rates = {"learning_rate": config.learning_rate, "momentum": config.momentum}
-        return DpSgdPlan(config=known.config.model_copy(update=rates), event=known.event, num_records=records)
+            task = Task(records=records, classes=self.num_labels, target_epsilon=self.epsilon, delta=self.delta)
+            self._plans[key] = mechanism.plan(task)
+        plan = self._plans[key]
+        rates = {name: getattr(mechanism, name) for name in free & set(type(mechanism).model_fields)}
+        return plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update=rates)})
 
 
 def grid(**choices: list[Any]) -> list[dict[str, Any]]:

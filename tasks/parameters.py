@@ -48,6 +48,11 @@ class DataParameters(BaseModel):
         description="Whose records these are; budgets belong to a population.",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
+    public: bool = Field(
+        default=False,
+        title="Public",
+        description="The records themselves are published. Only then does a page of results say so.",
+    )
     ingest: IngestConfig = Field(title="Columns and sampling")
 
 

@@ -60,14 +60,16 @@ class Solution:
 def search(
     *,
     epsilon: float,
+    epsilon_at: Callable[[float], float],
     risk: Tensor,
     fit_weighted: Callable[[float], float],
     fit_reweighted: Callable[[float, float], float] | None,
     max_fits: int = MAX_FITS,
 ) -> Solution:
-    """Fit until 2 Delta of the last round is at most `epsilon`, and near it or as large as it gets.
+    """Fit until the claim of the last round is at most `epsilon`, and near it or as large as it gets.
 
     Args:
+        epsilon_at: what the accountant claims at a Delta, in nats a record; proportional to it.
         risk: r float32 [n] of the unweighted posterior.
         fit_weighted: Delta of the fit with weights from (c, g = 0).
         fit_reweighted: Delta of the fit after equation 7, of (c, k); None where the weighted fit is the last.
@@ -76,7 +78,7 @@ def search(
     Raises:
         MechanismError: the target was not met in so many fits; names the nearest.
     """
-    goal, trials = epsilon / 2, list[Trial]()
+    goal, trials = epsilon / epsilon_at(1.0), list[Trial]()
     aim = _ROOM * goal if fit_reweighted else _AIM * goal
     inflation, best = 1.0, None
     while len(trials) < max_fits and best is None:
@@ -106,8 +108,8 @@ def search(
     if best is None:
         nearest = min(trials, key=lambda trial: trial.sensitivity).sensitivity
         raise MechanismError(
-            f"target_epsilon {epsilon:g} was not met in {max_fits} fits; the smallest epsilon was {2 * nearest:.3g}: "
-            "raise it, or bound the likelihood (pseudo_posterior.mechanism=censored)"
+            f"target_epsilon {epsilon:g} was not met in {max_fits} fits; the smallest epsilon was "
+            f"{epsilon_at(nearest):.3g}: raise it, or bound the likelihood (pseudo_posterior.mechanism=censored)"
         )
     return Solution(best.c, best.k, best.sensitivity, tuple(trials))
 

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from mechanisms.model import checkpoint
 from mechanisms.posterior.target import search
+from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.parameters import RetrainParameters
 from tasks.releasing import rows
-from tasks.releasing.claims import claim, privacy_unit, swag_event
+from tasks.releasing.claims import claim, claim_at, swag_event
 from tasks.running import progress
 from tasks.running.stage import Context
 
@@ -58,23 +59,23 @@ def settle(
     config = parameters.pseudo_posterior
     if config.target_epsilon is None or not searches(parameters):
         return parameters
-    _, unit = privacy_unit(parameters.data.ingest)
 
     def delta(c: float, k: float | None) -> float:
         update = {"c": c, "g": 0.0, "k": config.k if k is None else k, "reweight": k is not None}
         changed = parameters.model_copy(update={"pseudo_posterior": config.model_copy(update=update)})
         made, name = fit(changed, changed.rounds), changed.rounds[-1]
-        _record(context, changed, made, name, prefect_run_id=prefect_run_id)
-        found = float(context.store.figures(_need(made.measured[name]))["sensitivity"])
+        claimed = _record(context, changed, made, name, prefect_run_id=prefect_run_id)
         chosen = {"c": c} if k is None else {"c": c, "k": k}
-        told = {"epsilon": 2 * unit * found, "target": config.target_epsilon}
-        progress.finished("search", chosen | told, reused=False, seconds=0.0)
-        return found
+        shown = {"epsilon": claimed.epsilon, "target": config.target_epsilon}
+        progress.finished("search", chosen | shown, reused=False, seconds=0.0)
+        return float(context.store.figures(_need(made.measured[name]))["sensitivity"])
 
     first = fit(parameters, ("base",))
     risk = checkpoint.load(context.store.open(_need(first.measured["base"])) / "weights.safetensors")[0]["risk"]
+    event, unweighted = _claim(context, parameters, first, "base")
     found = search(
-        epsilon=config.target_epsilon / unit,
+        epsilon=config.target_epsilon,
+        epsilon_at=lambda sensitivity: claim_at(sensitivity, event, unweighted).epsilon or 0.0,
         risk=risk,
         fit_weighted=lambda c: delta(c, None),
         fit_reweighted=delta if config.reweight else None,
@@ -83,27 +84,32 @@ def settle(
     return parameters.model_copy(update={"pseudo_posterior": config.model_copy(update=chosen)})
 
 
+def _claim(context: Context, parameters: RetrainParameters, made: Fitted, name: str) -> tuple[Event, Claim]:
+    """What was done in a round, and what it claims."""
+    moments, figures = (context.store.figures(_need(refs[name])) for refs in (made.posteriors, made.measured))
+    event = swag_event(parameters, name, snapshots=moments["snapshots"], rank=moments["rank"], figures=figures)
+    return event, claim(parameters, event, context.store.figures(_need(made.dataset)))
+
+
 def _record(
     context: Context, parameters: RetrainParameters, made: Fitted, name: str, *, prefect_run_id: str | None
-) -> None:
-    store, config = context.store, parameters.pseudo_posterior
-    dataset, posterior, measured = _need(made.dataset), _need(made.posteriors[name]), _need(made.measured[name])
-    moments = store.figures(posterior)
-    event = swag_event(
-        parameters, name, snapshots=moments["snapshots"], rank=moments["rank"], figures=store.figures(measured)
-    )
+) -> Claim:
+    """Write the claim of a fit to the ledger; return it."""
+    config = parameters.pseudo_posterior
+    event, claimed = _claim(context, parameters, made, name)
     settings = {"c": config.c} | ({"k": config.k} if name == "reweighted" else {})
     rows.record(
         context,
         parameters,
         label=f"tuning for epsilon {config.target_epsilon:g}: {name}",
-        dataset=dataset,
-        refs={"posterior": posterior, "sensitivity": measured},
+        dataset=_need(made.dataset),
+        refs={"posterior": _need(made.posteriors[name]), "sensitivity": _need(made.measured[name])},
         details=settings,
         event=event,
-        claim=claim(parameters, event, store.figures(dataset)),
+        claim=claimed,
         prefect_run_id=prefect_run_id,
     )
+    return claimed
 
 
 def _need(ref: ArtifactRef | None) -> ArtifactRef:

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 
 from tasks.comparing.summary import BranchSummary
-from tasks.pages.html import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
+from tasks.pages.svg import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
 
 _KINDS = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (BLUE, "^")}
 _GAP = 0.045
 
 
 def frontier(summaries: Sequence[BranchSummary]) -> str:
-    """Weighted F1 against epsilon, a marker a kind; what claims nothing is a line across. One delta: no sweep."""
+    """Weighted F1 against epsilon, a marker a kind; what claims nothing is a line across."""
     figure, axes = figure_of("Weighted F1 against ε, mean and spread over seeds", height=4.6)
-    shown = [s for s in summaries if "delta" not in s.branch]
     seen: set[str] = set()
     points: list[tuple[float, float]] = []
-    for one in sorted(shown, key=lambda s: -s.mean["weighted_f1"]):
+    for one in sorted(summaries, key=lambda s: -s.mean["weighted_f1"]):
         colour, marker = _KINDS[one.guarantee_kind]
         score = one.mean["weighted_f1"]
         if one.epsilon is None:
@@ -82,7 +81,7 @@ def class_distribution(sizes: Sequence[int]) -> str:
 def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Figure 3 of the paper: F1 of each code by its size, branches side by side."""
     figure, axes = figure_of("F1 by class size (paper's figure 3)")
-    styles = zip((ORANGE, BLUE, GREEN, BLACK), ("o", "^", "D", "s"), strict=True)
+    styles = zip((ORANGE, BLUE, GREEN, BLACK, "#CC79A7", "#56B4E9"), ("o", "^", "D", "s", "v", "P"), strict=True)
     for (name, rows), (colour, marker) in zip(codes.items(), styles, strict=False):
         axes.scatter(
             [row["size"] for row in rows],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks.pages.html import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
+from tasks.pages.svg import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
 
 _STYLES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"), (BLACK, "-."))
 
@@ -79,20 +79,20 @@ def coverage(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     return svg(figure)
 
 
-def studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]]) -> str:
-    """Epsilon under other settings, one changed at a time."""
+def studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilon_at: Callable[[float], float]) -> str:
+    """Epsilon under other settings, one changed at a time; `epsilon_at` is the accountant's, of a sensitivity."""
     figure, axes = figure_of("ε under other settings, one at a time", height=4.2)
-    rows = [(f"SWAG scale × {scale:g}", 2 * value) for scale, value in seen["scales"]]
-    rows += [(f"rank K = {rank}", 2 * value) for rank, value in seen["ranks"]]
+    rows = [(f"SWAG scale × {scale:g}", epsilon_at(value)) for scale, value in seen["scales"]]
+    rows += [(f"rank K = {rank}", epsilon_at(value)) for rank, value in seen["ranks"]]
     values = seen["rounds"][seen["released_from"]]["running"]
     for count in sorted({max(1, len(values) // 10), max(1, len(values) // 3), len(values)}):
-        rows.append((f"draws S = {count}", 2 * values[count - 1]))
+        rows.append((f"draws S = {count}", epsilon_at(values[count - 1])))
     rows += refits
     rows.reverse()
     axes.barh([name for name, _ in rows], [value for _, value in rows], color=BLUE)
     for place, (_, value) in enumerate(rows):
         axes.annotate(f" {value:.2f}", (value, place), va="center", fontsize=8)
-    axes.set_xlabel("ε = 2Δ")
+    axes.set_xlabel("ε")
     axes.margins(x=0.12)
     axes.tick_params(axis="y", labelsize=8)
     return svg(figure)

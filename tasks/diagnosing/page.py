@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
 from tasks.diagnosing import figures
-from tasks.pages.html import STYLE, html_table, own_ids
+from tasks.diagnosing.claim import RoundClaim
+from tasks.pages.render import render
 from tasks.parameters import RetrainParameters
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -39,19 +40,27 @@ class Section:
 
 
 def sections(
-    seen: Mapping[str, Any], left_out: Mapping[str, Any] | None, refits: Sequence[tuple[str, float]], *, epsilon: float
+    seen: Mapping[str, Any],
+    left_out: Mapping[str, Any] | None,
+    refits: Sequence[tuple[str, float]],
+    claimed: RoundClaim,
 ) -> list[Section]:
     """The page's questions, most telling first."""
     rounds, last = seen["rounds"], seen["rounds"][seen["released_from"]]
-    made = [] if left_out is None else [_left_out(left_out, epsilon)]
-    made += [_fit_gap(rounds, last), _variance(rounds, last), _running(rounds, last), _studies(seen, refits, epsilon)]
-    made += [_deltas(rounds), _weights(rounds, last)]
-    return made
+    answers = [] if left_out is None else [_left_out(left_out, claimed)]
+    answers += [
+        _fit_gap(rounds, last),
+        _variance(rounds, last),
+        _running(rounds, last),
+        _studies(seen, refits, claimed),
+    ]
+    answers += [_deltas(rounds, claimed), _weights(rounds, last)]
+    return answers
 
 
-def _left_out(found: Mapping[str, Any], epsilon: float) -> Section:
+def _left_out(found: Mapping[str, Any], claimed: RoundClaim) -> Section:
     own, density = found["own_loss"], found["density_loss"]
-    above = sum(value > epsilon / 2 for value in own)
+    above = sum(value > claimed.sensitivity for value in own)
     worst = max(range(len(own)), key=lambda i: found["own_loss"][i])
     return Section(
         "left-out",
@@ -59,8 +68,8 @@ def _left_out(found: Mapping[str, Any], epsilon: float) -> Section:
         "warning" if above else "fine",
         f"{len(own)} records were left out one at a time ({found['riskiest']} of them the riskiest, the others at "
         f"random) and the last fit was made again, with the same seed and weights. For {above} of them what one draw "
-        "says of the record alone gives away more than the claim allows when one record is left out "
-        f"(ε/2 = {epsilon / 2:.2f} nats): {median(own):,.0f} nats for the median record, {max(own):,.0f} at most. To "
+        "says of the record alone gives away more than the claim allows when one record is left out (Δ = "
+        f"{claimed.sensitivity:.2f} nats): {median(own):,.0f} nats for the median record, {max(own):,.0f} at most. To "
         f"somebody who reads every parameter and knows all other records and the seed, {_words(median(density))} nats "
         f"in the median. An example: with one record in training a draw gave its code a log-likelihood of "
         f"{found['with_mean'][worst]:.2f} ± {found['with_std'][worst]:.2f}, without it "
@@ -138,8 +147,9 @@ def _running(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
     )
 
 
-def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilon: float) -> Section:
-    values = [2 * value for _, value in [*seen["scales"], *seen["ranks"]]] + [value for _, value in refits]
+def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], claimed: RoundClaim) -> Section:
+    epsilon, studied = claimed.epsilon, [value for _, value in [*seen["scales"], *seen["ranks"]]]
+    values = [claimed.epsilon_at(value) for value in studied] + [value for _, value in refits]
     missing = "" if refits else " Other learning rates and seeds were not tried (--no-refits)."
     return Section(
         "studies",
@@ -149,17 +159,19 @@ def _studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsil
         f"{epsilon:.2f}.{missing}",
         "SWAG scale and rank are changed at the last round's weights, with fewer draws; learning rates and seeds rerun "
         "the whole chain. A setting that moves ε a lot is a setting that the claim rests on.",
-        figures.studies(seen, refits),
+        figures.studies(seen, refits, claimed.epsilon_at),
     )
 
 
-def _deltas(rounds: Mapping[str, Any]) -> Section:
+def _deltas(rounds: Mapping[str, Any], claimed: RoundClaim) -> Section:
+    most = claimed.claim.max_records_per_unit or 1
+    unit = "" if most == 1 else f", for each of the {most} records that a unit may have"
     return Section(
         "deltas",
         "Which share of the records sets ε?",
         "fine",
-        "ε is twice the highest point of the last round's curve; every other record has less. The weights cut the "
-        "right end of the base round's curve down; reweighting raises what lies below the cap towards it.",
+        f"ε is twice the highest point of the last round's curve{unit}; every other record has less. The weights cut "
+        "the right end of the base round's curve down; reweighting raises what lies below the cap towards it.",
         "All training records, sorted. A curve that touches its cap only at the far right leaves most records far "
         "below the claim.",
         figures.deltas(rounds),
@@ -180,50 +192,24 @@ def _weights(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
 
 
 def write(
-    context: Context,
-    parameters: RetrainParameters,
-    made: Sequence[Section],
-    *,
-    epsilon: float,
-    key: str,
+    context: Context, parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim, key: str
 ) -> Path:
     """Write the page into the private workspace; return the file."""
     folder = context.workspace.private / "diagnostics" / key
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "report.html", page(parameters, made, epsilon=epsilon).encode())
+    write_atomically(folder / "report.html", page(parameters, answers, claim=claim).encode())
     return folder / "report.html"
 
 
-_OWN_STYLE = """
-.v{display:inline-block;border:2px solid;padding:.05rem .5rem;border-radius:.3rem;font-weight:600;white-space:nowrap}
-.v.warning{background:var(--warn);border-color:#d55e00}section{break-inside:avoid}figcaption{color:#1b1b1b;
-font-size:13px;padding:.2rem .4rem}h2{margin-top:2.2rem}td{white-space:normal;text-align:left}
-"""
-
-
-def page(parameters: RetrainParameters, made: Sequence[Section], *, epsilon: float) -> str:
+def page(parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim) -> str:
     """The HTML. Nothing in it comes from another file or address."""
-    source, config = provenance(), parameters.pseudo_posterior
-    about = (
-        f"Population {parameters.data.population}; mechanism {config.mechanism}; seed {parameters.fit.seed}; claimed "
-        f"ε {epsilon:.4g} (asymptotic-local); code {source.code_commit[:12]}"
-        f"{' with changes' if source.code_dirty else ''}."
+    return render(
+        "diagnostics.html",
+        notice=NOTICE,
+        parameters=parameters,
+        claim=claim,
+        source=provenance(),
+        marks=_MARK,
+        summary=(["question", "answer"], [[one.question, _MARK[one.verdict]] for one in answers]),
+        sections=answers,
     )
-    summary = html_table((["question", "answer"], [[one.question, _MARK[one.verdict]] for one in made]))
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>Diagnostics (private)</title><style>{STYLE}{_OWN_STYLE}</style>",
-        f"<h1>Diagnostics of a retrain</h1><p class=warn role=note><strong>{html.escape(NOTICE)}</strong></p>",
-        f"<p>{html.escape(about)}</p>",
-        "<p>A claim of this kind rests on assumptions. Each question below looks at one of them. None of it changes "
-        "the claim; a warning is a reason to ask before anything is released.</p>",
-        summary,
-    ]
-    for one in made:
-        text = html.escape
-        parts.append(
-            f"<section><h2>{text(one.question)}</h2><p><span class='v {one.verdict}'>{_MARK[one.verdict]}</span> "
-            f"{text(one.answer)}</p><figure role=img aria-label='{one.key}'>{own_ids(one.picture, one.key)}"
-            f"<figcaption>{text(one.caption)}</figcaption></figure></section>"
-        )
-    return "\n".join([*parts, "</html>"])

@@ -10,6 +10,7 @@ from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
 from tasks.branches.swag_chain import chain
 from tasks.diagnosing import page, stages
+from tasks.diagnosing.claim import RoundClaim
 from tasks.diagnosing.page import Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
@@ -60,12 +61,14 @@ def diagnose(
     looks = [do(stages.look(parameters, settings, posteriors=posteriors, measured=measured, **common))]
     if settings.leave_out:
         looks.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
-    refits = _refits(context, parameters, do) if settings.refits else []
-    epsilon = float(store.figures(measured[last])["epsilon"])
+    claimed = RoundClaim.of(
+        store, parameters, dataset=fitted.dataset, posterior=posteriors[last], measured=measured[last]
+    )
+    refits = _refits(context, parameters, claimed, do) if settings.refits else []
     seen, *left_out = (stages.read(store.open(ref)) for ref in looks)
-    sections = page.sections(seen, left_out[0] if left_out else None, refits, epsilon=epsilon)
+    sections = page.sections(seen, left_out[0] if left_out else None, refits, claimed)
     key = digest({"refs": [ref.sha256 for ref in looks], "refits": [list(pair) for pair in refits]})[:16]
-    file = page.write(context, parameters, sections, epsilon=epsilon, key=key)
+    file = page.write(context, parameters, sections, claim=claimed.claim, key=key)
     figures = {k: float(v) for ref in looks for k, v in store.figures(ref).items() if isinstance(v, int | float)}
     rows.record(
         context,
@@ -77,14 +80,14 @@ def diagnose(
         prefect_run_id=prefect_run_id,
     )
     verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
-    return DiagnoseResult(report=str(file), epsilon=epsilon, verdicts=verdicts, figures=figures)
+    return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 
 def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
     return {name: ref for name, ref in refs.items() if ref is not None}
 
 
-def _refits(context: Context, parameters: RetrainParameters, do: Do) -> list[tuple[str, float]]:
+def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim, do: Do) -> list[tuple[str, float]]:
     """Epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
     fit, sgd = parameters.fit, parameters.fit.sgd
     changes: dict[str, Mapping[str, object]] = {
@@ -96,5 +99,5 @@ def _refits(context: Context, parameters: RetrainParameters, do: Do) -> list[tup
     for name, update in changes.items():
         changed = parameters.model_copy(update={"fit": fit.model_copy(update=update)})
         figures = context.store.figures(_finished(chain(changed, do).measured)[changed.rounds[-1]])
-        epsilons.append((name, 2 * float(figures.get("largest_seen", figures["sensitivity"]))))
+        epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
     return epsilons

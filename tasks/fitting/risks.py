@@ -1,4 +1,7 @@
-"""Stages over posterior draws: risks and weights, sensitivity, equation 7."""
+"""Stages over posterior draws: risks and weights, sensitivity, equation 7.
+
+They measure, in nats a record. What that claims for a unit of several records is the accountant's to say.
+"""
 
 from __future__ import annotations
 
@@ -112,15 +115,11 @@ def _sensitivity(
     if bounded is not None:
         return {
             "sensitivity": bounded.bound,
-            "epsilon": 2 * bounded.bound,
-            "guarantee": "asymptotic-local",
             "largest_seen": done.sensitivity,
             "draws": draws,
         }
     return {
         "sensitivity": done.sensitivity,
-        "epsilon": 2 * done.sensitivity,
-        "guarantee": "asymptotic-local",
         "draws": draws,
         "mc_failure_prob": failure_probability(draws),
     }

@@ -33,7 +33,7 @@ ALWAYS_UNPROTECTED = (
 
 NOT_METHOD: Any = {
     "release": True,
-    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True},
+    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True, "public": True},
 }
 """Parameters that say where things lie or who asked: what is trained does not depend on them."""
 
@@ -105,6 +105,18 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
         privacy_unit=unit,
         max_records_per_unit=most,
         unprotected_inputs=(*unprotected_inputs(dataset, weights=event.risk_weights), *searched),
+    )
+
+
+def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
+    """What the accountant would claim for the same unit at another sensitivity (or bound) of the event, in nats."""
+    field = "bound" if isinstance(event, BoundedSwagEvent) else "sensitivity"
+    return claim_of(
+        event.model_copy(update={field: sensitivity}),
+        delta=claim.delta,
+        privacy_unit=claim.privacy_unit,
+        max_records_per_unit=claim.max_records_per_unit,
+        unprotected_inputs=claim.unprotected_inputs,
     )
 
 

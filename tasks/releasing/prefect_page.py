@@ -23,6 +23,7 @@ from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
 from tasks.fitting.risks import running_maximum
+from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing.publish import Released, open_ledger
 from tasks.running.progress import Listener
@@ -61,7 +62,7 @@ class PrefectListener(Listener):
             self._artifact = None
 
 
-def sensitivity_plot(running: Sequence[float]) -> bytes:
+def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -73,10 +74,8 @@ def sensitivity_plot(running: Sequence[float]) -> bytes:
     axes.set_xscale("log")
     axes.set_xlabel("draws taken")
     axes.set_ylabel("Δ so far (nats)")
-    axes.set_title(
-        f"Running maximum over draws: Δ seen = {running[-1]:.3f}, 2Δ = {2 * running[-1]:.3f} (asymptotic-local)",
-        fontsize=10,
-    )
+    claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
+    axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
     axes.grid(alpha=0.3)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
@@ -93,7 +92,7 @@ def publish_artifacts(
     measured: ArtifactRef,
 ) -> None:
     """The figures and the release as artifacts of the run."""
-    picture = sensitivity_plot(running_maximum(measured.path))
+    picture = sensitivity_plot(running_maximum(measured.path), plan.claim)
     write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
     create_markdown_artifact(
         key="sensitivity",
@@ -113,39 +112,21 @@ def publish_artifacts(
     create_table_artifact(
         key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
     )
-    sensitivity = context.store.figures(measured)
-    if released is None:
-        asked = parameters.release.enabled and parameters.release.deployment
-        state = (
-            f"Planned; deployment `{asked}` was asked to release it."
-            if asked
-            else "Nothing was released: `release.enabled` is off."
-        )
-        epsilon, delta = f"{sensitivity['epsilon']:.4g}", f"{sensitivity['sensitivity']:.4g}"
-    else:
-        epsilon, delta = released.epsilon, released.sensitivity
-        state = (
-            f"Release [`{released.release_id}`]({Path(released.bundle).as_uri()}), ledger row "
-            f"{released.ledger_sequence}: `autocoder ledger show {released.release_id} --home {context.home}`"
-        )
+    text = render(
+        "release.md",
+        plan=plan,
+        claim=plan.claim,
+        released=released,
+        address=None if released is None else Path(released.bundle).as_uri(),
+        home=context.home,
+        deployment=parameters.release.deployment if parameters.release.enabled else None,
+    )
     create_markdown_artifact(
         key="release",
-        markdown=(
-            f"## {plan.population}: {plan.claim.guarantee_kind}\n\n{state}\n\n"
-            f"| | |\n|---|---|\n| epsilon | {epsilon} |\n| delta | {plan.claim.delta_text or plan.claim.delta} |\n"
-            f"| sensitivity | {delta} |\n{_monte_carlo(plan.claim)}\n"
-            "Assumptions:\n\n" + "\n".join(f"- {line}" for line in plan.claim.assumptions)
-        ),
+        markdown=text,
         description="What was released, on what claim.",
     )
     publish_budget(context, parameters.release)
-
-
-def _monte_carlo(claim: Claim) -> str:
-    """Table rows of a sensitivity that was measured over draws; a bound by construction has none."""
-    if claim.mc_failure_prob is None:
-        return ""
-    return f"| draws S | {claim.draws} |\n| P(a fresh draw exceeds it) | {claim.mc_failure_prob:.4g} |\n"
 
 
 def publish_plan(text: str) -> None:

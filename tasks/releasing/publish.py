@@ -32,7 +32,7 @@ from tasks.bundle import fill
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
-from tasks.releasing.claims import ledger_url, release_key, swag_event
+from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
 from tasks.releasing.plan import PlannedRelease
 from tasks.running import progress
 from tasks.running.failures import private_errors
@@ -120,7 +120,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             progress.report("release", 1, 4)
             draw = _draw_once(context, row, plan, candidate)
             progress.report("release", 2, 4)
-            row = _mark_drawn(context, ledger, row, draw, candidate)
+            row = _mark_drawn(context, ledger, row, draw, planned)
             progress.report("release", 3, 4)
         folder, digest = _bundle(context, row, candidate, settings)
         if row.state != "committed":
@@ -179,7 +179,7 @@ def _draw_once(context: Context, row: Row, plan: ReleasePlan, candidate: Candida
     return file
 
 
-def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, candidate: Candidate) -> Row:
+def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned: PlannedRelease) -> Row:
     release_id, digest = _require(row.release_id), file_digest(draw)
     if row.state == "drawn":
         if row.draw_digest != digest:
@@ -187,11 +187,10 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, candidat
                 f"release {release_id}: the draw on the disk is not the one recorded; run ledger recover"
             )
         return row
-    sensitivity = candidate.sensitivity_at(context, _theta(draw))
+    sensitivity = planned.candidate.sensitivity_at(context, _theta(draw))
     if sensitivity is None:
         return ledger.mark_drawn(release_id, draw_digest=digest)
-    # as the accountant has it: two Delta for each record that a unit may contribute
-    epsilon = 2 * (row.max_records_per_unit or 1) * sensitivity
+    epsilon = claim_at(sensitivity, planned.plan.event, planned.plan.claim).epsilon
     return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=epsilon)
 
 
@@ -266,6 +265,13 @@ def record_internal(
         figures = store.figures(ref)
         moments = plan.event.model_dump(include={"snapshots", "rank"})
         event = swag_event(parameters, name, **moments, figures=figures)
+        claim = claim_of(
+            event,
+            delta=None,
+            privacy_unit=plan.claim.privacy_unit,
+            max_records_per_unit=plan.claim.max_records_per_unit,
+            unprotected_inputs=plan.claim.unprotected_inputs,
+        )
         ledger.record(
             Evaluation(
                 **copied,
@@ -273,15 +279,11 @@ def record_internal(
                 idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
                 artifact_digests={"sensitivity": ref.sha256},
                 event=event,
-                claim=claim_of(
-                    event,
-                    delta=None,
-                    privacy_unit=plan.claim.privacy_unit,
-                    max_records_per_unit=plan.claim.max_records_per_unit,
-                    unprotected_inputs=plan.claim.unprotected_inputs,
-                ),
+                claim=claim,
             )
         )
+        shown = {"epsilon": claim.epsilon, "guarantee": claim.guarantee_kind, "unit": claim.privacy_unit}
+        progress.finished(f"claim ({name})", shown, reused=False, seconds=0.0)
     scores = store.figures(evaluated)
     ledger.record(
         Evaluation(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,11 @@ from mechanisms.posterior.risks import reweight, risk_weights
 from mechanisms.posterior.target import CLOSE, LARGEST_C, Solution, predicted, propose_c, search
 
 RISK = 5 * torch.rand(400, generator=torch.Generator().manual_seed(0)) ** 2
+
+
+def twice(delta: float) -> float:
+    """What is claimed for one record."""
+    return 2 * delta
 
 
 class Fits:
@@ -33,6 +40,7 @@ class Fits:
     def run(self, epsilon: float, *, again: bool) -> Solution:
         return search(
             epsilon=epsilon,
+            epsilon_at=twice,
             risk=RISK,
             fit_weighted=self.weighted,
             fit_reweighted=self.reweighted if again else None,
@@ -60,7 +68,8 @@ def test_one_fit_a_round_where_risks_stay() -> None:
 
 def test_a_flat_answer_to_k_is_learnt() -> None:
     """Delta like k^0.3, as where records of less weight surprise more: five fits; proportional steps took eight."""
-    found = search(epsilon=3.0, risk=RISK, fit_weighted=lambda _: 1.97, fit_reweighted=lambda _, k: 1.97 * k**0.3)
+    fits: Any = {"fit_weighted": lambda _: 1.97, "fit_reweighted": lambda _, k: 1.97 * k**0.3}
+    found = search(epsilon=3.0, epsilon_at=twice, risk=RISK, **fits)
     assert CLOSE * 3 <= 2 * found.sensitivity <= 3
     assert len(found.trials) <= 5
 
@@ -72,9 +81,10 @@ def test_more_than_the_data_have_is_not_chased() -> None:
 
 
 def test_an_unreachable_target_says_how_near_it_came() -> None:
-    """A fit that always answers 2: refused, with the smallest epsilon seen."""
-    with pytest.raises(MechanismError, match=r"not met in \d fits; the smallest epsilon was 4"):
-        search(epsilon=1.0, risk=RISK, fit_weighted=lambda _: 2.0, fit_reweighted=None, max_fits=3)
+    """A fit that always answers 2: refused, with the smallest epsilon seen, here of a unit of three records."""
+    fits: Any = {"fit_weighted": lambda _: 2.0, "fit_reweighted": None, "max_fits": 3}
+    with pytest.raises(MechanismError, match=r"not met in \d fits; the smallest epsilon was 12"):
+        search(epsilon=1.0, epsilon_at=lambda delta: 6 * delta, risk=RISK, **fits)
 
 
 def test_proposal_is_the_largest_c_within_the_goal() -> None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
+from tasks.auditing import results
+from tasks.auditing.audited import Audited
 from tasks.auditing.findings import changed_groups, findings
+from tasks.comparing.published import Effect
 
 
 def audited(
     branch: str, *, seed: int = 1, epsilon: float | None = 4.0, refuted: float = 1.0, natural: float = 1.0, **other: Any
-) -> SimpleNamespace:
+) -> Audited:
     """One branch at one seed, as far as sentences need it."""
-    bound = {"name": "in-distribution", "epsilon": natural, "claimed_in_trials": 5.0}
-    told: dict[str, Any] = {
+    bound = {"name": "in-distribution", "epsilon": natural, "claimed_in_trials": 5.0, "correct": 9, "guesses": 10}
+    figures = {"bounds": [bound], "trials": 16, "from": "in-distribution", "online_lira_auc": 0.7}
+    fields: dict[str, Any] = {
         "branch": branch,
         "title": branch,
         "seed": seed,
+        "mechanism": "swag-ppm",
+        "guarantee_kind": "none" if epsilon is None else "asymptotic-local",
         "epsilon": epsilon,
+        "delta": 0.0,
         "epsilon_lower_bound": refuted,
+        "confidence": 0.95,
         "verdict": "contradicted" if epsilon is not None and refuted > epsilon else "not contradicted",
         "auc": 0.6,
+        "tpr_at_fpr_001": 0.01,
+        "tpr_at_fpr_0001": 0.001,
         "weighted_f1": 0.5,
+        "macro_f1": 0.3,
         "curves": f"{branch}-{seed}",
-        "figures": {"bounds": [bound], "trials": 16},
+        "figures": figures,
+        "ledger_sequence": 1,
     }
-    return SimpleNamespace(**told | other)
+    return Audited.model_validate(fields | other)
 
 
 def test_each_verdict_has_its_sentence() -> None:
@@ -58,3 +69,19 @@ def test_a_change_is_held_against_the_same_seeds() -> None:
     (line,) = [line for line in findings(runs) if line.startswith("`x=1`")]
     assert "weighted F1 0.500 to 0.450 (-0.050 at the same seeds)" in line
     assert "measured in 16 reruns 1.00 to 1.00" in line
+
+
+def test_an_effect_is_measured_by_its_two_branches() -> None:
+    """Only where both are at hand; which they are stands in `deployments/published/`."""
+    effect = Effect.model_validate({"of": "the bounds", "without": "a", "with": "b"})
+    pair = [audited("a", epsilon=9.0), audited("b", natural=2.0)]
+    line = findings({"": pair}, [effect])[-1]
+    assert line.startswith("What the bounds do to what can be measured: AUC of the loss 0.600 without and 0.600 with")
+    assert "ε measured in natural reruns 1.00 and 2.00, ε claimed 9.00 and 4.00" in line
+    assert len(findings({"": pair[:1]}, [effect])) == 1
+
+
+def test_curves_are_those_that_are_recognised_best() -> None:
+    """Nine at most, first seeds alone, in their order."""
+    audits = [audited(f"b{n}", auc=0.5 + n / 100, seed=seed) for n in range(12) for seed in (1, 2)]
+    assert [audit.branch for audit in results._curves(audits)] == [f"b{n}" for n in range(3, 12)]

@@ -22,6 +22,7 @@ from storage.egress.documents import schema
 from storage.errors import InputError
 from tasks.bundle import card, fill, golden
 from tasks.bundle import statement as statement_page
+from tasks.pages.render import amount
 from tasks.parameters import BundleParameters
 from tasks.releasing import publish
 
@@ -61,7 +62,7 @@ def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
     written, page = (sealed.folder / bundle.CARD).read_text(), (sealed.folder / bundle.PAGE).read_text()
     for text in (written, page):
         assert statement["release_id"] in text
-        assert f"| {statement_page.shown_amount(statement['epsilon'])} |" in text
+        assert f"| {amount(statement['epsilon'])} |" in text
         for line in statement["does_not_mean"]:
             assert line in text
     assert "fitted on generated narratives" in written

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
+from pydantic import ValidationError
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
@@ -16,9 +18,12 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.branches.branch import CompareParameters, choose, standard
 from tasks.branches.outcome import Outcome
-from tasks.comparing import published
-from tasks.comparing.summary import matched, summarise
+from tasks.comparing import published, results, tables
+from tasks.comparing.summary import BranchSummary, matched, summarise
+from tasks.pages.render import notes_beside, render
 from tasks.parameters import DataParameters, RetrainParameters
+from tasks.releasing.claims import method_digest
+from tasks.running.provenance import provenance
 
 PARAMETERS = RetrainParameters(data=DataParameters(source="nowhere.csv", ingest=IngestConfig()))
 
@@ -45,12 +50,12 @@ def outcome(seed: int, **figures: Any) -> Outcome:
 def test_mean_and_spread_over_seeds() -> None:
     """By hand: 0.2, 0.4, 0.6 have mean 0.4 and sample standard deviation 0.2; a zero that JSON made an int counts."""
     rows = [outcome(s, weighted_f1=f, bottom=b, gap=g) for s, f, b, g in ((1, 0.2, 0, 0.1), (2, 0.4, 0.3, None))]
-    (summary,) = summarise([*rows, outcome(3, weighted_f1=0.6, bottom=0.3, gap=0.2)])
-    assert summary.mean["weighted_f1"] == pytest.approx(0.4)
-    assert summary.spread["weighted_f1"] == pytest.approx(0.2)
-    assert summary.mean["bottom"] == pytest.approx(0.2)
-    assert "gap" not in summary.mean
-    assert summary.seeds == 3
+    (over,) = summarise([*rows, outcome(3, weighted_f1=0.6, bottom=0.3, gap=0.2)])
+    assert over.mean["weighted_f1"] == pytest.approx(0.4)
+    assert over.spread["weighted_f1"] == pytest.approx(0.2)
+    assert over.mean["bottom"] == pytest.approx(0.2)
+    assert "gap" not in over.mean
+    assert over.seeds == 3
 
 
 def test_the_target_is_rounded_up_from_the_largest() -> None:
@@ -59,15 +64,114 @@ def test_the_target_is_rounded_up_from_the_largest() -> None:
     assert matched([4.0]) == 4
 
 
+def data(**changes: Any) -> DataParameters:
+    """The records that Chew et al. report on, but for these changes."""
+    own = {"population": "osha-severe-injuries", "classification": "OIICS", "classification_version": "2.01"}
+    return DataParameters.model_validate({"source": "records.csv", "ingest": {}} | own | changes)
+
+
+def summary(branch: str, f1: float, spread: float = 0.0, *, title: str = "", kind: str = "none", **other: Any) -> Any:
+    """A branch over three seeds, as far as tables need it."""
+    fields: dict[str, Any] = {"branch": branch, "title": title or branch, "guarantee_kind": kind, "seeds": 3}
+    fields |= {"epsilon": None, "epsilon_spread": 0.0, "delta": None, "delta_text": "", "cost": {}, "unprotected": ()}
+    scores = {"mean": {"weighted_f1": f1, "macro_f1": f1 / 2}, "spread": {"weighted_f1": spread, "macro_f1": 0.0}}
+    return BranchSummary.model_validate(fields | scores | other)
+
+
+def results_page(summaries: list[BranchSummary], records: DataParameters) -> str:
+    """The page of results on these records."""
+    parameters = RetrainParameters(data=records, model=ModelConfig(trainable="head", pooling="mean"))
+    options: Any = {"settings": CompareParameters(), "target": 5.0, "pictures": {}, "notes": "By hand.\n"}
+    return results.page(summaries, parameters=parameters, **options)
+
+
 def test_the_papers_table_3_gives_its_table_1() -> None:
     """153 codes; averages of the rounded F1 agree with the aggregates that the paper prints, to its two decimals."""
-    rows = published.per_code()
+    (chew,) = [source for source in published.beside(data()) if source.by_code]
+    rows = chew.codes()
     assert len(rows) == 153
     total = sum(row["size"] for row in rows.values())
-    for column, branch in (("non_private", "non-private"), ("swag_ppm", "swag-ppm"), ("dp_sgd", "dp-sgd")):
-        weighted = sum(row["size"] * row[column] for row in rows.values()) / total
-        macro = sum(row[column] for row in rows.values()) / len(rows)
-        assert (weighted, macro) == pytest.approx(published.AGGREGATE[branch], abs=0.011)
+    assert chew.columns == ["size", "non-private", "swag-ppm", "dp-sgd"]
+    for branch in chew.columns[1:]:
+        weighted = sum(row["size"] * row[branch] for row in rows.values()) / total
+        macro = sum(row[branch] for row in rows.values()) / len(rows)
+        reported = chew.branches[branch]
+        assert (weighted, macro) == pytest.approx((reported.weighted_f1, reported.macro_f1), abs=0.011)
+
+
+@pytest.mark.parametrize("changes", [{"population": "demo"}, {"classification": ""}, {"classification_version": "3"}])
+def test_figures_stand_beside_their_own_records_alone(changes: dict[str, str]) -> None:
+    """Another population, or another classification: no column of the paper's, in any table or page."""
+    rows = [summary("swag-ppm", 0.6, kind="asymptotic-local"), summary("non-private", 0.6)]
+    theirs, ours = results_page(rows, data()), results_page(rows, data(**changes))
+    assert "| paper: ε | paper: F1 w / m |" in theirs
+    assert "| 4.35 | 0.75 / 0.44 |" in theirs
+    assert "swag-ppm, paper" in theirs
+    assert "paper: " not in ours
+    assert "swag-ppm, paper" not in ours
+    assert "OSHA" not in ours
+
+
+def test_public_is_what_the_operator_declares() -> None:
+    """Not a word of it otherwise, and the page says that it is computed from records without protection."""
+    rows = [summary("non-private", 0.6)]
+    assert "records.csv (public), " in results_page(rows, data(public=True))
+    assert "(public)" not in results_page(rows, data())
+    assert "not declared public" in results_page(rows, data())
+    assert method_digest(RetrainParameters(data=data())) == method_digest(RetrainParameters(data=data(public=True)))
+
+
+def test_orderings_are_answered_from_the_figures() -> None:
+    """Above by more than the spreads allow, within them, below; branches that did not run have no line."""
+    rows = [summary("sad", 0.6, 0.01), summary("auto-s", 0.5, 0.01), summary("dp-sgd-tuned", 0.6, 0.01)]
+    rows += [summary("formal-head", 0.4, 0.01), summary("swag-ppm", 0.3)]
+    lines = list(tables.orderings(rows, published.beside(data(population="demo"))))
+    assert len(lines) == 5
+    assert any("sad above auto-s" in line and line.endswith("0.600 to 0.500, holds") for line in lines)
+    assert any("sad above dp-sgd-tuned" in line and line.endswith("within the spread") for line in lines)
+    assert sum(line.endswith("**does not hold**") for line in lines) == 3
+
+
+def test_every_publication_keeps_figures_to_a_population() -> None:
+    """All files are read; figures of no population are refused."""
+    assert {file.stem for file in published.FOLDER.glob("*.yaml")} == {"chew", "huang-xie", "questions"}
+    assert len(published.beside(data())) == 3
+    figures = {"swag-ppm": {"weighted_f1": 0.5, "macro_f1": 0.5}}
+    with pytest.raises(ValidationError, match="population that they are of"):
+        published.Publication.model_validate({"label": "x", "source": "y", "branches": figures})
+
+
+def test_the_table_over_delta_goes_by_the_claims_own() -> None:
+    """Whatever a branch is called; and what others report beside such, where it may stand."""
+    rows = [summary("a", 0.6, delta=1e-4), summary("b", 0.5, delta=0.1), summary("swag-ppm", 0.5)]
+    _, ours = tables.delta_table(rows, [], delta=1e-4)
+    _, beside = tables.delta_table(rows, published.beside(data()), delta=1e-4)
+    assert [row[0] for row in ours] == ["b"]
+    assert [row[0] for row in beside] == ["b", "swag-ppm"]
+
+
+def test_a_page_escapes_what_it_is_given() -> None:
+    """A name that is markup stays a name; a value that a template lacks is an error, not a gap."""
+    content = {"Table": (["branch"], [["<script>alert(1)</script>"]])}
+    values: Any = {"notice": "n", "kinds": "k", "settings": CompareParameters(), "target": None, "encoder": "e"}
+    values |= {"facts": {"train": 1, "test": 1, "codes_observed": 1, "label_space": 1}, "source": provenance()}
+    values |= {"parameters": RetrainParameters(data=data()), "tables": content, "pictures": {}}
+    page = render("comparison.html", unprotected=["a & b"], **values)
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "<li>a &amp; b</li>" in page
+    with pytest.raises(UndefinedError):
+        render("comparison.html", **values)
+
+
+@pytest.mark.parametrize("name", ["results", "truth"])
+def test_what_a_person_adds_is_a_file_of_its_own(name: str) -> None:
+    """The checked-in pages end with their notes, word for word, and mark none of the rest as by hand."""
+    page = Path(__file__).parents[3] / "docs" / f"{name}.md"
+    text, notes = page.read_text(), notes_beside(page)
+    assert notes.startswith("## Notes on this run, by hand\n")
+    assert text.endswith(notes)
+    assert "by hand" not in text.removesuffix(notes)
 
 
 def test_the_paper_setting_is_the_papers() -> None:

@@ -14,6 +14,7 @@ from storage.demo_data import write_demo_data
 from tasks.branches.swag_chain import Chain, chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
+from tasks.diagnosing.claim import RoundClaim
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
@@ -71,9 +72,10 @@ def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) ->
     if last == "censored":
         assert max(value for _, value in seen["scales"]) <= 2.0
     assert len(found["own_loss"]) == 7
-    page = diagnostics_page.page(
-        chosen, diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], epsilon=4.0), epsilon=4.0
-    )
+    refs: Any = {"dataset": made.dataset, "posterior": made.posteriors[last], "measured": made.measured[last]}
+    claimed = RoundClaim.of(context.store, chosen, **refs)
+    sections = diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], claimed)
+    page = diagnostics_page.page(chosen, sections, claim=claimed.claim)
     assert "Private. This page is computed from the records" in page
     assert page.count("<svg") == page.count("<figure") == 7
     assert "prefers-color-scheme:dark" in page

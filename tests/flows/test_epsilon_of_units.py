@@ -1,0 +1,143 @@
+"""A unit of up to three records: every epsilon that is shown is the accountant's, three times that of one record."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.diagnose
+from storage.demo_data import write_demo_data
+from tasks.branches import search
+from tasks.branches.swag_chain import Chain, chain
+from tasks.diagnosing.stages import DiagnoseParameters
+from tasks.fitting.risks import running_maximum
+from tasks.parameters import RetrainParameters
+from tasks.releasing import prefect_page, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running import progress
+from tasks.running.stage import Context, run_step
+
+UNIT = {"unit_column": "Establishment", "max_per_unit": 3}
+
+
+class Lines(progress.Listener):
+    """What a terminal would show at the end of each stage."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, dict[str, Any]] = {}
+
+    def finished(self, label: str, figures: Any, *, reused: bool, seconds: float) -> None:
+        self.shown[label] = dict(figures)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Context, RetrainParameters, Chain, Lines]:
+    """A chain on the tiny encoder, every stage done, with the lines that it showed."""
+    folder = tmp_path_factory.mktemp("units")
+    written = write_demo_data(folder, records=160, seed=3)
+    phase = {"batch_size": 8, "learning_rate": 0.05}
+    chosen = RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": UNIT},
+            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 6},
+                "swag": {"rank": 6},
+            },
+            "pseudo_posterior": {"reweight": False, "risk_draws": 5, "sensitivity_draws": 10},
+        }
+    )
+    context = Context(home=str(folder / "home"), device="cpu")
+    context.workspace.create()
+    lines = Lines()
+    with progress.listening(lines):
+        return context, chosen, chain(chosen, lambda step: run_step(context, step)), lines
+
+
+def sensitivity(made: Chain) -> float:
+    """Delta of one record, as it was measured."""
+    measured = made.measured["weighted"]
+    assert measured is not None
+    return running_maximum(measured.path)[-1]
+
+
+def plan(context: Context, chosen: RetrainParameters, made: Chain) -> PlannedRelease:
+    """What a release of it would claim."""
+    refs: Any = {"dataset": made.dataset, "prepared": made.prepared, "prefect_run_id": None}
+    refs |= {"posterior": made.posteriors["weighted"], "measured": made.measured["weighted"]}
+    return PlannedRelease.of_posterior(context, chosen, **refs)
+
+
+def artifacts(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, str]:
+    """The Markdown that goes to Prefect's page, by key."""
+    texts: dict[str, str] = {}
+    monkeypatch.setattr(module, "create_markdown_artifact", lambda key, markdown, **_: texts.update({key: markdown}))
+    if hasattr(module, "create_table_artifact"):
+        monkeypatch.setattr(module, "create_table_artifact", lambda **_: None)
+    return texts
+
+
+def test_a_plan_that_is_not_released(
+    finished: tuple[Context, RetrainParameters, Chain, Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a run that stops after its plan shows the plan's claim."""
+    context, chosen, made, _ = finished
+    texts, planned = artifacts(monkeypatch, prefect_page), plan(context, chosen, made)
+    assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
+    planned.save(context)
+    refs: Any = {"evaluated": made.evaluated, "measured": made.measured["weighted"]}
+    prefect_page.publish_artifacts(context, chosen, planned.plan, None, **refs)
+    assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
+    assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
+
+
+def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Result, page and refits; every study of a setting too."""
+    context, chosen, made, _ = finished
+    artifacts(monkeypatch, flows.diagnose)
+    monkeypatch.setattr(flows.diagnose, "submit", run_step)
+    settings = DiagnoseParameters(leave_out=3, refits=True, study_draws=10)
+    done = flows.diagnose.diagnose.fn(chosen, settings, home=context.home, device="cpu")
+    claimed = 6 * sensitivity(made)
+    assert done.epsilon == pytest.approx(claimed)
+    page = Path(done.report).read_text()
+    assert f"claimed ε {claimed:.4g} (asymptotic-local, for one unit (Establishment))" in page
+    (low, high, stated) = re.findall(r"ε lies between ([\d.]+) and ([\d.]+); claimed is ([\d.]+)\.", page)[0]
+    assert stated == f"{claimed:.2f}"
+    assert float(low) > claimed / 3, "studies of one setting are of the same scale"
+    assert float(high) < 3 * claimed
+
+
+def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
+    """No stage shows an epsilon of its own: the row of the ledger is the accountant's, and its line shows that."""
+    context, chosen, made, lines = finished
+    assert not any("epsilon" in figures for figures in lines.shown.values())
+    refs: Any = {"evaluated": made.evaluated, "measured": made.measured}
+    with progress.listening(lines):
+        publish.record_internal(context, chosen, plan(context, chosen, made).plan, **refs)
+    assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
+
+
+def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path) -> None:
+    """The search says what the accountant says of each fit, and its target is the unit's."""
+    context, chosen, made, _ = finished
+    target = round(6 * sensitivity(made), 2)
+    config = chosen.pseudo_posterior.model_copy(update={"target_epsilon": target})
+    aimed: Any = chosen.model_copy(update={"pseudo_posterior": config})
+    lines = Lines()
+    with progress.listening(lines):
+        settled = search.settle(
+            context,
+            aimed,
+            lambda tried, rounds: chain(tried, lambda step: run_step(context, step), rounds=rounds),
+            prefect_run_id=None,
+        )
+    again = chain(settled, lambda step: run_step(context, step), rounds=settled.rounds)
+    assert lines.shown["search"]["epsilon"] == pytest.approx(6 * sensitivity(again))
+    assert lines.shown["search"]["epsilon"] <= target
