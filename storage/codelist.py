@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,12 @@ MAX_CODE = 120
 """Characters. A longer value is a sentence: a column was mapped wrongly. The longest OIICS title has 112."""
 
 _MAX_BYTES = 64 << 20
+_CHARACTERS: dict[str, Callable[[str], bool]] = {
+    "digits": str.isdigit,
+    "letters": str.isalpha,
+    "blanks": str.isspace,
+    "other signs": lambda c: not (c.isalnum() or c.isspace()),
+}
 
 
 @dataclass(frozen=True)
@@ -37,15 +43,13 @@ def normalise_code(raw: str, known: Container[str] = ()) -> str:
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
 
 
-def shown(codes: list[str], limit: int = 20) -> str:
-    """Codes for a message. Values that do not look like codes are only counted: they may be narratives."""
-    safe = [code for code in codes if re.fullmatch(r"[\w.\-/]{1,20}", code, flags=re.ASCII)]
-    parts = [", ".join(safe[:limit])] if safe else []
-    if len(safe) > limit:
-        parts.append(f"{len(safe) - limit} more")
-    if len(codes) > len(safe):
-        parts.append(f"{len(codes) - len(safe)} that do not look like codes and are not shown")
-    return " and ".join(parts)
+def shape(values: Collection[str]) -> str:
+    """What values look like, for a message that must not show them: how many differ, their lengths and characters."""
+    lengths = sorted({len(value) for value in values})
+    span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    characters = "".join(values)
+    kinds = [name for name, matches in _CHARACTERS.items() if any(map(matches, characters))]
+    return f"{len(set(values)):,} distinct values of {span} characters: {', '.join(kinds)}"
 
 
 def read_codelist(path: Path) -> tuple[Code, ...]:
@@ -72,7 +76,7 @@ def read_codelist(path: Path) -> tuple[Code, ...]:
         if not code or len(code) > MAX_CODE:
             raise InputError(f"code list {path}: row {number} has no code, or one over {MAX_CODE} characters")
         if code in codes:
-            raise InputError(f"code list {path}: row {number} repeats the code {shown([code])}; remove one")
+            raise InputError(f"code list {path}: row {number} repeats the code of another; remove one")
         codes[code] = Code(code, title)
     if len(codes) < 2:
         raise InputError(f"code list {path}: it holds {len(codes)} codes; a classification needs two or more")

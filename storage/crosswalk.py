@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.codelist import shown
+from storage.codelist import shape
 from storage.errors import InputError
 
 _MAX_BYTES = 64 << 20
@@ -56,14 +56,12 @@ def read_crosswalk(path: Path, *, version: str) -> Crosswalk:
             raise InputError(f"--crosswalk: {path}, row {number} has no from_code, to_code or to_version")
         if before != version:
             raise InputError(
-                f"--crosswalk: {path}, row {number} starts from version {shown([before])}; the codes are of "
+                f"--crosswalk: {path}, row {number} starts from another version ({shape([before])}); the codes are of "
                 f"version {version}"
             )
         versions.add(after)
         if new not in to.setdefault(old, []):
             to[old].append(new)
     if len(versions) > 1:
-        raise InputError(
-            f"--crosswalk: {path} leads to {len(versions)} versions ({shown(sorted(versions))}); leave one"
-        )
+        raise InputError(f"--crosswalk: {path} leads to {len(versions)} versions ({shape(versions)}); leave one")
     return Crosswalk(versions.pop(), {code: tuple(codes) for code, codes in to.items()})

@@ -14,6 +14,8 @@ from storage.codelist import Code
 from storage.errors import StorageError
 
 CODES = "codes.json"
+FEATURES = "features.json"
+"""How the values of a table or of images become features; absent for text."""
 
 
 def split_file(folder: Path, split: str) -> Path:

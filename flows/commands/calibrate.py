@@ -45,9 +45,9 @@ def calibrate(
     with private_errors("calibrate"):
         from flows.commands.console import ConsoleListener
         from storage.bundle.archive import opened
+        from storage.tables.narratives import Narratives
         from tasks.bundle.thresholds import thresholds_on_table
         from tasks.coding.coder import Coder, newest_bundle
-        from tasks.coding.columns import Narratives
         from tasks.running import progress
 
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)

@@ -248,7 +248,8 @@ def _code_file(
 
 def _job(coder: Coder, file: _File, table: Table, top_k: int, threshold: float | None) -> CodingJob:
     from storage.crosswalk import read_crosswalk
-    from tasks.coding.columns import Added, Narratives, check_version
+    from storage.tables.narratives import Narratives
+    from tasks.coding.columns import Added, check_version
     from tasks.coding.job import CodingJob
 
     narratives = Narratives(file.columns, file.template)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
-from storage.tables.reading import ABSENT, Table, as_text, pieces, survey
+from storage.tables.reading import ABSENT, Table, pieces, survey
 from storage.tables.writing import harmless, kind_of, writing
 
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
@@ -71,7 +71,7 @@ def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("\n\n".join(json.dumps(record) for record in records))
     table = survey(path, text_columns=["Text"])
-    assert [as_text(value) for (value,) in table.read(["Text"])] == ["a", "", ""]
+    assert [text for (text,) in table.text_rows(["Text"])] == ["a", "", ""]
     out = copied(table, tmp_path / "out.jsonl")
     assert [json.loads(line) for line in out.read_text().splitlines()] == records
     assert pq.read_table(copied(table, tmp_path / "out.parquet"))["n"].to_pylist() == ["1", "2.5", None]
@@ -128,8 +128,8 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
         ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it does not read"),
         ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
         ("a.csv", b"id,text\n1,secret\n", "did you mean 'text'"),
-        ("a.csv", b"secret one,secret two\nx,y\n", "names 2 others"),
-        ("a.csv", b"Text,Text\nsecret,y\n", "twice"),
+        ("a.csv", b"secret one,secret two\nx,y\n", "look like column names"),
+        ("a.csv", b"Text,Text\nsecret,y\n", "2 columns 'Text'"),
         ("a.csv", b"", "empty"),
         ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is no JSON object"),
         ("a.jsonl", b'{"Text": "secret"\n', "line 1: it does not read as JSON"),
@@ -152,6 +152,12 @@ def test_what_is_no_table_is_refused_by_row_and_without_its_cells(
     assert name in str(caught.value)
 
 
-def test_what_stands_for_an_absent_key_is_no_text() -> None:
+def test_what_stands_for_an_absent_key_is_no_text(tmp_path: Path) -> None:
     """It is read as blank, and a NUL in a cell of JSON or Parquet becomes a blank."""
-    assert [as_text(value) for value in (None, ABSENT, "a\0b", 5)] == ["", "", "a b", "5"]
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(r) for r in ({"x": None}, {"x": ABSENT}, {"x": "a\0b"}, {"x": 5}, {"x": True}, {}))
+    )
+    assert [text for (text,) in survey(path, text_columns=["x"]).text_rows(["x"])] == ["", "", "a b", "5", "true", ""]
+    pq.write_table(pa.table({"x": ["a\0b", None]}), tmp_path / "in.parquet")
+    assert list(survey(tmp_path / "in.parquet", text_columns=["x"]).text_rows(["x"])) == [("a b",), ("",)]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, TypeVar, cast
+from typing import IO, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +25,15 @@ import pyarrow.parquet as pq
 from storage.errors import InputError
 
 T = TypeVar("T")
-Kind = Literal["csv", "parquet"]
+Kind = Literal["csv", "parquet", "jsonl", "npz"]
 Encoding = Literal["utf-8", "cp1252"]
+
+JSON_LINES: Final = {".jsonl", ".ndjson"}
 
 _HEAD = 1 << 20
 _CHUNK = 4 << 20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+"""How an archive begins; the second is empty. A CSV may well begin with `PK`, such as a column of keys."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
@@ -55,7 +59,7 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The bytes of the CSV, unpacked as they are read."""
+        """The bytes of the CSV or JSON Lines, unpacked as they are read."""
         if self.member is None:
             with self.path.open("rb") as file:
                 yield file
@@ -63,24 +67,35 @@ class Source:
             with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                 yield cast(IO[bytes], file)
 
+    @contextmanager
+    def text(self) -> Iterator[IO[str]]:
+        """The same as characters; line ends stay as they are."""
+        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+        with self.open() as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
+            yield text
+
 
 def open_source(path: Path) -> Source:
     """Look at the first megabyte of a file.
 
+    The columns of JSON Lines stay open: only the last line tells them all.
+
     Raises:
-        InputError: no such file, empty, not a CSV, ZIP or Parquet that can be read, no records.
+        InputError: no such file, empty, not a CSV, ZIP, Parquet or JSON Lines that can be read, no records.
     """
     if not path.is_file():
         raise InputError(f"data: no file {path}")
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"data: {path} is empty")
+    if path.suffix.lower() in JSON_LINES:
+        return Source(path, "jsonl", (), size, _lines_estimated(path, size))
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"PAR1":
         return _parquet(path)
     member: str | None = None
-    if magic[:2] == b"PK":
+    if magic in _ZIP:
         member, size = _member(path)
     return _csv(Source(path, "csv", (), size, 0, member))
 
@@ -89,7 +104,7 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
     """Refuse a source that lacks a column, or has it twice.
 
     Raises:
-        InputError: names the column, the nearest that is there, and those that are.
+        InputError: names the column and the nearest that is there; the others only where they are surely no record.
     """
     for name in wanted:
         count = source.columns.count(name)
@@ -97,30 +112,69 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
             raise InputError(f"data: {source.name} has {count} columns {name!r}; rename all but one")
         if count == 1:
             continue
-        if not _like_header(source.columns) or not set(wanted) & set(source.columns):
-            raise InputError(
-                f"data: {source.name} has no column {name!r}, and its first row does not look like column names; "
-                "the first row must hold them (it is not shown here, since it may be a record)"
-            )
-        folded = {column.strip().casefold(): column for column in source.columns}
-        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
+        header, others = _like_header(source.columns), set(wanted) & set(source.columns)
+        folded = {column.strip().casefold(): column for column in source.columns if header}
+        # A value of a first record may resemble a name by chance, so without another column it has to resemble more.
+        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.6 if others else 0.8)
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
-        there = ", ".join(repr(column) for column in source.columns[:60])
-        raise InputError(f"data: {source.name} has no column {name!r}; {hint}It has {there}")
+        if header and others:
+            hint += f"It has {', '.join(repr(column) for column in source.columns[:60])}"
+        elif not near:
+            hint = (
+                "its first row does not look like column names; the first row must hold them (it is not shown here, "
+                "since it may be a record)"
+            )
+        raise InputError(f"data: {source.name} has no column {name!r}; {hint.strip()}")
 
 
 def scan(source: Source) -> Source:
-    """Read the whole file once, as bytes: settle the encoding and count the lines.
+    """Read a whole CSV once, as bytes, to settle its encoding.
 
     Raises:
         InputError: NUL bytes, or neither UTF-8 nor cp1252; names the line.
     """
-    if source.kind == "parquet":
-        return source
-    lines, whole = safely(source, lambda: _lines(source))
+    whole = safely(source, lambda: _is_utf8(source))
     if not whole:
         safely(source, lambda: _check_cp1252(source))
-    return replace(source, encoding="utf-8" if whole else "cp1252", estimated_rows=max(lines - 1, 1))
+    return replace(source, encoding="utf-8" if whole else "cp1252")
+
+
+def count_records(source: Source) -> int:
+    """Records of a CSV without its header, or of JSON Lines, counted line by line and by quotes alone.
+
+    It shares nothing with the reader that takes rows apart, so that a fault of either shows as a difference. A quote
+    opens a cell at the cell's start only; elsewhere outside quotes it is a character like others. Blank lines are no
+    records.
+    """
+    return safely(source, lambda: _count_records(source))
+
+
+def _count_records(source: Source) -> int:
+    if source.kind == "jsonl":
+        with source.open() as file:
+            return sum(1 for line in file if line.strip())
+    records, quoted = -1, False  # the header is none
+    with source.text() as text:
+        for line in text:
+            records += not quoted and line not in ("\n", "\r\n", "\r")
+            if quoted or '"' in line:
+                quoted = _ends_quoted(line, source.delimiter, quoted)
+    return records
+
+
+def _ends_quoted(line: str, delimiter: str, quoted: bool) -> bool:
+    """Whether a cell is open at the end of a line that began inside a quoted cell, or not."""
+    parts = line.split('"')
+    at = 0
+    while at < len(parts) - 1:  # the quote between parts[at] and parts[at + 1]
+        if not quoted:
+            quoted = parts[at].endswith(delimiter) or (at == 0 and not parts[0])
+        elif not parts[at + 1] and at + 2 < len(parts):
+            at += 1  # two quotes within quotes are one character
+        else:
+            quoted = False
+        at += 1
+    return quoted
 
 
 def safely(source: Source, action: Callable[[], T]) -> T:
@@ -141,6 +195,12 @@ def safely(source: Source, action: Callable[[], T]) -> T:
             else "it does not read as a table; is it a CSV with a header, or a whole Parquet file?"
         )
     raise InputError(f"data: {source.name}: {fault}")
+
+
+def _lines_estimated(path: Path, size: int) -> int:
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return max(round(head.count(b"\n") * size / len(head)), 1)
 
 
 def _parquet(path: Path) -> Source:
@@ -234,8 +294,7 @@ def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = 
     return True
 
 
-def _lines(source: Source) -> tuple[int, bool]:
-    """Line feeds of the whole file, and whether it is UTF-8 throughout."""
+def _is_utf8(source: Source) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines, whole = 0, True
     with source.open() as file:
@@ -246,7 +305,7 @@ def _lines(source: Source) -> tuple[int, bool]:
                 raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
             whole = whole and _decodes(decoder, chunk)
             lines += chunk.count(b"\n")
-    return lines, whole and _decodes(decoder, b"", final=True)
+    return whole and _decodes(decoder, b"", final=True)
 
 
 def _check_cp1252(source: Source) -> None:
