@@ -224,6 +224,15 @@ class RetrainParameters(BaseModel):
     pseudo_posterior: PseudoPosteriorConfig = PseudoPosteriorConfig()
     release: ReleaseParameters = ReleaseParameters()
 
+    @model_validator(mode="after")
+    def _encoder_where_one_is_used(self) -> RetrainParameters:
+        kind, pooling = self.data.ingest.kind, self.model.pooling
+        if kind != "text" and pooling != "none":
+            raise ValueError(f"data.ingest.kind is `{kind}`, which needs no encoder: set model.pooling=none")
+        if kind == "text" and pooling == "none":
+            raise ValueError("model.pooling is `none`, which reads no narratives: set data.ingest.kind=table or images")
+        return self
+
     @property
     def rounds(self) -> tuple[str, ...]:
         """The posteriors to fit, in order; the last is the one released from."""

@@ -20,10 +20,12 @@ from storage.codelist import shape
 from storage.errors import InputError
 from storage.ingest.cells import Faults, blank, trimmed
 from storage.ingest.config import IngestConfig
-from storage.tables.arrays import Arrays, open_arrays
+from storage.tables.arrays import Arrays, look_at_arrays, open_arrays
 from storage.tables.reading import Table, open_table
+from storage.tables.source import Source, open_source, require_columns
 
-_ROWS_PEEKED = 100
+_MOST_VALUES = 100
+"""Values at fault of a column, from which their shape is told."""
 
 
 class Content(Protocol):
@@ -89,6 +91,20 @@ class _Column:
     categories: tuple[str, ...] | None = None
 
 
+def feature_columns(source: Source, config: IngestConfig) -> list[_Column]:
+    """The feature columns of a table, in its order.
+
+    Raises:
+        InputError: there are none.
+    """
+    named, features = config.table.named, config.table
+    taken = (*config.columns, *((config.date_column,) if config.date_column else ()))
+    names = [name for name in source.columns if (name in named if named else name not in taken)]
+    if not names:
+        raise InputError(f"data: {source.name} has no columns beside {', '.join(map(repr, taken))}")
+    return [_Column(name, features.numeric.get(name), features.categorical.get(name)) for name in names]
+
+
 class TableContent:
     """Numbers as they stand, and categories as their place on the list; `other` is the place after the last."""
 
@@ -96,13 +112,9 @@ class TableContent:
     field = pa.field("values", pa.list_(pa.float64()), nullable=False)
 
     def __init__(self, table: Table, config: IngestConfig) -> None:
-        named, features = config.table.named, config.table
-        taken = (*config.columns, *((config.date_column,) if config.date_column else ()))
-        self.columns = tuple(n for n in table.columns if (n in named if named else n not in taken))
-        if not self.columns:
-            raise InputError(f"data: {table.source.name} has no columns beside {', '.join(map(repr, taken))}")
-        self._columns = [_Column(n, features.numeric.get(n), features.categorical.get(n)) for n in self.columns]
-        self._other = features.unlisted == "other"
+        self._columns = feature_columns(table.source, config)
+        self.columns = tuple(column.name for column in self._columns)
+        self._other = config.table.unlisted == "other"
         self._name = table.source.name
         self._faults = {name: Faults() for name in self.columns}
         self._unlisted: dict[str, set[str]] = {name: set() for name in self.columns}
@@ -117,7 +129,7 @@ class TableContent:
             bad = np.isnan(self._numbers(column, cells)) & ~blank(cells)
             if bad.any():
                 self._faults[column.name].add(start + np.flatnonzero(bad))
-                if len(self._unlisted[column.name]) < _ROWS_PEEKED:
+                if len(self._unlisted[column.name]) < _MOST_VALUES:
                     self._unlisted[column.name] |= set(cells.filter(pa.array(bad)).to_pylist())
         return lacking
 
@@ -213,6 +225,25 @@ def opened(path: Path, config: IngestConfig) -> tuple[Table | Arrays, Content]:
         return arrays, ImageContent(arrays, config)
     table = open_table(path, wanted(config))
     return table, TextContent(config) if config.kind == "text" else TableContent(table, config)
+
+
+def looked_at(path: Path, config: IngestConfig) -> tuple[Source, int | None]:
+    """The same at a glance: the source, and features a record; None of text, and where only reading it all tells.
+
+    Raises:
+        InputError: the file or the columns named for it are at fault.
+    """
+    if config.kind == "images":
+        source, shape = look_at_arrays(path, wanted(config), config.images.pixels)
+        return source, math.prod(shape[1:])
+    source = open_source(path)
+    if source.kind == "jsonl":
+        return source, None
+    require_columns(source, wanted(config))
+    if config.kind == "text":
+        return source, None
+    other = config.table.unlisted == "other"
+    return source, sum(len(c.categories) + other if c.categories else 1 for c in feature_columns(source, config))
 
 
 def wanted(config: IngestConfig) -> Sequence[str]:

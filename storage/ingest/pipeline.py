@@ -21,13 +21,13 @@ from storage.datasets import CODES, FEATURES, split_file
 from storage.errors import InputError, StorageError
 from storage.ingest.columns import USABLE, Survey, Surveyor
 from storage.ingest.config import IngestConfig
-from storage.ingest.content import Content, opened, wanted
+from storage.ingest.content import Content, looked_at, opened
 from storage.ingest.report import IngestResult, LabelSpaceSource, SourceCheck
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.writer import RecordWriter, enough_disk
-from storage.tables.arrays import Arrays, look_at_arrays
+from storage.tables.arrays import Arrays
 from storage.tables.reading import Table
-from storage.tables.source import Source, open_source, require_columns
+from storage.tables.source import Source
 
 REPORT = "report.json"
 
@@ -40,15 +40,10 @@ def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> S
     Raises:
         InputError: names the file, column or row and what to do.
     """
-    if config.kind == "images":
-        found = look_at_arrays(source, wanted(config))
-    else:
-        found = open_source(source)
-        if found.kind != "jsonl":  # whose keys are known when it has been read
-            require_columns(found, wanted(config))
+    found, features = looked_at(source, config)
     if codelist is not None:
         read_codelist(codelist)
-    return SourceCheck(found.columns, found.bytes, found.estimated_rows)
+    return SourceCheck(found.columns, found.bytes, found.estimated_rows, features)
 
 
 def ingest(

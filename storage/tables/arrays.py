@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
     Raises:
         InputError: no such file or array, arrays of unequal length, of objects, of other dimensions, or too large.
     """
-    source = look_at_arrays(path, (*columns, pixels))
+    source, _ = look_at_arrays(path, (*columns, pixels), pixels)
     arrays: dict[str, NDArray[Any]] = {}
     fault = ""
     try:
@@ -79,8 +79,8 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
     return Arrays(source, len(images), file_digest(path), arrays)
 
 
-def look_at_arrays(path: Path, wanted: Sequence[str]) -> Source:
-    """The names of the arrays and what the file would take unpacked, without reading one.
+def look_at_arrays(path: Path, wanted: Sequence[str], pixels: str) -> tuple[Source, tuple[int, ...]]:
+    """The names of the arrays, what the file would take unpacked, and the shape of the images, without reading one.
 
     Raises:
         InputError: no such file or array, no .npz, or too large.
@@ -101,4 +101,14 @@ def look_at_arrays(path: Path, wanted: Sequence[str]) -> Source:
     require_columns(source, wanted)
     if size > _MAX_BYTES:
         raise InputError(f"data: {path}: its arrays take {size / 1e9:.0f} GB; {_MAX_BYTES / 1e9:.0f} GB are read")
-    return source
+    shape: tuple[int, ...] = ()
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{pixels}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape = read(file)[0]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        pass
+    if not shape:
+        raise InputError(f"data: {path}: array {pixels!r} cannot be read; write the file anew")
+    return replace(source, estimated_rows=shape[0]), shape

@@ -244,7 +244,9 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
         readable = False
     if not readable:
         raise InputError(f"data: {source.name}, column {name!r}: type {column.type} does not read as text")
-    return pc.replace_substring(column.fill_null(""), pattern="\0", replacement=" ")
+    return pc.call_function(
+        "replace_substring", [column.fill_null("")], pc.ReplaceSubstringOptions(pattern="\0", replacement=" ")
+    )
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
