@@ -132,16 +132,16 @@ class Surveyor:
         """
         source, config = self._source, self._config
         if self.rows == 0:
-            raise InputError(f"data: {source.name} has a header and no records")
+            raise InputError(f"{source.label} has a header and no records")
         for row, inner in self._inner_records.items():
             if any(code in self._code_at for code in inner):
                 raise InputError(
-                    f"data: {source.name}, row {row}: a cell with line breaks, of which {len(inner)} lines would read "
+                    f"{source.label}, row {row}: a cell with line breaks, of which {len(inner)} lines would read "
                     "as records of their own; is a quote left open there? Close it, or take the line breaks out"
                 )
         self._content.check()
         state, codes, cohorts = (np.concatenate(self._kept[name]) for name in ("state", "codes", "cohorts"))
-        column = f"data: {source.name}, column"
+        column = f"{source.label}, column"
         if self._unknown and config.unknown_codes == "refuse":
             raise InputError(
                 f"{column} {config.label_column!r}: {self._unknown.total()} of {self.rows} records have a code that "
@@ -151,7 +151,7 @@ class Surveyor:
         if self._no_content.count and config.empty_text == "refuse":
             what = "text" if config.kind == "text" else "a value in every column"
             raise InputError(
-                f"data: {source.name}: {self._no_content.count} records without {what} ({self._no_content}); fill "
+                f"{source.label}: {self._no_content.count} records without {what} ({self._no_content}); fill "
                 "them, or set empty_text=drop"
             )
         if self._bad_dates.count:
@@ -168,7 +168,7 @@ class Surveyor:
             reasons = ", ".join(
                 f"{name} {count}" for name, count in self._survey(state, codes, cohorts).dropped().items()
             )
-            raise InputError(f"data: {source.name}: none of {self.rows} records can be used ({reasons})")
+            raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons})")
         if (usable == usable[0]).all():
             raise InputError(
                 f"{column} {config.label_column!r}: all {len(usable)} usable records have one code; a coder needs two"
@@ -207,7 +207,7 @@ class Surveyor:
                 continue
             if len(code) > MAX_CODE:
                 raise InputError(
-                    f"data: {self._source.name}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
+                    f"{self._source.label}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
                     "characters; is it the narrative?"
                 )
             found[at] = self._code_at.setdefault(code, len(self._code_at))
@@ -235,7 +235,7 @@ class Surveyor:
         doubled = Faults()
         doubled.add(np.unique(np.r_[order[same], order[same + 1]]))
         raise InputError(
-            f"data: {self._source.name}, column {self._config.id_column!r}: {doubled.count} records share an id with "
+            f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
             f"another ({doubled}); an id must name one record"
         )
 

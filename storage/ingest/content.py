@@ -101,7 +101,7 @@ def feature_columns(source: Source, config: IngestConfig) -> list[_Column]:
     taken = (*config.columns, *((config.date_column,) if config.date_column else ()))
     names = [name for name in source.columns if (name in named if named else name not in taken)]
     if not names:
-        raise InputError(f"data: {source.name} has no columns beside {', '.join(map(repr, taken))}")
+        raise InputError(f"{source.label} has no columns beside {', '.join(map(repr, taken))}")
     return [_Column(name, features.numeric.get(name), features.categorical.get(name)) for name in names]
 
 
@@ -190,7 +190,7 @@ class ImageContent:
         self._largest = config.images.largest or default
         if self._pixels.dtype.kind == "f" and config.images.largest is None and self._pixels.max() > 1:
             raise InputError(
-                f"data: {arrays.source.name}: array {config.images.pixels!r} holds floats above 1; name the value that "
+                f"{arrays.source.label}: array {config.images.pixels!r} holds floats above 1; name the value that "
                 "stands for the brightest, such as data.ingest.images.largest=255"
             )
 

@@ -93,7 +93,7 @@ def ingest(
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if file_digest(source) != records.sha256:
-                raise StorageError(f"data: {records.source.name} changed while it was read; run again")
+                raise StorageError(f"{records.source.label} changed while it was read; run again")
         result = _result(records, survey, selection, space, listed is not None, writer, config)
         features = content.schema()
         (out_dir / FEATURES).unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def _label_space(
     observed = selection.codes_of(survey.codes)
     if len(observed) < 2:
         raise InputError(
-            f"data: {source.name}, column {config.label_column!r}: {len(observed)} codes have {config.min_per_code} "
+            f"{source.label}, column {config.label_column!r}: {len(observed)} codes have {config.min_per_code} "
             "records or more; a coder needs two. Lower min_per_code, or check the column"
         )
     if listed is not None:
@@ -177,7 +177,7 @@ def _result(
         writer.counts.values()
     ):
         raise StorageError(
-            f"data: {records.source.name}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
+            f"{records.source.label}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
             f"{sum(dropped.values()):,} dropped: rows are not accounted for; run again, and report it if it stays"
         )
     source = records.source

@@ -30,6 +30,7 @@ LinesSeen = Callable[[int, Row], None]
 ABSENT: Final = "\x00absent\x00"
 """Stands for a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces NUL."""
 
+_SMALL = 64 << 20
 _MOST_COLUMNS = 100_000
 _PIECE_CELLS = 1 << 20
 _PIECE_CHARACTERS = 1 << 24
@@ -67,7 +68,7 @@ class Table:
             batches = _parquet_batches(self.source, wanted)
             rows = (row for batch in batches for row in _values(self.source, batch))
         elif self.source.kind == "jsonl":
-            records = _json_records(self.source.path)
+            records = _json_records(self.source)
             rows = (tuple(record.get(name, ABSENT) for name in wanted) for _, record in records)
         else:
             places = None if columns is None else [self.columns.index(name) for name in wanted]
@@ -106,22 +107,23 @@ class Table:
     def _reconcile(self, rows: int) -> None:
         if rows != self.rows:
             raise InputError(
-                f"data: {self.source.name}: {rows:,} rows were read where {self.rows:,} were counted; it changed while "
+                f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted; it changed while "
                 "it was read, or is damaged: run again, or write it anew"
             )
 
 
-def open_table(path: Path, wanted: Sequence[str]) -> Table:
+def open_table(path: Path, wanted: Sequence[str], *, option: str = "data") -> Table:
     """Look at a table, settle its encoding and count its rows; JSON Lines are read to their end.
 
     Args:
         wanted: columns that must be there.
+        option: by which the file was named, for messages.
 
     Raises:
         InputError: no such file or column, or bytes that are no text.
     """
     csv.field_size_limit(sys.maxsize)  # a narrative may have any length; Python's default refuses 131,073 characters
-    source = open_source(path)
+    source = open_source(path, option)
     sha256 = file_digest(path)
     if source.kind == "jsonl":
         source, schema, rows = _look_through_json(source, wanted)
@@ -129,7 +131,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
-            raise InputError(f"data: {source.name} has a column name twice; rename one")
+            raise InputError(f"{source.label} has a column name twice; rename one")
     else:
         source = scan(source)
         schema, rows = pa.schema([pa.field(name, pa.string()) for name in source.columns]), count_records(source)
@@ -137,18 +139,30 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     return Table(source, source.columns, rows, sha256, schema)
 
 
-def survey(path: Path, *, text_columns: Sequence[str]) -> Table:
+def survey(path: Path, *, text_columns: Sequence[str], option: str = "data") -> Table:
     """Read a table to its end, keeping nothing but what `Table` says: what is wrong with it shows before work starts.
 
     Raises:
         InputError: no such file or column, or a row that does not read; names the row, counted from 1.
     """
-    table = open_table(path, text_columns)
+    table = open_table(path, text_columns, option=option)
     for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
         pass
     for _ in table.read():
         pass
     return table
+
+
+def read_small(path: Path, wanted: Sequence[str], *, option: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns and all rows, as text, of a table that is no file of records.
+
+    Raises:
+        InputError: as `survey`; or the file is large.
+    """
+    if path.is_file() and path.stat().st_size > _SMALL:
+        raise InputError(f"{option}: {path} has over {_SMALL >> 20} MB; is it the data file?")
+    table = open_table(path, wanted, option=option)
+    return table.columns, list(table.text_rows(table.columns))
 
 
 def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
@@ -200,7 +214,7 @@ def _csv_rows(source: Source, places: Sequence[int] | None, on_lines: LinesSeen 
             number, fault = number + 1, "it does not read as CSV"
     if fault:
         raise InputError(
-            f"data: {source.name}, row {number}: {fault} (rows are counted from 1 after the header); is a quote or a "
+            f"{source.label}, row {number}: {fault} (rows are counted from 1 after the header); is a quote or a "
             "delimiter wrong there?"
         )
 
@@ -215,7 +229,7 @@ def _parquet_batches(source: Source, columns: tuple[str, ...]) -> Iterator[pa.Re
         pass
     else:
         return
-    raise InputError(f"data: {source.name}: the Parquet file is damaged; write it anew")
+    raise InputError(f"{source.label}: the Parquet file is damaged; write it anew")
 
 
 def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
@@ -227,7 +241,7 @@ def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
             break
     if len(columns) < batch.num_columns:
         name = batch.schema.names[len(columns)]
-        raise InputError(f"data: {source.name}, column {name!r} holds dates or texts that cannot be read")
+        raise InputError(f"{source.label}, column {name!r} holds dates or texts that cannot be read")
     return zip(*columns, strict=True)
 
 
@@ -243,14 +257,14 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         readable = False
     if not readable:
-        raise InputError(f"data: {source.name}, column {name!r}: type {column.type} does not read as text")
+        raise InputError(f"{source.label}, column {name!r}: type {column.type} does not read as text")
     return pc.call_function(
         "replace_substring", [column.fill_null("")], pc.ReplaceSubstringOptions(pattern="\0", replacement=" ")
     )
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as file:
+def _json_records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+    with source.open() as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -266,7 +280,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if b"\\ud" in line.lower() and not _encodes(record):  # only an escape can make half a character
                 record, fault = None, "it holds half of a surrogate pair"
             if not isinstance(record, dict):
-                raise InputError(f"data: {path}, line {number}: {fault}; JSON Lines has one object a line")
+                raise InputError(f"{source.label}, line {number}: {fault}; JSON Lines has one object a line")
             yield number, record
 
 
@@ -294,18 +308,18 @@ def _encodes(value: Any) -> bool:
 def _look_through_json(source: Source, wanted: Sequence[str]) -> tuple[Source, pa.Schema, int]:
     """The columns and their types, and the lines that hold a record."""
     kinds: dict[str, set[type]] = {}
-    for number, record in _json_records(source.path):
+    for number, record in _json_records(source):
         for name, value in record.items():
             kinds.setdefault(name, set()).add(type(value))
         for name in wanted:
             if isinstance(record.get(name), list | dict):
-                raise InputError(f"data: {source.name}, line {number}, key {name!r}: no text")
+                raise InputError(f"{source.label}, line {number}, key {name!r}: no text")
         if len(kinds) > _MOST_COLUMNS:
             raise InputError(
-                f"data: {source.name}, line {number}: over {_MOST_COLUMNS:,} different keys so far; is it a table?"
+                f"{source.label}, line {number}: over {_MOST_COLUMNS:,} different keys so far; is it a table?"
             )
     if not kinds:
-        raise InputError(f"data: {source.name} has no records")
+        raise InputError(f"{source.label} has no records")
     schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
     return replace(source, columns=tuple(kinds)), schema, count_records(source)
 

@@ -51,11 +51,18 @@ class Source:
     """Name of the CSV inside the ZIP."""
     encoding: Encoding = "utf-8"
     delimiter: str = ","
+    option: str = "data"
+    """By which the file was named, for messages."""
 
     @property
     def name(self) -> str:
         """For messages: the path, and the file inside it."""
         return f"{self.path}" if self.member is None else f"{self.path} ({self.member})"
+
+    @property
+    def label(self) -> str:
+        """How a message about it begins."""
+        return f"{self.option}: {self.name}"
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -75,7 +82,7 @@ class Source:
             yield text
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path, option: str = "data") -> Source:
     """Look at the first megabyte of a file.
 
     The columns of JSON Lines stay open: only the last line tells them all.
@@ -84,20 +91,20 @@ def open_source(path: Path) -> Source:
         InputError: no such file, empty, not a CSV, ZIP, Parquet or JSON Lines that can be read, no records.
     """
     if not path.is_file():
-        raise InputError(f"data: no file {path}")
+        raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
     if size == 0:
-        raise InputError(f"data: {path} is empty")
+        raise InputError(f"{option}: {path} is empty")
     if path.suffix.lower() in JSON_LINES:
-        return Source(path, "jsonl", (), size, _lines_estimated(path, size))
+        return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"PAR1":
-        return _parquet(path)
+        return _parquet(path, option)
     member: str | None = None
     if magic in _ZIP:
-        member, size = _member(path)
-    return _csv(Source(path, "csv", (), size, 0, member))
+        member, size = _member(path, option)
+    return _csv(Source(path, "csv", (), size, 0, member, option=option))
 
 
 def require_columns(source: Source, wanted: Sequence[str]) -> None:
@@ -109,7 +116,7 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
     for name in wanted:
         count = source.columns.count(name)
         if count > 1:
-            raise InputError(f"data: {source.name} has {count} columns {name!r}; rename all but one")
+            raise InputError(f"{source.label} has {count} columns {name!r}; rename all but one")
         if count == 1:
             continue
         header, others = _like_header(source.columns), set(wanted) & set(source.columns)
@@ -124,7 +131,7 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
                 "its first row does not look like column names; the first row must hold them (it is not shown here, "
                 "since it may be a record)"
             )
-        raise InputError(f"data: {source.name} has no column {name!r}; {hint.strip()}")
+        raise InputError(f"{source.label} has no column {name!r}; {hint.strip()}")
 
 
 def scan(source: Source) -> Source:
@@ -194,7 +201,7 @@ def safely(source: Source, action: Callable[[], T]) -> T:
             if "straddl" in str(error)
             else "it does not read as a table; is it a CSV with a header, or a whole Parquet file?"
         )
-    raise InputError(f"data: {source.name}: {fault}")
+    raise InputError(f"{source.label}: {fault}")
 
 
 def _lines_estimated(path: Path, size: int) -> int:
@@ -203,7 +210,7 @@ def _lines_estimated(path: Path, size: int) -> int:
     return max(round(head.count(b"\n") * size / len(head)), 1)
 
 
-def _parquet(path: Path) -> Source:
+def _parquet(path: Path, option: str) -> Source:
     rows, columns = 0, ()
     try:
         with pq.ParquetFile(path) as file:
@@ -212,13 +219,13 @@ def _parquet(path: Path) -> Source:
     except (pa.ArrowException, OSError):
         readable = False
     if not readable:
-        raise InputError(f"data: {path} begins like Parquet but cannot be read; is it whole?")
+        raise InputError(f"{option}: {path} begins like Parquet but cannot be read; is it whole?")
     if rows == 0:
-        raise InputError(f"data: {path} has columns and no records")
-    return Source(path, "parquet", columns, path.stat().st_size, rows)
+        raise InputError(f"{option}: {path} has columns and no records")
+    return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
 
 
-def _member(path: Path) -> tuple[str, int]:
+def _member(path: Path, option: str) -> tuple[str, int]:
     members: list[zipfile.ZipInfo] | None = None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -226,34 +233,34 @@ def _member(path: Path) -> tuple[str, int]:
     except zipfile.BadZipFile:
         pass
     if members is None:
-        raise InputError(f"data: {path} begins like a ZIP but cannot be read; is it whole?")
+        raise InputError(f"{option}: {path} begins like a ZIP but cannot be read; is it whole?")
     csvs = [m for m in members if m.filename.lower().endswith(".csv") and not m.filename.startswith("__MACOSX/")]
     if not csvs:
         workbook = any(m.filename == "xl/workbook.xml" for m in members)
         hint = "it is an Excel workbook; save it as CSV" if workbook else "pack the CSV, or give its own path"
-        raise InputError(f"data: {path} holds no CSV; {hint}")
+        raise InputError(f"{option}: {path} holds no CSV; {hint}")
     if len(csvs) > 1:
         names = ", ".join(m.filename for m in csvs[:5])
-        raise InputError(f"data: {path} holds {len(csvs)} CSVs ({names}); leave one, or unpack it and give a path")
+        raise InputError(f"{option}: {path} holds {len(csvs)} CSVs ({names}); leave one, or unpack it and give a path")
     if csvs[0].flag_bits & 0x1:
-        raise InputError(f"data: {path} is encrypted; unpack it and give the CSV's path")
+        raise InputError(f"{option}: {path} is encrypted; unpack it and give the CSV's path")
     return csvs[0].filename, csvs[0].file_size
 
 
 def _csv(source: Source) -> Source:
     if source.bytes == 0:
-        raise InputError(f"data: {source.name} is empty")
+        raise InputError(f"{source.label} is empty")
     head = safely(source, lambda: _head(source))
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"data: {source.name} is UTF-16; save it as UTF-8")
+        raise InputError(f"{source.label} is UTF-16; save it as UTF-8")
     if b"\0" in head:
-        raise InputError(f"data: {source.name} holds NUL bytes; it is neither a CSV, nor a ZIP or Parquet")
+        raise InputError(f"{source.label} holds NUL bytes; it is neither a CSV, nor a ZIP or Parquet")
     whole = len(head) == source.bytes
     decoder = codecs.getincrementaldecoder("utf-8")()
     encoding: Encoding = "utf-8" if _decodes(decoder, head, final=whole) else "cp1252"
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
-        raise InputError(f"data: {source.name} is blank")
+        raise InputError(f"{source.label} is blank")
     first_line = text.lstrip("\r\n").partition("\n")[0]
     delimiter = "," if "," in first_line else next((d for d in ";\t" if d in first_line), ",")
     try:
@@ -264,9 +271,9 @@ def _csv(source: Source) -> Source:
     except (csv.Error, StopIteration):
         columns, records = (), False
     if not columns:
-        raise InputError(f"data: {source.name} does not read as a CSV; is a quote left open in the header?")
+        raise InputError(f"{source.label} does not read as a CSV; is a quote left open in the header?")
     if not records and whole:
-        raise InputError(f"data: {source.name} has a header and no records")
+        raise InputError(f"{source.label} has a header and no records")
     lines = max(text.count("\n"), 1)
     rows_estimated = lines - 1 + (not text.endswith("\n")) if whole else round(lines * source.bytes / len(head))
     return replace(
@@ -302,7 +309,7 @@ def _is_utf8(source: Source) -> bool:
             at = chunk.find(b"\0")
             if at >= 0:
                 line = lines + chunk.count(b"\n", 0, at) + 1
-                raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
+                raise InputError(f"{source.label}, line {line}: a NUL byte; the file is damaged or no text")
             whole = whole and _decodes(decoder, chunk)
             lines += chunk.count(b"\n")
     return whole and _decodes(decoder, b"", final=True)
@@ -325,7 +332,7 @@ def _check_cp1252(source: Source) -> None:
             lines += chunk.count(b"\n")
     if valid > invalid:
         raise InputError(
-            f"data: {source.name} is UTF-8 with {invalid} damaged bytes; repair them, or it would be misread as cp1252"
+            f"{source.label} is UTF-8 with {invalid} damaged bytes; repair them, or it would be misread as cp1252"
         )
     if undefined_at is not None:
-        raise InputError(f"data: {source.name}, line {undefined_at}: neither UTF-8 nor cp1252; save it as UTF-8")
+        raise InputError(f"{source.label}, line {undefined_at}: neither UTF-8 nor cp1252; save it as UTF-8")

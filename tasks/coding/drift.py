@@ -56,7 +56,7 @@ def read_period(path: Path, option: str) -> Period:
     Raises:
         InputError: too few rows, a missing column, a score that is no number, or more than one model or version in it.
     """
-    table = survey(path, text_columns=["code", "score", "model", *_VERSION])
+    table = survey(path, text_columns=["code", "score", "model", *_VERSION], option=option)
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()

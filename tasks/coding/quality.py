@@ -159,7 +159,7 @@ def agreement(coded: Path, sample: Path) -> Agreement:
         InputError: a column is missing, a row number is doubled or not in the table, or no row has a code.
     """
     table = survey(coded, text_columns=["code"])
-    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT])
+    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT], option="--sample")
     codes = [_unquoted(code) for (code,) in table.text_rows(["code"])]
     known = set(codes)
     human: dict[int, tuple[str, float]] = {}
