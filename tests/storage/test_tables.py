@@ -104,6 +104,34 @@ def test_no_cell_begins_like_a_formula_after_it_was_made_harmless(cell: str) -> 
         assert harmless(cell).strip(" \n").lstrip("+-")[0].isdigit()
 
 
+@given(
+    rows=st.lists(st.tuples(*[st.text('a",;\n\r \t', max_size=6)] * 2).filter(any), min_size=1, max_size=8),
+    ends=st.sampled_from([("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]),
+)
+def test_whatever_is_written_is_read_and_counted(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], ends: tuple[str, Any]
+) -> None:
+    """Cells of quotes, delimiters and line breaks come back as they were, and both ways of counting agree."""
+    path = tmp_path_factory.mktemp("any") / "in.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator=ends[0], quoting=ends[1]).writerows([("id", "Text"), *rows])
+    table = survey(path, text_columns=["Text"])
+    assert (table.rows, list(table.read())) == (len(rows), rows)
+
+
+@given(st.text('a",\n\r', max_size=40))
+def test_the_two_counts_never_differ(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
+    """Whatever bytes follow a header, a file is refused for what a row is, and not because the counts disagree."""
+    path = tmp_path_factory.mktemp("any") / "in.csv"
+    path.write_bytes(b"id,Text\n1,a\n" + content.encode())
+    said = ""
+    try:
+        assert survey(path, text_columns=["Text"]).rows >= 1
+    except InputError as error:
+        said = str(error)
+    assert "were counted" not in said
+
+
 def test_pieces_are_bounded_by_cells_and_characters() -> None:
     """10,000 columns make pieces of some hundred rows, narratives of 10 MB pieces of two; nothing is lost."""
     assert {len(piece) for piece in pieces(iter([("",)] * 3000), columns=10_000)} == {104, 88}
