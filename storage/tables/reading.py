@@ -90,7 +90,10 @@ class Table:
             self._reconcile(rows)
             return
         for piece in pieces(self.read(columns, on_lines=on_lines), columns=len(columns)):
-            texts = [pa.array(map(_as_text, column), pa.string()) for column in zip(*piece, strict=True)]
+            cells = zip(*piece, strict=True)
+            if self.kind == "jsonl":
+                cells = (map(_as_text, column) for column in cells)
+            texts = [pa.array(column, pa.string()) for column in cells]
             yield pa.RecordBatch.from_arrays(texts, names=list(columns))
 
     def text_rows(self, columns: Sequence[str]) -> Generator[tuple[str, ...], None, None]:
@@ -209,7 +212,7 @@ def _csv_rows(source: Source, places: Sequence[int] | None, on_lines: LinesSeen 
                     break
                 if on_lines is not None and line - before > 1:
                     on_lines(number, tuple(row))
-                yield tuple(row) if places is None else tuple(row[place] for place in places)
+                yield tuple(row) if places is None else tuple([row[place] for place in places])
         except (csv.Error, UnicodeDecodeError):
             number, fault = number + 1, "it does not read as CSV"
     if fault:
