@@ -28,7 +28,9 @@ class DataParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Data")
 
-    source: str = Field(title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1)
+    source: str = Field(
+        title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1
+    )
     codelist: str | None = Field(
         default=None,
         title="Code list",
