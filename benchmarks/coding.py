@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import workload
 
+from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, Narratives
+from tasks.coding.columns import Added
 from tasks.coding.job import CodingJob, run
 
 

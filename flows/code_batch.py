@@ -9,9 +9,10 @@ from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.server.settings import home_of
+from storage.tables.narratives import Narratives
 from storage.tables.reading import survey
 from tasks.coding.coder import Coder, newest_bundle
-from tasks.coding.columns import Added, Narratives
+from tasks.coding.columns import Added
 from tasks.coding.job import CodingJob, run
 from tasks.running.failures import private_errors
 

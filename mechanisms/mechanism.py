@@ -333,4 +333,4 @@ def form_of(model: ModelConfig) -> str:
     """What fits of this model read: cached `features` under one linear layer or under a standard head, or `tokens`."""
     if model.trainable != "head":
         return "tokens"
-    return "features" if model.pooling == "mean" else "head-features"
+    return "features" if model.linear_head else "head-features"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.codelist import shown
+from storage.codelist import shape
 from storage.errors import InputError
-
-_MAX_BYTES = 64 << 20
+from storage.tables.reading import read_small
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Crosswalk:
 
 
 def read_crosswalk(path: Path, *, version: str) -> Crosswalk:
-    """Read a CSV with the columns `from_code`, `to_code`, `from_version` and `to_version`; others are ignored.
+    """Read a table with the columns `from_code`, `to_code`, `from_version` and `to_version`; others are ignored.
 
     Args:
         version: of the codes that are to be translated.
@@ -33,37 +31,23 @@ def read_crosswalk(path: Path, *, version: str) -> Crosswalk:
     Raises:
         InputError: names the file, and the column or row at fault; also where the table starts from another version.
     """
-    if not path.is_file():
-        raise InputError(f"--crosswalk: no file {path}")
-    if path.stat().st_size > _MAX_BYTES:
-        raise InputError(f"--crosswalk: {path} has over {_MAX_BYTES >> 20} MB; is it the data file?")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (csv.Error, UnicodeDecodeError):
-        raise InputError(f"--crosswalk: {path} does not read as a CSV in UTF-8") from None
     needed = ("from_code", "to_code", "from_version", "to_version")
-    missing = [name for name in needed if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(
-            f"--crosswalk: {path} has no rows or lacks the column {missing[0]}; it needs {', '.join(needed)}"
-        )
+    columns, rows = read_small(path, needed, option="--crosswalk")
+    places = [columns.index(name) for name in needed]
     to: dict[str, list[str]] = {}
     versions: set[str] = set()
     for number, row in enumerate(rows, start=1):
-        old, new, before, after = ((row[name] or "").strip() for name in needed)
+        old, new, before, after = (row[place].strip() for place in places)
         if not (old and new and after):
             raise InputError(f"--crosswalk: {path}, row {number} has no from_code, to_code or to_version")
         if before != version:
             raise InputError(
-                f"--crosswalk: {path}, row {number} starts from version {shown([before])}; the codes are of "
+                f"--crosswalk: {path}, row {number} starts from another version ({shape([before])}); the codes are of "
                 f"version {version}"
             )
         versions.add(after)
         if new not in to.setdefault(old, []):
             to[old].append(new)
     if len(versions) > 1:
-        raise InputError(
-            f"--crosswalk: {path} leads to {len(versions)} versions ({shown(sorted(versions))}); leave one"
-        )
+        raise InputError(f"--crosswalk: {path} leads to {len(versions)} versions ({shape(versions)}); leave one")
     return Crosswalk(versions.pop(), {code: tuple(codes) for code, codes in to.items()})

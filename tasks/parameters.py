@@ -26,7 +26,9 @@ class DataParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Data")
 
-    source: str = Field(title="Source", description="CSV, ZIP holding one CSV, or Parquet.", min_length=1)
+    source: str = Field(
+        title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1
+    )
     codelist: str | None = Field(
         default=None,
         title="Code list",
@@ -226,6 +228,15 @@ class RetrainParameters(BaseModel):
     fit: FitParameters = FitParameters()
     pseudo_posterior: PseudoPosteriorConfig = PseudoPosteriorConfig()
     release: ReleaseParameters = ReleaseParameters()
+
+    @model_validator(mode="after")
+    def _encoder_where_one_is_used(self) -> RetrainParameters:
+        kind, pooling = self.data.ingest.kind, self.model.pooling
+        if kind != "text" and pooling != "none":
+            raise ValueError(f"data.ingest.kind is `{kind}`, which needs no encoder: set model.pooling=none")
+        if kind == "text" and pooling == "none":
+            raise ValueError("model.pooling is `none`, which reads no narratives: set data.ingest.kind=table or images")
+        return self
 
     @property
     def rounds(self) -> tuple[RoundName, ...]:

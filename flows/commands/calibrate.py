@@ -42,9 +42,9 @@ def calibrate(
     with private_errors("calibrate"):
         from flows.commands.console import ConsoleListener
         from storage.durable import write_atomically
+        from storage.tables.narratives import Narratives
         from tasks.bundle.thresholds import thresholds_on_table
         from tasks.coding.coder import Coder
-        from tasks.coding.columns import Narratives
 
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)
         with released.opened() as folder:

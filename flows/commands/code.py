@@ -171,7 +171,8 @@ def _lines(text: str, coding: Coding) -> str:
 
 def _job(coder: Coder, table: Table, out: Path, files: FileOptions, top_k: int, threshold: float | None) -> CodingJob:
     from storage.crosswalk import read_crosswalk
-    from tasks.coding.columns import Added, Narratives, check_version
+    from storage.tables.narratives import Narratives
+    from tasks.coding.columns import Added, check_version
     from tasks.coding.job import CodingJob
 
     crosswalk = read_crosswalk(files.crosswalk, version=coder.version) if files.crosswalk else None

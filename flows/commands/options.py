@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
-Profile = Annotated[str, typer.Option("--profile", help="demo, osha-head, paper, or the path of a YAML file.")]
+Profile = Annotated[
+    str, typer.Option("--profile", help="demo, osha-head, paper, table, images, or the path of a YAML file.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any parameter of retrain: key=value, such as fit.adamw.epochs=3. May be repeated."),

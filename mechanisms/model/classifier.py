@@ -8,6 +8,8 @@ Three trainable parts share one interface:
 | `lora` | low-rank adapters and the head (peft)    | tokens                                |
 | `head` | all that follows the pooled features     | features that the encoder gave once   |
 
+With pooling `none` the records are features already (a table, images): part `head` is one linear layer on them.
+
 The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw into that vector
 *is* loading the draw, with no copy and no name look-ups.
 """
@@ -30,7 +32,7 @@ from mechanisms.model.seeding import seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes
 
 TrainablePart = Literal["full", "lora", "head"]
-Pooling = Literal["first", "mean"]
+Pooling = Literal["first", "mean", "none"]
 
 
 class ModelConfig(BaseModel):
@@ -52,7 +54,8 @@ class ModelConfig(BaseModel):
     pooling: Pooling = Field(
         default="first",
         title="Pooling",
-        description="`first` is the standard head of transformers (first token); `mean` averages the tokens.",
+        description="`first` is the standard head of transformers (first token); `mean` averages the tokens; `none`: "
+        "the records are features already (a table, images), and neither encoder nor longest narrative is used.",
     )
     max_length: int = Field(
         default=128, ge=8, le=512, title="Longest narrative", description="Tokens; longer narratives are cut."
@@ -60,6 +63,24 @@ class ModelConfig(BaseModel):
     lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
     lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
     lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
+
+    @property
+    def linear_head(self) -> bool:
+        """One linear layer on cached features is all that trains."""
+        return self.trainable == "head" and self.pooling != "first"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _features_need_no_encoder(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("pooling") != "none":
+            return values
+        return {"trainable": "head"} | values | {"encoder": encoders.NONE}
+
+    @model_validator(mode="after")
+    def _features_have_a_head_alone(self) -> ModelConfig:
+        if self.pooling == "none" and self.trainable != "head":
+            raise ValueError("pooling `none` goes with trainable part `head`: there is no encoder to train")
+        return self
 
     @model_validator(mode="after")
     def _lora_has_a_standard_head(self) -> ModelConfig:
@@ -197,14 +218,24 @@ class Classifier:
         return self.whole
 
 
-def build(config: ModelConfig, *, num_labels: int, seed: int, device: torch.device | str = "cpu") -> Classifier:
+def build(
+    config: ModelConfig, *, num_labels: int, seed: int, device: torch.device | str = "cpu", width: int | None = None
+) -> Classifier:
     """Load the encoder and put a new head on it, initialised from `seed`.
+
+    Args:
+        width: features a record, for pooling `none`.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
     """
     device = torch.device(device)
     with seeded(seed, "initialise"):
+        if config.pooling == "none":
+            if width is None:
+                raise MechanismError("model.pooling=none is for data of kind `table` or `images`")
+            head = nn.Linear(width, num_labels)
+            return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
             encoder = encoders.load_encoder(config.encoder)
             whole: nn.Module = MeanPooled(encoder, encoders.width(encoder), num_labels)

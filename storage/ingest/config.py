@@ -3,14 +3,86 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 
-SEPARATOR = " | "
-"""Between text columns where no template is given."""
+Kind = Literal["text", "table", "images"]
+_Bound = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class TableFeatures(BaseModel):
+    """Feature columns of a table. What is given here is public; what is not is taken from the records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Features of a table")
+
+    numeric: dict[str, tuple[_Bound, _Bound] | None] = Field(
+        default={},
+        title="Numeric columns",
+        description="`{height: [0, 1.2]}`: public bounds, to which values are clipped. `{height: null}`: the least and "
+        "the largest value of the training records, which is recorded as an unprotected input.",
+    )
+    categorical: dict[str, tuple[str, ...]] = Field(
+        default={}, title="Categorical columns", description="`{sex: [F, I, M]}`: the public list of values."
+    )
+    unlisted: Literal["refuse", "other"] = Field(
+        default="refuse",
+        title="Values not on a list",
+        description="Refuse the file, or put them into a column `other` of their own.",
+    )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The feature columns; none: every column that says nothing else is a numeric one without bounds."""
+        return (*self.numeric, *self.categorical)
+
+    @field_validator("numeric")
+    @classmethod
+    def _ordered(cls, value: dict[str, tuple[float, float] | None]) -> dict[str, tuple[float, float] | None]:
+        for name, bounds in value.items():
+            if bounds is not None and bounds[0] >= bounds[1]:
+                raise ValueError(f"bounds of {name!r}: the first must be below the second")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TableFeatures:
+        if twice := sorted(set(self.numeric) & set(self.categorical)):
+            raise ValueError(f"column {twice[0]!r} is named as numeric and as categorical")
+        for name, values in self.categorical.items():
+            if not values or len(set(values)) < len(values) or any(value != value.strip() for value in values):
+                raise ValueError(f"values of {name!r}: name one or more, none twice, without outer blanks")
+        return self
+
+
+class ImageFeatures(BaseModel):
+    """Arrays of an .npz file. Labels, ids and units are arrays too, named as the columns of a table are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Images")
+
+    pixels: str = Field(
+        default="images",
+        min_length=1,
+        title="Array of images",
+        description="[n, h, w] or [n, h, w, channels]; whole numbers, or floats.",
+    )
+    largest: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        title="Largest pixel",
+        description="What is scaled to 1; larger values are clipped. Empty: the largest number of the array's type, "
+        "such as 255, or 1 for floats.",
+    )
 
 
 class IngestConfig(BaseModel):
@@ -103,46 +175,70 @@ class IngestConfig(BaseModel):
         default=20260101, ge=0, lt=2**53, title="Seed", description="Of the sampling and the split; repeatable."
     )
 
+    kind: Kind = Field(
+        default="text",
+        title="Kind of records",
+        description="`text`: narratives. `table`: columns of numbers and categories. `images`: arrays of an .npz file. "
+        "The last two are features as they are and need no encoder (model.pooling=none).",
+    )
+    table: TableFeatures = TableFeatures()
+    images: ImageFeatures = ImageFeatures()
+    split_by_unit: bool = Field(
+        default=False,
+        title="Split by unit",
+        description="All records of a unit go to the same split. On for images that have a unit column.",
+    )
+
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read, each once."""
+        """Every column that is read as text, each once: what says which record it is and, of narratives, the text."""
         others = (self.label_column, self.id_column, self.unit_column, self.dates_from)
-        return tuple(dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)]))
+        texts = self.text_columns if self.kind == "text" else ()
+        return tuple(dict.fromkeys([*texts, *(name for name in others if name is not None)]))
 
     @property
     def dates_from(self) -> str | None:
         """The date column, if cohorts are wanted at all."""
         return None if self.cohort == "none" else self.date_column
 
+    @property
+    def narratives(self) -> Narratives:
+        """How the text columns become one text."""
+        return Narratives(self.text_columns, self.template)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_kind(cls, values: Any) -> Any:
+        """OSHA's columns and the paper's cap are defaults for narratives alone."""
+        if not isinstance(values, dict) or values.get("kind", "text") == "text":
+            return values
+        label = "labels" if values["kind"] == "images" else "label"
+        by_unit = values["kind"] == "images" and values.get("unit_column") is not None
+        return {"label_column": label, "date_column": None, "cap_per_code": None, "split_by_unit": by_unit} | values
+
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
-        if len(set(self.text_columns)) < len(self.text_columns):
-            raise ValueError("text_columns names a column twice")
-        if self.label_column in self.text_columns:
-            raise ValueError("label_column is among text_columns: the coder would read the answer")
-        if self.template is not None:
-            self._check_template(self.template)
+        if self.kind == "text" and (fault := template_fault(self.text_columns, self.template)):
+            raise ValueError(fault)
+        features = {"text": self.text_columns, "table": self.table.named, "images": (self.images.pixels,)}[self.kind]
+        if self.label_column in features:
+            field = {"text": "text_columns", "table": "table", "images": "images.pixels"}[self.kind]
+            raise ValueError(f"label_column is among {field}: the coder would read the answer")
         if self.max_per_unit is not None and self.unit_column is None:
             raise ValueError("max_per_unit needs unit_column")
+        if self.split_by_unit and self.unit_column is None:
+            raise ValueError("split_by_unit needs unit_column")
         if self.cap_per_code is not None and self.cap_per_code < self.min_per_code:
             raise ValueError(f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code})")
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
             raise ValueError("date_format gives no year; use %Y")
         return self
 
-    def _check_template(self, template: str) -> None:
-        named = set(_PLACEHOLDER.findall(template))
-        if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
-            raise ValueError("template has a brace without its partner, or an empty pair")
-        if unknown := sorted(named - set(self.text_columns)):
-            raise ValueError(f"template names {unknown[0]!r}, which is not among text_columns")
-        if unused := [name for name in self.text_columns if name not in named]:
-            raise ValueError(f"template leaves out text column {unused[0]!r}; name it or remove it from text_columns")
-
-    def join(self, values: tuple[str, ...]) -> str:
-        """One text from a record's text columns, in their order; outer blanks are gone."""
-        trimmed = [value.strip() for value in values]
-        if self.template is None:
-            return SEPARATOR.join(value for value in trimmed if value)
-        fields = dict(zip(self.text_columns, trimmed, strict=True))
-        return _PLACEHOLDER.sub(lambda match: fields[match[1]], self.template).strip()
+    @model_serializer(mode="wrap")
+    def _without_unused_kinds(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what narratives do not use, so that their method keeps the digest that releases are found by."""
+        values = serialise(self)
+        unused = {"text": ("kind", "table", "images"), "table": ("images",), "images": ("table",)}[self.kind]
+        if not self.split_by_unit and self.kind == "text":
+            unused += ("split_by_unit",)
+        return {name: value for name, value in values.items() if name not in unused}

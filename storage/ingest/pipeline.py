@@ -15,17 +15,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from storage.artifacts import file_digest
 from storage.codelist import Code, read_codelist
-from storage.datasets import CODES, split_file
+from storage.datasets import CODES, FEATURES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest import readers
 from storage.ingest.columns import USABLE, Survey, Surveyor
 from storage.ingest.config import IngestConfig
+from storage.ingest.content import Content, looked_at, opened
 from storage.ingest.report import IngestResult, LabelSpaceSource, SourceCheck
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
-from storage.ingest.source import Source, open_source, require_columns, scan
 from storage.ingest.writer import RecordWriter, enough_disk
+from storage.tables.arrays import Arrays
+from storage.tables.reading import Table
+from storage.tables.source import Source
 
 REPORT = "report.json"
 
@@ -38,11 +41,10 @@ def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> S
     Raises:
         InputError: names the file, column or row and what to do.
     """
-    found = open_source(source)
-    require_columns(found, config.columns)
+    found, features = looked_at(source, config)
     if codelist is not None:
         read_codelist(codelist)
-    return SourceCheck(found.columns, found.bytes, found.estimated_rows)
+    return SourceCheck(found.columns, found.bytes, found.estimated_rows, features)
 
 
 def ingest(
@@ -51,52 +53,53 @@ def ingest(
     config: IngestConfig,
     codelist: Path | None,
     progress: Progress | None = None,
-    *,
-    block_bytes: int = readers.BLOCK_BYTES,
 ) -> IngestResult:
     """Read, check, sample and split records; write `out_dir`.
 
     `out_dir` gets train.parquet, test.parquet, holdout.parquet (where a share is kept), codes.json (the label space
-    in order) and report.json (counts, no narratives). Files of a killed run are overwritten.
+    in order), report.json (counts, no narratives) and, of a table or images, features.json (how values become
+    features). Files of a killed run are overwritten.
 
     Args:
         codelist: published classification, which becomes the label space whole and in its order, so that what was
             observed shows nowhere. Without it the sorted codes of the sample do.
         progress: called with rows done and rows expected; both passes count half.
-        block_bytes: of CSV read at once. Changes nothing in the output.
 
     Raises:
         InputError: the source, the code list or the columns named for it are at fault.
         StorageError: no space left, or the source changed meanwhile.
     """
     listed = None if codelist is None else read_codelist(codelist)
-    found = open_source(source)
-    require_columns(found, config.columns)
-    found = scan(found)
+    records, content = opened(source, config)
+    columns = tuple(dict.fromkeys([*config.columns, *content.columns]))
     report_progress = progress or (lambda done, total: None)
 
-    surveyor = Surveyor(found, config, listed)
-    for batch in readers.batches(found, config.columns, block_bytes=block_bytes):
+    surveyor = Surveyor(records.source, config, listed, content)
+    for batch in records.texts(columns, on_lines=surveyor.look_into):
         surveyor.take(batch)
-        report_progress(surveyor.rows // 2, max(found.estimated_rows, surveyor.rows))
+        report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
     usable = survey.state == USABLE
     selection = select(survey.codes, survey.units, usable, config)
-    space, labels = _label_space(survey, selection, listed, found, config)
+    space, labels = _label_space(survey, selection, listed, records.source, config)
 
     with enough_disk(out_dir):
         for split in SPLITS:
             split_file(out_dir, split).unlink(missing_ok=True)
         splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
-        with RecordWriter(out_dir, splits, named_ids=config.id_column is not None) as writer:
+        with RecordWriter(out_dir, splits, content.field, named_ids=config.id_column is not None) as writer:
             done = 0
-            for batch in readers.batches(found, config.columns, block_bytes=block_bytes):
-                _write(writer, batch, done, survey, selection, labels, config)
+            for batch in records.texts(columns):
+                _write(writer, batch, done, survey, selection, labels, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
-            if done != surveyor.rows:
-                raise StorageError(f"data: {found.name} changed while it was read; run again")
-        result = _result(found, survey, selection, space, listed is not None, writer, config)
+            if file_digest(source) != records.sha256:
+                raise StorageError(f"{records.source.label} changed while it was read; run again")
+        result = _result(records, survey, selection, space, listed is not None, writer, config)
+        features = content.schema()
+        (out_dir / FEATURES).unlink(missing_ok=True)
+        if features is not None:
+            _write_json(out_dir / FEATURES, features)
         _write_json(out_dir / CODES, [{"code": code.code, "title": code.title} for code in space])
         _write_json(out_dir / REPORT, result.report)
     return result
@@ -109,7 +112,7 @@ def _label_space(
     observed = selection.codes_of(survey.codes)
     if len(observed) < 2:
         raise InputError(
-            f"data: {source.name}, column {config.label_column!r}: {len(observed)} codes have {config.min_per_code} "
+            f"{source.label}, column {config.label_column!r}: {len(observed)} codes have {config.min_per_code} "
             "records or more; a coder needs two. Lower min_per_code, or check the column"
         )
     if listed is not None:
@@ -127,17 +130,20 @@ def _write(
     selection: Selection,
     labels: np.ndarray,
     config: IngestConfig,
+    content: Content,
 ) -> None:
     chosen = np.flatnonzero(selection.split[start : start + batch.num_rows] != UNUSED)
     if len(chosen) == 0:
         return
-    cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in config.columns}
+    named = {name for name in (config.id_column, config.unit_column) if name is not None}
+    cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
+    values = content.values(batch, chosen, start)
     for at, row in enumerate((chosen + start).tolist()):
         code = int(survey.codes[row])
         writer.add(
             SPLITS[selection.split[row]],
             record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
-            text=config.join(tuple(cells[name][at] for name in config.text_columns)),
+            content=values[at],
             label=int(labels[code]),
             code=survey.code_names[code],
             cohort=survey.cohort_names[survey.cohorts[row]],
@@ -151,7 +157,7 @@ def _pseudonym(unit: str) -> str:
 
 
 def _result(
-    source: Source,
+    records: Table | Arrays,
     survey: Survey,
     selection: Selection,
     space: list[Code],
@@ -168,7 +174,16 @@ def _result(
         "rare_code": selection.rare_code,
         "over_code_cap": selection.over_code_cap,
     }
+    if sum(writer.counts.values()) + sum(dropped.values()) != records.rows or sampled.sum() != sum(
+        writer.counts.values()
+    ):
+        raise StorageError(
+            f"{records.source.label}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
+            f"{sum(dropped.values()):,} dropped: rows are not accounted for; run again, and report it if it stays"
+        )
+    source = records.source
     report: dict[str, Any] = {
+        "rows_counted": records.rows,
         "rows_read": len(survey.state),
         "sampled": int(sampled.sum()),
         "splits": dict(writer.counts),

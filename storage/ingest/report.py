@@ -35,4 +35,6 @@ class SourceCheck:
     columns: tuple[str, ...]
     bytes: int
     estimated_rows: int
-    """From the first megabyte; too high where narratives hold line breaks. Exact for Parquet."""
+    """From the first megabyte; too high where narratives hold line breaks. Exact for Parquet and arrays."""
+    features: int | None = None
+    """Features a record, of a table or of images."""

@@ -70,20 +70,42 @@ def select(
         order, position = order[kept], position[kept]
     over_code_cap = len(rows) - len(order)
     rows = rows[order]
+    split = np.full(len(codes), UNUSED, dtype=np.int8)
+    if units is None or not config.split_by_unit:
+        split[rows] = _splits(codes[rows], position, ranks[rows], config)
+        return Selection(split, over_unit_cap, rare_code, over_code_cap)
 
-    found, counts = np.unique(codes[rows], return_counts=True)
-    tie_break = ranks[rows[np.searchsorted(codes[rows], found)]]
+    # The record of lowest rank stands for its unit, and the others go where it goes.
+    by_rank = rows[np.argsort(ranks[rows])]
+    _, leader, unit_at = np.unique(units[by_rank], return_index=True, return_inverse=True)
+    leaders = by_rank[leader]
+    order, position = _positions(codes[leaders], ranks[leaders])
+    of_unit = np.empty(len(leaders), dtype=np.int8)
+    of_unit[order] = _splits(codes[leaders[order]], position, ranks[leaders[order]], config)
+    split[by_rank] = of_unit[unit_at]
+    return Selection(split, over_unit_cap, rare_code, over_code_cap)
+
+
+def _splits(
+    codes: NDArray[np.int32], position: Indices, ranks: NDArray[np.uint64], config: IngestConfig
+) -> NDArray[np.int8]:
+    """The split of each record: of each code the holdout's share first, then the test share.
+
+    Args:
+        codes: sorted; the records of a code by rank.
+        position: of each record among those of its code.
+    """
+    found, starts, counts = np.unique(codes, return_index=True, return_counts=True)
+    tie_break = ranks[starts]
     # Of two records one goes to each half, so a holdout takes none of them.
     holdout = apportion(counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break)
     test = apportion(counts - holdout, config.test_share, at_most=counts - holdout - 1, tie_break=tie_break)
-    code_at = np.searchsorted(found, codes[rows])
-    split = np.full(len(codes), UNUSED, dtype=np.int8)
-    split[rows] = np.where(
+    code_at = np.searchsorted(found, codes)
+    return np.where(
         position < holdout[code_at],
         SPLITS.index("holdout"),
         np.where(position < (holdout + test)[code_at], SPLITS.index("test"), SPLITS.index("train")),
-    )
-    return Selection(split, over_unit_cap, rare_code, over_code_cap)
+    ).astype(np.int8)
 
 
 def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]) -> Indices:

@@ -25,15 +25,15 @@ class RecordWriter:
     """One Parquet file a split, written beside its name and put in place when all are whole.
 
     `fingerprint` is the SHA-256 over one line of JSON a sampled record, in the order of the source:
-    [split, record_id, text, code, cohort, unit], ASCII, no blanks, ended by a line feed. It depends on the records
-    and their split alone: neither on Parquet nor on the numbering of the codes.
+    [split, record_id, text or values, code, cohort, unit], ASCII, no blanks, ended by a line feed. It depends on
+    the records and their split alone: neither on Parquet nor on the numbering of the codes.
     """
 
-    def __init__(self, folder: Path, splits: tuple[str, ...], *, named_ids: bool) -> None:
+    def __init__(self, folder: Path, splits: tuple[str, ...], content: pa.Field, *, named_ids: bool) -> None:
         self._schema = pa.schema(
             [
                 pa.field("record_id", pa.string() if named_ids else pa.int64(), nullable=False),
-                pa.field("text", pa.string(), nullable=False),
+                content,
                 pa.field("label", pa.int32(), nullable=False),
                 pa.field("cohort", pa.string(), nullable=False),
                 pa.field("unit", pa.string()),
@@ -56,12 +56,12 @@ class RecordWriter:
         return self
 
     def add(
-        self, split: str, *, record_id: int | str, text: str, label: int, code: str, cohort: str, unit: str | None
+        self, split: str, *, record_id: int | str, content: Any, label: int, code: str, cohort: str, unit: str | None
     ) -> None:
         """Write one record."""
-        line = json.dumps([split, record_id, text, code, cohort, unit], separators=(",", ":"))
+        line = json.dumps([split, record_id, content, code, cohort, unit], separators=(",", ":"))
         self._digest.update(line.encode("ascii") + b"\n")
-        self._pending[split].append((record_id, text, label, cohort, unit))
+        self._pending[split].append((record_id, content, label, cohort, unit))
         self.counts[split] += 1
         if len(self._pending[split]) == _GROUP:
             self._flush(split)

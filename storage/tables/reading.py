@@ -7,31 +7,30 @@ No message quotes a cell.
 from __future__ import annotations
 
 import csv
-import difflib
-import io
 import json
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.artifacts import file_digest
 from storage.errors import InputError
-from storage.ingest.source import Source, open_source, safely, scan
+from storage.tables.source import Kind, Source, count_records, open_source, require_columns, scan
 
-Kind = Literal["csv", "parquet", "jsonl"]
 Row = tuple[Any, ...]
+LinesSeen = Callable[[int, Row], None]
+"""Is shown each row that spans several lines of a CSV: its number, counted from 1, and all its cells."""
 
-JSON_LINES: Final = {".jsonl", ".ndjson"}
 ABSENT: Final = "\x00absent\x00"
 """Stands for a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces NUL."""
 
+_SMALL = 64 << 20
 _MOST_COLUMNS = 100_000
 _PIECE_CELLS = 1 << 20
 _PIECE_CHARACTERS = 1 << 24
@@ -41,66 +40,132 @@ _PARQUET_ROWS = 256
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has been looked through: it reads from the first row to the last."""
+    """A table whose columns and rows are known: it reads from the first row to the last, or raises."""
 
     source: Source
-    kind: Kind
     columns: tuple[str, ...]
     rows: int
+    """Counted by another way than `read` takes; a reading that ends at another number is refused."""
     sha256: str
     schema: pa.Schema
     """Arrow types of the columns: text for a CSV; for JSON what every value of a key is, else text."""
 
-    def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
+    @property
+    def kind(self) -> Kind:
+        """The format."""
+        return self.source.kind
+
+    def read(
+        self, columns: Sequence[str] | None = None, *, on_lines: LinesSeen | None = None
+    ) -> Generator[Row, None, None]:
         """All rows, or of all rows these columns.
 
         Raises:
-            InputError: the file is another than it was.
+            InputError: a row does not read, named by its number from 1; the rows are not as many as were counted.
         """
         wanted = self.columns if columns is None else tuple(columns)
-        if self.kind == "parquet":
-            yield from _parquet_rows(self.source, wanted)
-        elif self.kind == "jsonl":
-            for _, record in _json_records(self.source.path):
-                yield tuple(record.get(name, ABSENT) for name in wanted)
-        elif columns is None:
-            yield from _csv_rows(self.source)
+        if self.source.kind == "parquet":
+            batches = _parquet_batches(self.source, wanted)
+            rows = (row for batch in batches for row in _values(self.source, batch))
+        elif self.source.kind == "jsonl":
+            records = _json_records(self.source)
+            rows = (tuple(record.get(name, ABSENT) for name in wanted) for _, record in records)
         else:
-            places = [self.columns.index(name) for name in wanted]
-            yield from (tuple(row[place] for place in places) for row in _csv_rows(self.source))
+            places = None if columns is None else [self.columns.index(name) for name in wanted]
+            rows = _csv_rows(self.source, places, on_lines)
+        return self._counted(rows)
+
+    def texts(self, columns: Sequence[str], *, on_lines: LinesSeen | None = None) -> Iterator[pa.RecordBatch]:
+        """The columns in this order, every cell a string and absent ones empty: what training and coding both read.
+
+        Raises:
+            InputError: as `read`; or a column of values that are no text.
+        """
+        if self.source.kind == "parquet":
+            rows = 0
+            for batch in _parquet_batches(self.source, tuple(columns)):
+                rows += batch.num_rows
+                texts = [_parquet_text(self.source, batch, name) for name in columns]
+                yield pa.RecordBatch.from_arrays(texts, names=list(columns))
+            self._reconcile(rows)
+            return
+        for piece in pieces(self.read(columns, on_lines=on_lines), columns=len(columns)):
+            cells = zip(*piece, strict=True)
+            if self.kind == "jsonl":
+                cells = (map(_as_text, column) for column in cells)
+            texts = [pa.array(column, pa.string()) for column in cells]
+            yield pa.RecordBatch.from_arrays(texts, names=list(columns))
+
+    def text_rows(self, columns: Sequence[str]) -> Generator[tuple[str, ...], None, None]:
+        """`texts`, row by row."""
+        for batch in self.texts(columns):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def _counted(self, rows: Iterator[Row]) -> Generator[Row, None, None]:
+        number = 0
+        for number, row in enumerate(rows, start=1):  # noqa: B007  (its last value is the count)
+            yield row
+        self._reconcile(number)
+
+    def _reconcile(self, rows: int) -> None:
+        if rows != self.rows:
+            raise InputError(
+                f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted; it changed while "
+                "it was read, or is damaged: run again, or write it anew"
+            )
 
 
-def survey(path: Path, *, text_columns: Sequence[str]) -> Table:
-    """Read a table to its end, keeping nothing but what `Table` says.
+def open_table(path: Path, wanted: Sequence[str], *, option: str = "data") -> Table:
+    """Look at a table, settle its encoding and count its rows; JSON Lines are read to their end.
+
+    Args:
+        wanted: columns that must be there.
+        option: by which the file was named, for messages.
+
+    Raises:
+        InputError: no such file or column, or bytes that are no text.
+    """
+    csv.field_size_limit(sys.maxsize)  # a narrative may have any length; Python's default refuses 131,073 characters
+    source = open_source(path, option)
+    sha256 = file_digest(path)
+    if source.kind == "jsonl":
+        source, schema, rows = _look_through_json(source, wanted)
+    elif source.kind == "parquet":
+        with pq.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+        if len(set(schema.names)) < len(schema.names):
+            raise InputError(f"{source.label} has a column name twice; rename one")
+    else:
+        source = scan(source)
+        schema, rows = pa.schema([pa.field(name, pa.string()) for name in source.columns]), count_records(source)
+    require_columns(source, wanted)
+    return Table(source, source.columns, rows, sha256, schema)
+
+
+def survey(path: Path, *, text_columns: Sequence[str], option: str = "data") -> Table:
+    """Read a table to its end, keeping nothing but what `Table` says: what is wrong with it shows before work starts.
 
     Raises:
         InputError: no such file or column, or a row that does not read; names the row, counted from 1.
     """
-    csv.field_size_limit(sys.maxsize)  # a narrative may have any length; Python's default refuses 131,073 characters
-    digest = file_digest(path) if path.is_file() else ""
-    if path.suffix.lower() in JSON_LINES:
-        return _survey_json(path, text_columns, digest)
-    source = open_source(path)
-    if source.kind == "parquet":
-        _require(source.columns, text_columns, path)
-        with pq.ParquetFile(source.path) as file:
-            schema, rows = file.schema_arrow, 0
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if twice:
-            raise InputError(f"data: {source.name} has the column {twice[0]!r} twice; rename one")
-        for name in text_columns:
-            kind = schema.field(name).type
-            if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                raise InputError(f"data: {source.name}, column {name!r}: type {kind} does not read as text")
-        with closing(_parquet_rows(source, tuple(schema.names))) as read:
-            rows = sum(1 for _ in read)
-        return Table(source, "parquet", tuple(schema.names), rows, digest, schema)
-    source = scan(source)
-    _require(source.columns, text_columns, path)
-    with closing(_csv_rows(source)) as read:
-        rows = sum(1 for _ in read)
-    schema = pa.schema([pa.field(name, pa.string()) for name in source.columns])
-    return Table(source, "csv", source.columns, rows, digest, schema)
+    table = open_table(path, text_columns, option=option)
+    for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
+        pass
+    for _ in table.read():
+        pass
+    return table
+
+
+def read_small(path: Path, wanted: Sequence[str], *, option: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns and all rows, as text, of a table that is no file of records.
+
+    Raises:
+        InputError: as `survey`; or the file is large.
+    """
+    if path.is_file() and path.stat().st_size > _SMALL:
+        raise InputError(f"{option}: {path} has over {_SMALL >> 20} MB; is it the data file?")
+    table = open_table(path, wanted, option=option)
+    return table.columns, list(table.text_rows(table.columns))
 
 
 def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
@@ -121,90 +186,118 @@ def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
         yield piece
 
 
-def as_text(value: Any) -> str:
-    """A cell as the coder reads it: absent values are blank, NUL characters become blanks."""
-    if value is None or value is ABSENT or value == ABSENT:
+def _as_text(value: Any) -> str:
+    """A cell as text: absent values are blank, NUL characters become blanks."""
+    if isinstance(value, str):
+        return "" if value == ABSENT else value.replace("\0", " ")
+    if value is None:
         return ""
-    return str(value).replace("\0", " ")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _require(columns: Sequence[str], wanted: Sequence[str], path: Path) -> None:
-    for name in wanted:
-        if columns.count(name) == 1:
-            continue
-        if name in columns:
-            raise InputError(f"data: {path} has the column {name!r} twice; rename one")
-        near = difflib.get_close_matches(name, columns, n=1)
-        # The other names stay unsaid: without a header line they are a record.
-        hint = f"did you mean {near[0]!r}?" if near else f"its header names {len(columns):,} others"
-        raise InputError(f"data: {path} has no column {name!r}; {hint}")
-
-
-def _csv_rows(source: Source) -> Generator[Row, None, None]:
-    encoding = "utf-8-sig" if source.encoding == "utf-8" else source.encoding
-    fault, number = "", 0
-    with source.open() as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
+def _csv_rows(source: Source, places: Sequence[int] | None, on_lines: LinesSeen | None) -> Iterator[Row]:
+    fault, number, line = "", 0, 0
+    with source.text() as text:
         reader = csv.reader(text, delimiter=source.delimiter, strict=True)
         try:
             for _ in islice((row for row in reader if row), 1):
                 pass  # the header
             for row in reader:
+                before, line = line, reader.line_num
                 if not row:
                     continue
                 number += 1
                 if len(row) != len(source.columns):
                     fault = f"{len(row)} fields where the header has {len(source.columns)}"
                     break
-                yield tuple(row)
+                if on_lines is not None and line - before > 1:
+                    on_lines(number, tuple(row))
+                yield tuple(row) if places is None else tuple([row[place] for place in places])
         except (csv.Error, UnicodeDecodeError):
             number, fault = number + 1, "it does not read as CSV"
     if fault:
         raise InputError(
-            f"data: {source.name}, row {number}: {fault} (rows are counted from 1 after the header); is a quote or a "
+            f"{source.label}, row {number}: {fault} (rows are counted from 1 after the header); is a quote or a "
             "delimiter wrong there?"
         )
 
 
-def _parquet_rows(source: Source, columns: tuple[str, ...]) -> Generator[Row, None, None]:
-    def damaged() -> InputError:
-        return InputError(f"data: {source.name}: the Parquet file is damaged; write it anew")
-
-    try:
-        file = pq.ParquetFile(source.path)
-    except (pa.ArrowException, OSError):
-        raise damaged() from None
+def _parquet_batches(source: Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     size = max(1, min(_PARQUET_ROWS, _PIECE_CELLS // max(1, len(columns))))
-    with file:
-        batches = file.iter_batches(batch_size=size, columns=list(columns), use_threads=False)
-        while True:
-            try:
-                batch = safely(source, lambda: next(batches, None))
-                if batch is None:
-                    return
-                values = [batch.column(name).to_pylist() for name in columns]
-            except OSError:
-                raise damaged() from None
-            yield from zip(*values, strict=True)
+    try:
+        with pq.ParquetFile(source.path) as file:
+            for batch in file.iter_batches(batch_size=size, columns=list(columns), use_threads=False):
+                yield batch.select(list(columns))
+    except (pa.ArrowException, OSError):
+        pass
+    else:
+        return
+    raise InputError(f"{source.label}: the Parquet file is damaged; write it anew")
 
 
-def _json_records(path: Path) -> Generator[tuple[int, dict[str, Any]], None, None]:
-    with path.open("rb") as file:
+def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
+    columns: list[list[Any]] = []
+    for name in batch.schema.names:
+        try:
+            columns.append(batch.column(name).to_pylist())
+        except (ValueError, OverflowError):  # a day after the year 9999, text that is no UTF-8, an unknown time zone
+            break
+    if len(columns) < batch.num_columns:
+        name = batch.schema.names[len(columns)]
+        raise InputError(f"{source.label}, column {name!r} holds dates or texts that cannot be read")
+    return zip(*columns, strict=True)
+
+
+def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    if pa.types.is_floating(column.type):
+        column = pc.call_function("if_else", [pc.call_function("is_nan", [column]), None, column])
+    readable = not pa.types.is_nested(column.type)
+    try:
+        column = column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        readable = False
+    if not readable:
+        raise InputError(f"{source.label}, column {name!r}: type {column.type} does not read as text")
+    return pc.call_function(
+        "replace_substring", [column.fill_null("")], pc.ReplaceSubstringOptions(pattern="\0", replacement=" ")
+    )
+
+
+def _json_records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+    with source.open() as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             record: Any = None
             fault = "it is no JSON object"
             try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                record = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
             except UnicodeDecodeError:
                 fault = "it is no UTF-8"
             except (ValueError, RecursionError):
-                fault = "it does not read as JSON"
+                fault = "it does not read as JSON, or has a key twice"
             if b"\\ud" in line.lower() and not _encodes(record):  # only an escape can make half a character
                 record, fault = None, "it holds half of a surrogate pair"
             if not isinstance(record, dict):
-                raise InputError(f"data: {path}, line {number}: {fault}; JSON Lines has one object a line")
+                raise InputError(f"{source.label}, line {number}: {fault}; JSON Lines has one object a line")
             yield number, record
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which would lose all but the last value of a key that comes twice."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError
+    return record
+
+
+def _no_number(name: str) -> Any:
+    """NaN and Infinity, which are no JSON (RFC 8259, section 6)."""
+    raise ValueError
 
 
 def _encodes(value: Any) -> bool:
@@ -215,28 +308,23 @@ def _encodes(value: Any) -> bool:
     return True
 
 
-def _survey_json(path: Path, text_columns: Sequence[str], digest: str) -> Table:
-    if not path.is_file():
-        raise InputError(f"data: no file {path}")
-    found: dict[str, set[type]] = {}
-    rows = 0
-    for number, record in _json_records(path):
-        rows += 1
+def _look_through_json(source: Source, wanted: Sequence[str]) -> tuple[Source, pa.Schema, int]:
+    """The columns and their types, and the lines that hold a record."""
+    kinds: dict[str, set[type]] = {}
+    for number, record in _json_records(source):
         for name, value in record.items():
-            found.setdefault(name, set()).add(type(value))
-        if len(found) > _MOST_COLUMNS:
-            raise InputError(
-                f"data: {path}, line {number}: over {_MOST_COLUMNS:,} different keys so far; is it a table?"
-            )
-        for name in text_columns:
+            kinds.setdefault(name, set()).add(type(value))
+        for name in wanted:
             if isinstance(record.get(name), list | dict):
-                raise InputError(f"data: {path}, line {number}, key {name!r}: no text")
-    if not rows:
-        raise InputError(f"data: {path} has no records")
-    source = Source(path, "csv", tuple(found), path.stat().st_size, rows)
-    _require(source.columns, text_columns, path)
-    schema = pa.schema([pa.field(name, _arrow_type(kinds)) for name, kinds in found.items()])
-    return Table(source, "jsonl", tuple(found), rows, digest, schema)
+                raise InputError(f"{source.label}, line {number}, key {name!r}: no text")
+        if len(kinds) > _MOST_COLUMNS:
+            raise InputError(
+                f"{source.label}, line {number}: over {_MOST_COLUMNS:,} different keys so far; is it a table?"
+            )
+    if not kinds:
+        raise InputError(f"{source.label} has no records")
+    schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
+    return replace(source, columns=tuple(kinds)), schema, count_records(source)
 
 
 def _arrow_type(kinds: set[type]) -> pa.DataType:

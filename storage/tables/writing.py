@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputError
-from storage.tables.reading import ABSENT, JSON_LINES, Kind, Row
+from storage.tables.reading import ABSENT, Row
+from storage.tables.source import JSON_LINES, Kind
 
 _SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
@@ -82,7 +84,12 @@ def _cell(value: Any) -> str:
 
 
 def _json_line(names: Sequence[str], row: Row) -> str:
-    record = {name: value for name, value in zip(names, row, strict=True) if value != ABSENT}
+    """An object; NaN and infinities, which JSON has no numbers for, are null."""
+    cells = (
+        (name, None if isinstance(value, float) and not math.isfinite(value) else value)
+        for name, value in zip(names, row, strict=True)
+    )
+    record = {name: value for name, value in cells if value != ABSENT}
     return json.dumps(record, ensure_ascii=False, default=_text) + "\n"
 
 

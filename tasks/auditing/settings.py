@@ -48,9 +48,8 @@ def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
     """
     if 0 < settings.trials < FEWEST_TRIALS:
         raise InputError(f"--trials: {settings.trials} say nothing; give at least {FEWEST_TRIALS}, or 0 for none")
-    fast = parameters.model.trainable == "head" and parameters.model.pooling == "mean"
-    if settings.trials and not fast:
+    if settings.trials and not (parameters.model.linear_head and parameters.data.ingest.kind == "text"):
         raise InputError(
-            "--trials: reruns of the chain need model.trainable=head and model.pooling=mean; "
+            "--trials: reruns plant canaries in narratives, and need model.trainable=head and model.pooling=mean; "
             "--trials 0 gives the membership test alone"
         )

@@ -25,7 +25,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.export import Released
 from storage.codelist import normalise_code
 from storage.demo_data import write_demo_data
-from storage.tables.reading import Row, as_text, pieces, survey
+from storage.tables.reading import pieces, survey
 from tasks.running import progress
 
 THRESHOLDS = "thresholds.json"
@@ -163,7 +163,7 @@ def thresholds_on_table(
     data: Path,
     *,
     columns: Sequence[str],
-    join: Callable[[Sequence[Row]], list[str]],
+    join: Callable[[Sequence[Sequence[str]]], list[str]],
     label: str,
     name: str,
 ) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def thresholds_on_table(
     logits: list[Tensor] = []
     labels: list[int] = []
     done = 0
-    for piece in pieces(table.read([*columns, label]), columns=len(columns) + 1):
+    for piece in pieces(table.text_rows([*columns, label]), columns=len(columns) + 1):
         texts = join([row[:-1] for row in piece])
-        codes = [normalise_code(as_text(row[-1]), at) for row in piece]
+        codes = [normalise_code(row[-1], at) for row in piece]
         kept = [place for place, code in enumerate(codes) if code and texts[place]]
         logits.append(released.logits([texts[place] for place in kept]))
         labels += [at.get(codes[place], -1) for place in kept]

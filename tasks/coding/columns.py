@@ -1,53 +1,16 @@
-"""The columns that coding adds to a table, and how narratives are put together from the columns that are there."""
+"""The columns that coding adds to a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pydantic import ValidationError
 
-from storage.codelist import shown
+from storage.codelist import shape
 from storage.crosswalk import Crosswalk
 from storage.errors import InputError
-from storage.ingest import IngestConfig
-from storage.tables.reading import Row, Table, as_text
+from storage.tables.reading import Row, Table
 from tasks.coding.coder import Coder, Coding
-
-
-@dataclass(frozen=True)
-class Narratives:
-    """Which columns hold the text, joined as when the model was trained."""
-
-    columns: tuple[str, ...]
-    template: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a template that does not fit the columns.
-
-        Raises:
-            InputError: says what is wrong with it.
-        """
-        fault = ""
-        try:
-            self._joiner()
-        except ValidationError as error:
-            fault = error.errors(include_input=False, include_url=False)[0]["msg"].removeprefix("Value error, ")
-        if fault:
-            raise InputError(f"--column, --template: {fault}")
-
-    def _joiner(self) -> IngestConfig:
-        # ingest's own join, so that a narrative is put together here as it was for training
-        return IngestConfig(
-            text_columns=self.columns, template=self.template, label_column="\0no label", date_column=None
-        )
-
-    def texts(self, rows: Sequence[Row]) -> list[str]:
-        """One text a row of the text columns' values; blank where all of them are."""
-        join = self._joiner().join
-        cells = (tuple(as_text(value) for value in row) for row in rows)
-        return [join(values) if any(value.strip() for value in values) else "" for values in cells]
 
 
 @dataclass(frozen=True)
@@ -119,14 +82,14 @@ def check_version(table: Table, column: str, coder: Coder) -> None:
         raise InputError(f"--version-column: {table.source.name} has no column {column!r}")
     allowed = {coder.version, f"{coder.classification} {coder.version}"}
     wrong, first, others = 0, 0, set()
-    for number, (value,) in enumerate(table.read([column]), start=1):
-        text = as_text(value).strip()
-        if text and text not in allowed:
+    for number, (cell,) in enumerate(table.text_rows([column]), start=1):
+        version = cell.strip()
+        if version and version not in allowed:
             wrong, first = wrong + 1, first or number
-            others.add(text)
+            others.add(version)
     if wrong:
         raise InputError(
-            f"--version-column: {wrong:,} rows of {table.source.name}, row {first} first, are of version "
-            f"{shown(sorted(others), 5)}; this bundle codes {coder.classification} {coder.version}, and versions are "
-            "not mixed in one table"
+            f"--version-column: {wrong:,} rows of {table.source.name}, row {first} first, are of another version "
+            f"({shape(others)}); this bundle codes {coder.classification} {coder.version}, and versions are not mixed "
+            "in one table"
         )

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.bundle.folder import GOLDEN
-from storage.codelist import shown
 from storage.errors import InputError
-from storage.tables.reading import as_text, survey
+from storage.tables.reading import survey
 
 Verdict = Literal["stable", "look", "drift"]
 
@@ -57,12 +56,12 @@ def read_period(path: Path, option: str) -> Period:
     Raises:
         InputError: too few rows, a missing column, a score that is no number, or more than one model or version in it.
     """
-    table = survey(path, text_columns=["code", "score", "model", *_VERSION])
+    table = survey(path, text_columns=["code", "score", "model", *_VERSION], option=option)
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()
-    for number, cells in enumerate(table.read(["code", "score", "model", *_VERSION]), start=1):
-        code, score, *origin = (as_text(cell).strip() for cell in cells)
+    for number, cells in enumerate(table.text_rows(["code", "score", "model", *_VERSION]), start=1):
+        code, score, *origin = (cell.strip() for cell in cells)
         if not code:
             continue
         try:
@@ -124,10 +123,8 @@ def compare(now: Period, reference: Period) -> Drift:
         InputError: they were coded by other models or versions: that difference would be the model's.
     """
     if (now.version, now.model) != (reference.version, reference.model):
-        raise InputError(
-            f"the periods were coded by release {shown([now.model])} ({now.version}) and release "
-            f"{shown([reference.model])} ({reference.version}); code both with one bundle"
-        )
+        what = "another release" if now.model != reference.model else "the codes of another version"
+        raise InputError(f"the periods are not alike: one was coded with {what}; code both with one bundle")
     rng = np.random.default_rng(0)
     now, reference = _at_most(now, rng), _at_most(reference, rng)
     names, codes = _pooled(now.codes, reference.codes)

@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 from storage.artifacts import digest, file_digest
 from storage.durable import replacing, sync, write_atomically
 from storage.errors import InputError, StorageError
+from storage.tables.narratives import Narratives
 from storage.tables.reading import Row, Table, pieces, survey
 from storage.tables.writing import harmless, kind_of, writing
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, Narratives, output_schema
+from tasks.coding.columns import Added, output_schema
 from tasks.running import progress
 
-_FORMAT = 1
+_FORMAT = 2
 _STAGE = "code"
 _JOB, _LOCK = "job.json", "lock"
 
@@ -116,7 +117,7 @@ def run(coder: Coder, job: CodingJob) -> Coded:
 def _code(coder: Coder, job: CodingJob) -> int:
     """Code the pieces that are not there; return the rows that were."""
     done = resumed = 0
-    with closing(job.table.read(job.narratives.columns)) as rows:
+    with closing(job.table.text_rows(job.narratives.columns)) as rows:
         for number, piece in enumerate(pieces(rows, columns=len(job.table.columns))):
             part = job.folder / f"{number:08}.parquet"
             if not part.is_file():

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.codelist import normalise_code
 from storage.errors import InputError
-from storage.tables.reading import Row, as_text, survey
+from storage.tables.reading import Row, survey
 from storage.tables.writing import kind_of, writing
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
@@ -84,7 +84,7 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
     table = survey(coded, text_columns=["code", *columns])
     sensitive = set(policy.sensitive_codes)
     rng = Random(seed) if seed is not None else SystemRandom()
-    codes = [as_text(code) for (code,) in table.read(["code"])]
+    codes = [code for (code,) in table.text_rows(["code"])]
     others = [at for at, code in enumerate(codes) if code not in sensitive]
     size = math.ceil(policy.share * len(others))
     taken = set(rng.sample(others, size))
@@ -96,11 +96,11 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
     fresh = out.with_name(f".{out.name}.new")
     try:
         with writing(fresh, kind, schema) as write:
-            for at, row in enumerate(table.read(columns)):
+            for at, row in enumerate(table.text_rows(columns)):
                 always = codes[at] in sensitive
                 if always or at in taken:
                     told = 1.0 if always else round(weight, 6)
-                    picked.append((at + 1, *(as_text(value) for value in row), told, None))
+                    picked.append((at + 1, *row, told, None))
                 if len(picked) == 1024:
                     write(picked)
                     picked = []
@@ -159,13 +159,13 @@ def agreement(coded: Path, sample: Path) -> Agreement:
         InputError: a column is missing, a row number is doubled or not in the table, or no row has a code.
     """
     table = survey(coded, text_columns=["code"])
-    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT])
-    codes = [_told(code) for (code,) in table.read(["code"])]
+    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT], option="--sample")
+    codes = [_unquoted(code) for (code,) in table.text_rows(["code"])]
     known = set(codes)
     human: dict[int, tuple[str, float]] = {}
     missing = 0
-    for number, cells in enumerate(returned.read([ROW, HUMAN, WEIGHT]), start=1):
-        row, code, weight = map(_told, cells)
+    for number, cells in enumerate(returned.text_rows([ROW, HUMAN, WEIGHT]), start=1):
+        row, code, weight = map(_unquoted, cells)
         at, value = _number(row), _number(weight)
         if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or value <= 0:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} is not as it was drawn")
@@ -226,6 +226,6 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _told(cell: Any) -> str:
+def _unquoted(cell: str) -> str:
     """A cell without outer blanks and without the apostrophe that keeps a table program from reading a formula."""
-    return as_text(cell).strip().removeprefix("'")
+    return cell.strip().removeprefix("'")

@@ -39,7 +39,7 @@ def refuse_early(
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
-    if settings.slots > 1 and not (parameters.model.trainable == "head" and parameters.model.pooling == "mean"):
+    if settings.slots > 1 and not parameters.model.linear_head:
         raise InputError("--slots: more than 1 needs model.trainable=head, pooling=mean; dropout masks share one seed")
     if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")

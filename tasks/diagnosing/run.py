@@ -37,8 +37,7 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
-    batched = parameters.model.trainable == "head" and parameters.model.pooling == "mean"
-    if settings.leave_out and not batched:
+    if settings.leave_out and not parameters.model.linear_head:
         raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
     preflight.check(context, parameters)
 

@@ -1,8 +1,8 @@
-"""Stages that turn a file into what a classifier reads: ingest, then tokens or cached features."""
+"""Stages that turn a file into what a classifier reads: ingest, then tokens or features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from mechanisms.model import checkpoint, classifier, encoders, inputs
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.schema import FeatureSchema
 from storage import ingest as ingestion
 from storage.artifacts import ArtifactRef, file_digest, files_digest
-from storage.datasets import load_codes, load_split
+from storage.datasets import FEATURES, load_codes, load_split, load_values
 from storage.errors import InputError
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
@@ -52,7 +53,9 @@ def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | 
         codelist,
         progress=lambda done, total: work.progress(done, total or done),
     )
-    return {
+    schema = feature_schema(work.out)
+    features = {} if schema is None else {"features": len(schema.names), "bounds_source": schema.bounds_source}
+    return features | {
         "rows_read": result.rows_read,
         "records": result.train + result.test,
         "train": result.train,
@@ -68,7 +71,16 @@ def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | 
 
 
 def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
-    """Tokens of both splits, or the frozen encoder's features for trainable part `head`."""
+    """Tokens of both splits, the frozen encoder's features for trainable part `head`, or a table's or images' own."""
+    if model.pooling == "none":
+        return Step(
+            name="features",
+            label="features",
+            config={},
+            inputs={"dataset": dataset},
+            body=_scale,
+            modules=("tasks.fitting.data",),
+        )
     head = model.trainable == "head"
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
     if head:
@@ -101,8 +113,27 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
         made.save(work.out / f"{name}.safetensors")
         done += len(split)
         work.progress(done, total)
-        save_file({"labels": torch.tensor(split["label"], dtype=torch.int64)}, work.out / f"{name}_labels.safetensors")
+        save_labels(work.out, name, split["label"])
     return {"records": total, "tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
+
+
+def _scale(work: Work) -> Mapping[str, Any]:
+    """Values as features in [0, 1]; bounds that are not public are those of the training records."""
+    dataset = work.inputs["dataset"]
+    schema = feature_schema(dataset)
+    if schema is None:
+        raise InputError("model.pooling=none is for data of kind `table` or `images`")
+    values = {name: torch.from_numpy(load_values(dataset, name)) for name in SPLITS}
+    schema = schema.bounded_by(values["train"])
+    schema.save(work.out)
+    for name in SPLITS:
+        FeatureInputs(features=schema.encode(values[name])).save(work.out / f"{name}.safetensors")
+        save_labels(work.out, name, load_split(dataset, name)["label"])
+    return {
+        "records": sum(map(len, values.values())),
+        "features": len(schema.names),
+        "bounds_source": schema.bounds_source,
+    }
 
 
 def _features(
@@ -139,10 +170,27 @@ def _features(
     return made
 
 
+def save_labels(folder: Path, split: str, labels: Sequence[int]) -> None:
+    """Labels of a split, beside its inputs, where `load_inputs` looks for them."""
+    save_file({"labels": torch.tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")
+
+
 def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
     """What `prepare` wrote for one split: inputs, and labels int64 [n]."""
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
+
+
+def feature_schema(dataset: Path) -> FeatureSchema | None:
+    """What ingest says of a table's or of images' columns; None of text."""
+    path = dataset / FEATURES
+    return FeatureSchema.load(path) if path.is_file() else None
+
+
+def feature_count(dataset: Path) -> int | None:
+    """Features a record of a table or of images; None of text, whose features are an encoder's."""
+    schema = feature_schema(dataset)
+    return None if schema is None else len(schema.names)
 
 
 def label_count(dataset: Path) -> int:

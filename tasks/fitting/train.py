@@ -16,7 +16,7 @@ from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
 from mechanisms.posterior.swag import SwagConfig
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import label_count, load_inputs
+from tasks.fitting.data import feature_count, label_count, load_inputs
 from tasks.parameters import FitParameters
 from tasks.running.stage import Context, Step, Work
 
@@ -144,8 +144,9 @@ def _train(
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
     """The classifier over the data set's label space, as initialised, on the run's device."""
+    device = classifier.device_of(context.device)
     return classifier.build(
-        model, num_labels=label_count(dataset), seed=seed, device=classifier.device_of(context.device)
+        model, num_labels=label_count(dataset), seed=seed, device=device, width=feature_count(dataset)
     )
 
 

@@ -67,6 +67,8 @@ def ledger_url(context: Context, settings: LedgerParameters) -> str:
 def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> tuple[str, ...]:
     """What reached the release from the records without protection; `weights`: risk weights were computed."""
     inputs = ALWAYS_UNPROTECTED if weights else ALWAYS_UNPROTECTED[1:]
+    if dataset.get("bounds_source") == "records":
+        inputs = (*inputs, "the bounds of numeric columns: the smallest and largest values observed in the records")
     if dataset["label_space_source"] == "codelist":
         return inputs
     return (*inputs, "the label set: the codes observed in the records")

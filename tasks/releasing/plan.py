@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import encoders
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
 from storage.artifacts import ArtifactRef, Store, digest
@@ -97,7 +98,7 @@ class PlannedRelease(BaseModel):
         fitted = store.open(made.fitted)
         for other in (made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
             store.open(other)
-        if made.measured is None and not store.figures(made.fitted).get("releasable", True):
+        if made.model.encoder == encoders.NONE or not store.figures(made.fitted).get("releasable", True):
             raise MechanismError(
                 f"release plan: a model of `{plan.event.mechanism}` has no bundle; it can be compared and audited, and "
                 "not released"

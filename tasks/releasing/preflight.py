@@ -45,10 +45,10 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
     device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
-    found = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
     _check_ledger(context, parameters)
     _check_release(context, parameters)
-    estimate = _estimate(parameters, rows=found.estimated_rows, device=device)
+    estimate = _estimate(parameters, rows=source.estimated_rows, features=source.features, device=device)
     existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
@@ -130,7 +130,12 @@ def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
     """What a release in this very run needs. A deployment hands its plan to another, whose worker alone signs."""
-    wanted = parameters.release
+    wanted, kind = parameters.release, parameters.data.ingest.kind
+    if wanted.enabled and kind != "text":
+        raise InputError(
+            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it, or set "
+            "release.enabled=false"
+        )
     if not wanted.enabled or wanted.deployment is not None:
         return
     if deployment.id and parameters.data.population != DEMO:
@@ -153,14 +158,14 @@ _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
 _HEAD_STEPS_PER_SECOND = 3000.0
 
 
-def _estimate(parameters: RetrainParameters, *, rows: int, device: str) -> Estimate:
+def _estimate(parameters: RetrainParameters, *, rows: int, features: int | None, device: str) -> Estimate:
     ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
     labels = 100
     records = rows if ingest.cap_per_code is None else min(rows, labels * ingest.cap_per_code)
     train = int(records * (1 - ingest.test_share))
     rounds = len(parameters.rounds)
     draws = config.risk_draws + (rounds - 1) * config.sensitivity_draws
-    size, width = encoders.shape(parameters.model.encoder)
+    size, width = (0, features or 1) if parameters.model.pooling == "none" else encoders.shape(parameters.model.encoder)
     scale = size / 23e6
     steps = rounds * (fit.adamw.steps(max(train, 1)) + fit.sgd.steps(max(train, 1)))
     if parameters.model.trainable == "head":

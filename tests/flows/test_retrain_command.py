@@ -88,7 +88,7 @@ def test_the_ledger_verifies(finished: Job) -> None:
         (("--set", "model.encoder=/nowhere"), "no folder /nowhere"),
         (("--set", "model.encoder=no-such-model-anywhere"), "no-such-model-anywhere"),
         (("--set", "data.ingest.label_column=Natur"), "Nature"),
-        (("--profile", "dmeo"), "demo, osha-head, paper"),
+        (("--profile", "dmeo"), "demo, images, osha-head, paper, table"),
         (("--device", "tpu9"), "tpu9"),
         (("--set", "release.policy=/nowhere.yaml"), "no file /nowhere.yaml"),
         (("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d"), "leave the password out"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import Code, normalise_code, read_codelist, shown
+from storage.codelist import Code, normalise_code, read_codelist, shape
 from storage.errors import InputError
 
 
@@ -38,11 +38,11 @@ def test_a_known_spelling_stays() -> None:
     assert normalise_code("250.0", {"250"}) == "250"
 
 
-def test_messages_show_codes_and_no_sentences() -> None:
-    """Values with blanks, or longer than codes are, are counted only."""
-    assert shown(["111", "A-1.b"]) == "111, A-1.b"
-    assert shown(["111", "fell from a roof", "x" * 21]) == "111 and 2 that do not look like codes and are not shown"
-    assert shown([str(n) for n in range(25)]).endswith("18, 19 and 5 more")
+def test_messages_show_the_shape_of_values_alone() -> None:
+    """How many differ, how long they are and what they are made of: enough to know a wrong column by."""
+    assert shape(["111", "111", "9"]) == "2 distinct values of 1 to 3 characters: digits"
+    assert shape(["123-45-6789"]) == "1 distinct values of 11 characters: digits, other signs"
+    assert shape(["fell from a roof", "é"]) == "2 distinct values of 1 to 16 characters: letters, blanks"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
@@ -57,15 +57,15 @@ def test_order_titles_and_encodings(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "the file is empty"),
+        (b"", "is empty"),
         (b"code,name\n1,a\n", "column title is missing"),
         (b"code,code,title\n1,1,a\n", "column code is missing or doubled"),
-        (b"code,title\n", "it holds 0 codes"),
+        (b"code,title\n", "a header and no records"),
         (b"code,title\n1,a\n", "it holds 1 codes"),
         (b"code,title\n1,a\n ,b\n", "row 2 has no code"),
-        (b"code,title\n1,a\n1,b\n", "row 2 repeats the code 1"),
-        (b"code,title\n1,a,b\n", "row 1 has 3 fields, the header 2"),
-        (b'code,title\n1,"a\n2,b\n', "is a quote left open"),
+        (b"code,title\n1,a\n1,b\n", "row 2 repeats the code of another"),
+        (b"code,title\n1,a,b\n", "row 1: 3 fields where the header has 2"),
+        (b'code,title\n1,"a\n2,b\n', "row 1: it does not read as CSV"),
         (b"code,title\n1,a\0\n", "NUL bytes"),
         (b"code,title\n1,\x81\n2,b\n", "neither UTF-8 nor cp1252"),
         (b"code,title\n" + b"x" * 121 + b",a\n2,b\n", "over 120 characters"),

@@ -24,10 +24,10 @@ def test_codes_are_kept_split_and_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (HEADER, "no rows"),
-        ("from_code,to_code\n1,2\n", "lacks the column from_version"),
+        (HEADER, "no records"),
+        ("from_code,to_code\n1,2\n", "no column 'from_version'"),
         (HEADER + "111,,2.01,3.01\n", "row 1 has no"),
-        (HEADER + "111,1,2.00,3.01\n", "row 1 starts from version 2.00"),
+        (HEADER + "111,1,2.00,3.01\n", "row 1 starts from another version"),
         (HEADER + "111,1,2.01,3.01\n112,1,2.01,3.02\n", "leads to 2 versions"),
         (HEADER + '"111,1,2.01,3.01\n', "does not read"),
     ],

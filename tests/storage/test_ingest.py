@@ -18,6 +18,7 @@ from storage.codelist import Code
 from storage.datasets import load_codes, load_split
 from storage.errors import StorageError
 from storage.ingest import IngestConfig, IngestResult, check_source, ingest
+from storage.tables import reading
 
 HEADER = ("EventDate", "Final Narrative", "Nature", "Establishment")
 ROWS = [
@@ -40,14 +41,12 @@ def text_of(rows: list[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER
     return buffer.getvalue()
 
 
-def run(
-    content: bytes | str, folder: Path, config: IngestConfig = CONFIG, *, block_bytes: int = 8 << 20
-) -> IngestResult:
-    path = folder / "source"
+def run(content: bytes | str, folder: Path, config: IngestConfig = CONFIG) -> IngestResult:
+    path = folder / ("source.jsonl" if content[:1] in ("{", b"{") else "source")
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    return ingest(path, out, config, None, block_bytes=block_bytes)
+    return ingest(path, out, config, None)
 
 
 def records(out: Path, split: str) -> list[dict[str, object]]:
@@ -103,6 +102,7 @@ def test_records_and_labels_are_those_of_the_source(tmp_path: Path) -> None:
         ("tabs", text_of(delimiter="\t").encode()),
         ("no last line feed", text_of().encode().rstrip(b"\r\n")),
         ("blank lines", text_of().replace("\r\n3/", "\r\n\r\n3/").encode()),
+        ("json lines", "".join(json.dumps(dict(zip(HEADER, row, strict=True))) + "\n" for row in ROWS).encode()),
         ("parquet", parquet(**{name: [row[at] for row in ROWS] for at, name in enumerate(HEADER)})),
     ],
 )
@@ -153,15 +153,15 @@ def test_encoding_is_judged_by_the_whole_file(tmp_path: Path, name: str) -> None
     assert "é" in texts
 
 
-@pytest.mark.parametrize("block_bytes", [200, 333, 1 << 20])
-def test_blocks_change_nothing(tmp_path: Path, block_bytes: int) -> None:
-    """Records straddle blocks of a few hundred bytes, line breaks in quotes included: same bytes on disk."""
-    rows = [(f"{1 + n % 12}/1/2015", f"case {n}\nof “{n % 7}”", str(100 + n % 3), f"U{n % 11}") for n in range(300)]
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Read some rows at a time, line breaks in quotes included: same bytes on disk."""
+    records = [(f"{1 + n % 12}/1/2015", f"case {n}\nof “{n % 7}”", str(100 + n % 3), f"U{n % 11}") for n in range(300)]
     config = IngestConfig(unit_column="Establishment", max_per_unit=5, cap_per_code=10, holdout_share=0.2)
     (tmp_path / "a").mkdir()
-    whole = run(text_of(rows), tmp_path / "a", config)
-    parts = run(text_of(rows), tmp_path, config, block_bytes=block_bytes)
-    assert parts == whole
+    whole = run(text_of(records), tmp_path / "a", config)
+    monkeypatch.setattr(reading, "_PIECE_ROWS", rows)
+    assert run(text_of(records), tmp_path, config) == whole
     for name in ("train.parquet", "test.parquet", "holdout.parquet", "codes.json", "report.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / "out" / name).read_bytes()
 
@@ -290,12 +290,12 @@ def test_report_holds_counts_and_no_narratives(tmp_path: Path) -> None:
 def test_progress_ends_at_the_rows_read(tmp_path: Path) -> None:
     """Progress never falls and ends with all rows done."""
     path = tmp_path / "source.csv"
-    path.write_text(text_of(ROWS * 50), encoding="utf-8", newline="")
+    path.write_text(text_of(ROWS * 1000), encoding="utf-8", newline="")
     seen: list[tuple[int, int | None]] = []
-    ingest(path, tmp_path, CONFIG, None, lambda done, total: seen.append((done, total)), block_bytes=2000)
+    ingest(path, tmp_path, CONFIG, None, lambda done, total: seen.append((done, total)))
     assert len(seen) > 4
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (350, 350)
+    assert seen[-1] == (7000, 7000)
 
 
 def test_loading_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
-from storage.tables.reading import ABSENT, Table, as_text, pieces, survey
+from storage.tables.reading import ABSENT, Table, pieces, survey
 from storage.tables.writing import harmless, kind_of, writing
 
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
@@ -71,7 +71,7 @@ def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("\n\n".join(json.dumps(record) for record in records))
     table = survey(path, text_columns=["Text"])
-    assert [as_text(value) for (value,) in table.read(["Text"])] == ["a", "", ""]
+    assert [text for (text,) in table.text_rows(["Text"])] == ["a", "", ""]
     out = copied(table, tmp_path / "out.jsonl")
     assert [json.loads(line) for line in out.read_text().splitlines()] == records
     assert pq.read_table(copied(table, tmp_path / "out.parquet"))["n"].to_pylist() == ["1", "2.5", None]
@@ -104,6 +104,34 @@ def test_no_cell_begins_like_a_formula_after_it_was_made_harmless(cell: str) -> 
         assert harmless(cell).strip(" \n").lstrip("+-")[0].isdigit()
 
 
+@given(
+    rows=st.lists(st.tuples(*[st.text('a",;\n\r \t', max_size=6)] * 2).filter(any), min_size=1, max_size=8),
+    ends=st.sampled_from([("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]),
+)
+def test_whatever_is_written_is_read_and_counted(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], ends: tuple[str, Any]
+) -> None:
+    """Cells of quotes, delimiters and line breaks come back as they were, and both ways of counting agree."""
+    path = tmp_path_factory.mktemp("any") / "in.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator=ends[0], quoting=ends[1]).writerows([("id", "Text"), *rows])
+    table = survey(path, text_columns=["Text"])
+    assert (table.rows, list(table.read())) == (len(rows), rows)
+
+
+@given(st.text('a",\n\r', max_size=40))
+def test_the_two_counts_never_differ(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
+    """Whatever bytes follow a header, a file is refused for what a row is, and not because the counts disagree."""
+    path = tmp_path_factory.mktemp("any") / "in.csv"
+    path.write_bytes(b"id,Text\n1,a\n" + content.encode())
+    said = ""
+    try:
+        assert survey(path, text_columns=["Text"]).rows >= 1
+    except InputError as error:
+        said = str(error)
+    assert "were counted" not in said
+
+
 def test_pieces_are_bounded_by_cells_and_characters() -> None:
     """10,000 columns make pieces of some hundred rows, narratives of 10 MB pieces of two; nothing is lost."""
     assert {len(piece) for piece in pieces(iter([("",)] * 3000), columns=10_000)} == {104, 88}
@@ -128,8 +156,8 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
         ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it does not read"),
         ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
         ("a.csv", b"id,text\n1,secret\n", "did you mean 'text'"),
-        ("a.csv", b"secret one,secret two\nx,y\n", "names 2 others"),
-        ("a.csv", b"Text,Text\nsecret,y\n", "twice"),
+        ("a.csv", b"secret one,secret two\nx,y\n", "look like column names"),
+        ("a.csv", b"Text,Text\nsecret,y\n", "2 columns 'Text'"),
         ("a.csv", b"", "empty"),
         ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is no JSON object"),
         ("a.jsonl", b'{"Text": "secret"\n', "line 1: it does not read as JSON"),
@@ -152,6 +180,12 @@ def test_what_is_no_table_is_refused_by_row_and_without_its_cells(
     assert name in str(caught.value)
 
 
-def test_what_stands_for_an_absent_key_is_no_text() -> None:
+def test_what_stands_for_an_absent_key_is_no_text(tmp_path: Path) -> None:
     """It is read as blank, and a NUL in a cell of JSON or Parquet becomes a blank."""
-    assert [as_text(value) for value in (None, ABSENT, "a\0b", 5)] == ["", "", "a b", "5"]
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        "\n".join(json.dumps(r) for r in ({"x": None}, {"x": ABSENT}, {"x": "a\0b"}, {"x": 5}, {"x": True}, {}))
+    )
+    assert [text for (text,) in survey(path, text_columns=["x"]).text_rows(["x"])] == ["", "", "a b", "5", "true", ""]
+    pq.write_table(pa.table({"x": ["a\0b", None]}), tmp_path / "in.parquet")
+    assert list(survey(tmp_path / "in.parquet", text_columns=["x"]).text_rows(["x"])) == [("a b",), ("",)]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from storage.errors import InputError
+from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Narratives
 from tasks.coding.groups import groups_of
 
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
@@ -152,9 +152,9 @@ def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
 
 def test_narratives_are_joined_as_in_training() -> None:
     """By the template, or with a bar; all blank is blank, whatever the template says."""
-    rows = [("Cook", "burned hand"), ("", "fell"), (None, "  ")]
+    rows = [("Cook", "burned hand"), ("", "fell"), ("", "  ")]
     assert Narratives(("Job", "Text"), "{Job}: {Text}").texts(rows) == ["Cook: burned hand", ": fell", ""]
     assert Narratives(("Job", "Text")).texts(rows) == ["Cook | burned hand", "fell", ""]
     for columns, template in ((("Job",), "{Text}"), (("Job", "Text"), "{Job}"), (("Job", "Job"), None)):
-        with pytest.raises(InputError, match="--template"):
+        with pytest.raises(InputError, match="text columns: "):
             Narratives(columns, template)

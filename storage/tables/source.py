@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, TypeVar, cast
+from typing import IO, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +25,15 @@ import pyarrow.parquet as pq
 from storage.errors import InputError
 
 T = TypeVar("T")
-Kind = Literal["csv", "parquet"]
+Kind = Literal["csv", "parquet", "jsonl", "npz"]
 Encoding = Literal["utf-8", "cp1252"]
+
+JSON_LINES: Final = {".jsonl", ".ndjson"}
 
 _HEAD = 1 << 20
 _CHUNK = 4 << 20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+"""How an archive begins; the second is empty. A CSV may well begin with `PK`, such as a column of keys."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
@@ -47,15 +51,22 @@ class Source:
     """Name of the CSV inside the ZIP."""
     encoding: Encoding = "utf-8"
     delimiter: str = ","
+    option: str = "data"
+    """By which the file was named, for messages."""
 
     @property
     def name(self) -> str:
         """For messages: the path, and the file inside it."""
         return f"{self.path}" if self.member is None else f"{self.path} ({self.member})"
 
+    @property
+    def label(self) -> str:
+        """How a message about it begins."""
+        return f"{self.option}: {self.name}"
+
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The bytes of the CSV, unpacked as they are read."""
+        """The bytes of the CSV or JSON Lines, unpacked as they are read."""
         if self.member is None:
             with self.path.open("rb") as file:
                 yield file
@@ -63,64 +74,114 @@ class Source:
             with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                 yield cast(IO[bytes], file)
 
+    @contextmanager
+    def text(self) -> Iterator[IO[str]]:
+        """The same as characters; line ends stay as they are."""
+        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+        with self.open() as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
+            yield text
 
-def open_source(path: Path) -> Source:
+
+def open_source(path: Path, option: str = "data") -> Source:
     """Look at the first megabyte of a file.
 
+    The columns of JSON Lines stay open: only the last line tells them all.
+
     Raises:
-        InputError: no such file, empty, not a CSV, ZIP or Parquet that can be read, no records.
+        InputError: no such file, empty, not a CSV, ZIP, Parquet or JSON Lines that can be read, no records.
     """
     if not path.is_file():
-        raise InputError(f"data: no file {path}")
+        raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
     if size == 0:
-        raise InputError(f"data: {path} is empty")
+        raise InputError(f"{option}: {path} is empty")
+    if path.suffix.lower() in JSON_LINES:
+        return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"PAR1":
-        return _parquet(path)
+        return _parquet(path, option)
     member: str | None = None
-    if magic[:2] == b"PK":
-        member, size = _member(path)
-    return _csv(Source(path, "csv", (), size, 0, member))
+    if magic in _ZIP:
+        member, size = _member(path, option)
+    return _csv(Source(path, "csv", (), size, 0, member, option=option))
 
 
 def require_columns(source: Source, wanted: Sequence[str]) -> None:
     """Refuse a source that lacks a column, or has it twice.
 
     Raises:
-        InputError: names the column, the nearest that is there, and those that are.
+        InputError: names the column and the nearest that is there; the others only where they are surely no record.
     """
     for name in wanted:
         count = source.columns.count(name)
         if count > 1:
-            raise InputError(f"data: {source.name} has {count} columns {name!r}; rename all but one")
+            raise InputError(f"{source.label} has {count} columns {name!r}; rename all but one")
         if count == 1:
             continue
-        if not _like_header(source.columns) or not set(wanted) & set(source.columns):
-            raise InputError(
-                f"data: {source.name} has no column {name!r}, and its first row does not look like column names; "
-                "the first row must hold them (it is not shown here, since it may be a record)"
-            )
-        folded = {column.strip().casefold(): column for column in source.columns}
-        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
+        header, others = _like_header(source.columns), set(wanted) & set(source.columns)
+        folded = {column.strip().casefold(): column for column in source.columns if header}
+        # A value of a first record may resemble a name by chance, so without another column it has to resemble more.
+        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.6 if others else 0.8)
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
-        there = ", ".join(repr(column) for column in source.columns[:60])
-        raise InputError(f"data: {source.name} has no column {name!r}; {hint}It has {there}")
+        if header and others:
+            hint += f"It has {', '.join(repr(column) for column in source.columns[:60])}"
+        elif not near:
+            hint = (
+                "its first row does not look like column names; the first row must hold them (it is not shown here, "
+                "since it may be a record)"
+            )
+        raise InputError(f"{source.label} has no column {name!r}; {hint.strip()}")
 
 
 def scan(source: Source) -> Source:
-    """Read the whole file once, as bytes: settle the encoding and count the lines.
+    """Read a whole CSV once, as bytes, to settle its encoding.
 
     Raises:
         InputError: NUL bytes, or neither UTF-8 nor cp1252; names the line.
     """
-    if source.kind == "parquet":
-        return source
-    lines, whole = safely(source, lambda: _lines(source))
+    whole = safely(source, lambda: _is_utf8(source))
     if not whole:
         safely(source, lambda: _check_cp1252(source))
-    return replace(source, encoding="utf-8" if whole else "cp1252", estimated_rows=max(lines - 1, 1))
+    return replace(source, encoding="utf-8" if whole else "cp1252")
+
+
+def count_records(source: Source) -> int:
+    """Records of a CSV without its header, or of JSON Lines, counted line by line and by quotes alone.
+
+    It shares nothing with the reader that takes rows apart, so that a fault of either shows as a difference. A quote
+    opens a cell at the cell's start only; elsewhere outside quotes it is a character like others. Blank lines are no
+    records.
+    """
+    return safely(source, lambda: _count_records(source))
+
+
+def _count_records(source: Source) -> int:
+    if source.kind == "jsonl":
+        with source.open() as file:
+            return sum(1 for line in file if line.strip())
+    records, quoted = -1, False  # the header is none
+    with source.text() as text:
+        for line in text:
+            records += not quoted and line not in ("\n", "\r\n", "\r")
+            if quoted or '"' in line:
+                quoted = _ends_quoted(line, source.delimiter, quoted)
+    return records
+
+
+def _ends_quoted(line: str, delimiter: str, quoted: bool) -> bool:
+    """Whether a cell is open at the end of a line that began inside a quoted cell, or not."""
+    parts = line.split('"')
+    at = 0
+    while at < len(parts) - 1:  # the quote between parts[at] and parts[at + 1]
+        if not quoted:
+            quoted = parts[at].endswith(delimiter) or (at == 0 and not parts[0])
+        elif not parts[at + 1] and at + 2 < len(parts):
+            at += 1  # two quotes within quotes are one character
+        else:
+            quoted = False
+        at += 1
+    return quoted
 
 
 def safely(source: Source, action: Callable[[], T]) -> T:
@@ -140,10 +201,16 @@ def safely(source: Source, action: Callable[[], T]) -> T:
             if "straddl" in str(error)
             else "it does not read as a table; is it a CSV with a header, or a whole Parquet file?"
         )
-    raise InputError(f"data: {source.name}: {fault}")
+    raise InputError(f"{source.label}: {fault}")
 
 
-def _parquet(path: Path) -> Source:
+def _lines_estimated(path: Path, size: int) -> int:
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return max(round(head.count(b"\n") * size / len(head)), 1)
+
+
+def _parquet(path: Path, option: str) -> Source:
     rows, columns = 0, ()
     try:
         with pq.ParquetFile(path) as file:
@@ -152,13 +219,13 @@ def _parquet(path: Path) -> Source:
     except (pa.ArrowException, OSError):
         readable = False
     if not readable:
-        raise InputError(f"data: {path} begins like Parquet but cannot be read; is it whole?")
+        raise InputError(f"{option}: {path} begins like Parquet but cannot be read; is it whole?")
     if rows == 0:
-        raise InputError(f"data: {path} has columns and no records")
-    return Source(path, "parquet", columns, path.stat().st_size, rows)
+        raise InputError(f"{option}: {path} has columns and no records")
+    return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
 
 
-def _member(path: Path) -> tuple[str, int]:
+def _member(path: Path, option: str) -> tuple[str, int]:
     members: list[zipfile.ZipInfo] | None = None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -166,34 +233,34 @@ def _member(path: Path) -> tuple[str, int]:
     except zipfile.BadZipFile:
         pass
     if members is None:
-        raise InputError(f"data: {path} begins like a ZIP but cannot be read; is it whole?")
+        raise InputError(f"{option}: {path} begins like a ZIP but cannot be read; is it whole?")
     csvs = [m for m in members if m.filename.lower().endswith(".csv") and not m.filename.startswith("__MACOSX/")]
     if not csvs:
         workbook = any(m.filename == "xl/workbook.xml" for m in members)
         hint = "it is an Excel workbook; save it as CSV" if workbook else "pack the CSV, or give its own path"
-        raise InputError(f"data: {path} holds no CSV; {hint}")
+        raise InputError(f"{option}: {path} holds no CSV; {hint}")
     if len(csvs) > 1:
         names = ", ".join(m.filename for m in csvs[:5])
-        raise InputError(f"data: {path} holds {len(csvs)} CSVs ({names}); leave one, or unpack it and give a path")
+        raise InputError(f"{option}: {path} holds {len(csvs)} CSVs ({names}); leave one, or unpack it and give a path")
     if csvs[0].flag_bits & 0x1:
-        raise InputError(f"data: {path} is encrypted; unpack it and give the CSV's path")
+        raise InputError(f"{option}: {path} is encrypted; unpack it and give the CSV's path")
     return csvs[0].filename, csvs[0].file_size
 
 
 def _csv(source: Source) -> Source:
     if source.bytes == 0:
-        raise InputError(f"data: {source.name} is empty")
+        raise InputError(f"{source.label} is empty")
     head = safely(source, lambda: _head(source))
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"data: {source.name} is UTF-16; save it as UTF-8")
+        raise InputError(f"{source.label} is UTF-16; save it as UTF-8")
     if b"\0" in head:
-        raise InputError(f"data: {source.name} holds NUL bytes; it is neither a CSV, nor a ZIP or Parquet")
+        raise InputError(f"{source.label} holds NUL bytes; it is neither a CSV, nor a ZIP or Parquet")
     whole = len(head) == source.bytes
     decoder = codecs.getincrementaldecoder("utf-8")()
     encoding: Encoding = "utf-8" if _decodes(decoder, head, final=whole) else "cp1252"
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
-        raise InputError(f"data: {source.name} is blank")
+        raise InputError(f"{source.label} is blank")
     first_line = text.lstrip("\r\n").partition("\n")[0]
     delimiter = "," if "," in first_line else next((d for d in ";\t" if d in first_line), ",")
     try:
@@ -204,9 +271,9 @@ def _csv(source: Source) -> Source:
     except (csv.Error, StopIteration):
         columns, records = (), False
     if not columns:
-        raise InputError(f"data: {source.name} does not read as a CSV; is a quote left open in the header?")
+        raise InputError(f"{source.label} does not read as a CSV; is a quote left open in the header?")
     if not records and whole:
-        raise InputError(f"data: {source.name} has a header and no records")
+        raise InputError(f"{source.label} has a header and no records")
     lines = max(text.count("\n"), 1)
     rows_estimated = lines - 1 + (not text.endswith("\n")) if whole else round(lines * source.bytes / len(head))
     return replace(
@@ -234,8 +301,7 @@ def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = 
     return True
 
 
-def _lines(source: Source) -> tuple[int, bool]:
-    """Line feeds of the whole file, and whether it is UTF-8 throughout."""
+def _is_utf8(source: Source) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines, whole = 0, True
     with source.open() as file:
@@ -243,10 +309,10 @@ def _lines(source: Source) -> tuple[int, bool]:
             at = chunk.find(b"\0")
             if at >= 0:
                 line = lines + chunk.count(b"\n", 0, at) + 1
-                raise InputError(f"data: {source.name}, line {line}: a NUL byte; the file is damaged or no text")
+                raise InputError(f"{source.label}, line {line}: a NUL byte; the file is damaged or no text")
             whole = whole and _decodes(decoder, chunk)
             lines += chunk.count(b"\n")
-    return lines, whole and _decodes(decoder, b"", final=True)
+    return whole and _decodes(decoder, b"", final=True)
 
 
 def _check_cp1252(source: Source) -> None:
@@ -266,7 +332,7 @@ def _check_cp1252(source: Source) -> None:
             lines += chunk.count(b"\n")
     if valid > invalid:
         raise InputError(
-            f"data: {source.name} is UTF-8 with {invalid} damaged bytes; repair them, or it would be misread as cp1252"
+            f"{source.label} is UTF-8 with {invalid} damaged bytes; repair them, or it would be misread as cp1252"
         )
     if undefined_at is not None:
-        raise InputError(f"data: {source.name}, line {undefined_at}: neither UTF-8 nor cp1252; save it as UTF-8")
+        raise InputError(f"{source.label}, line {undefined_at}: neither UTF-8 nor cp1252; save it as UTF-8")
