@@ -35,6 +35,7 @@ def _score(work: Work) -> Mapping[str, Any]:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     given = read(work.inputs["predictions"], "test")
     predicted, probabilities = given["predicted"].numpy(), given["log_probabilities"].double().exp().numpy()
+    classes = probabilities.shape[1]
     whole, codes = metrics.classification(labels, predicted), metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)
     _write_codes(work.out / "codes.json", codes, [code.code for code in load_codes(work.inputs["dataset"])])
