@@ -1,7 +1,4 @@
-"""What the stack tells by itself: notifications that arrive, metrics of real runs; and a file coded on it.
-
-Slow: runs are processes of their own.
-"""
+"""What the stack tells by itself: notifications that arrive, metrics of real runs; and a file coded on it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from runs import ended, in_state, release_run, releases, small, start
 from sinks import Sink
 from stacks import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

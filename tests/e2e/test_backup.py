@@ -1,7 +1,4 @@
-"""A backup by the commands of docs/operations.md, as they stand there, restored into a fresh database and workspace.
-
-Slow: a second PostgreSQL is initialised and the ledger's schema made in it.
-"""
+"""A backup by the commands of docs/operations.md, as they stand there, restored into a fresh database and workspace."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
 def commands(number: int) -> list[str]:

@@ -1,6 +1,5 @@
 """The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what.
 
-Slow: PostgreSQL, Redis, Prefect's server, its services and three workers start, and every run is a process of its own.
 The tests go on from each other's state, in their order.
 """
 
@@ -18,7 +17,7 @@ import pytest
 from runs import ended, in_state, processes_of, releases, small, start
 from stacks import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(900)]
 
 
 def test_the_api_refuses_whoever_does_not_log_in(stack: Stack) -> None:

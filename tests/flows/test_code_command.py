@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import environment
-
-from flows import cli
+from in_process import Told
+from jobs import Job, environment
 
 
 def command(*arguments: str) -> list[str]:
@@ -26,16 +25,6 @@ def code(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*map(str, arguments)), capture_output=True, text=True, env=environment(), timeout=300)
 
 
-def here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
-) -> tuple[int, str]:
-    """Run it in this process, which spares the imports; the exit code and what stderr says."""
-    monkeypatch.setattr(sys, "argv", ["autocoder", "code", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(end.value.code or 0), capsys.readouterr().err
-
-
 def write(path: Path, rows: list[list[str]]) -> Path:
     """Write a CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -43,7 +32,7 @@ def write(path: Path, rows: list[list[str]]) -> Path:
     return path
 
 
-def test_a_file_is_coded_with_its_columns_kept(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is told."""
     rows = [["id", "Text"], ["=1+1", "Employee fell\nfrom a ladder."], ["2", ""], ["3", "Burned by hot oil."]]
     source, out = write(tmp_path / "new.csv", rows), tmp_path / "coded.csv"
@@ -83,8 +72,7 @@ def test_a_file_is_coded_with_its_columns_kept(tiny_bundle: Path, tmp_path: Path
 def test_what_cannot_be_coded_leaves_no_output(
     tiny_bundle: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
     content: bytes | None,
     column: str,
     out: str,
@@ -95,14 +83,13 @@ def test_what_cannot_be_coded_leaves_no_output(
     if content is not None:
         source.write_bytes(content)
     arguments = ("--bundle", tiny_bundle, "--data", source, "--column", column, "--out", tmp_path / out)
-    status, told = here(capsys, monkeypatch, *arguments)
-    assert (status, "error: " in told) == (2, True)
-    assert said in told
-    assert "Jane" not in told
+    status, error = told("code", *arguments)
+    assert (status, "error: " in error) == (2, True)
+    assert said in error
+    assert "Jane" not in error
     assert [p.name for p in tmp_path.iterdir()] == (["new.csv"] if content is not None else [])
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(
     tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
 ) -> None:
@@ -156,9 +143,7 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path,
     assert json.loads(done.stdout)["resumed"] == 3000
 
 
-def test_options_that_do_not_go_together_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_do_not_go_together_are_refused(told: Told) -> None:
     """At once, before a bundle is looked for."""
     for arguments, said in (
         ((), "give narratives"),
@@ -167,6 +152,6 @@ def test_options_that_do_not_go_together_are_refused(
         (("x", "--out", "a.csv"), "need --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
     ):
-        status, told = here(capsys, monkeypatch, *arguments)
+        status, error = told("code", *arguments)
         assert status == 2
-        assert said in told, arguments
+        assert said in error, arguments
