@@ -42,7 +42,7 @@ WORKERS = {
     "worker-gpu": ("gpu", "gpu-1", ()),
 }
 """Component, and its pool, its name at the server, the queues it serves (none named: all). One run at a time each."""
-PATIENCE = 180
+PATIENCE = 600
 """Seconds in which a component has to answer."""
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 
 def commands(number: int) -> list[str]:
@@ -45,7 +45,7 @@ def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list
     for line in lines:
         text = "\n".join(("set -euo pipefail", *commands(0), line))
         command = ["bash", "-c", re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[0]], text)]
-        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         printed.append(done.stdout + done.stderr)
     return printed

@@ -19,7 +19,7 @@ from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
 from runs import ended, in_state, processes_of, release_run, releases, small, start
 from stacks import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 SEED = 61
 STAGES = 8
@@ -93,10 +93,10 @@ def hurt(scene: Scene, home: Path, fault: str, *, after: int) -> None:
 def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path) -> None:
     """The run completes with the unbroken one's stages, byte for byte, and one release follows its approval."""
     stack, run_id = scene.stack, scene.run["id"]
-    done = stack.wait("the retrain's end", lambda: ended(stack, run_id), seconds=900)
+    done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
     assert done["state_type"] == "COMPLETED", done["state"]
     for process in scene.spare:
-        process.wait(300)
+        process.wait(1800)
     assert manifests(home) == unbroken
     asked = stack.wait("the release run", lambda: release_run(stack, run_id))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
@@ -150,7 +150,7 @@ def test_all_faults_in_one_run(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Rounds of each fault, as many as are asked for."""
     if "fault" in metafunc.fixturenames:
-        rounds = range(metafunc.config.getoption("--faults-repeat"))
+        rounds = range(int(metafunc.config.getoption("--faults-repeat") or 0))
         none = [pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))]
         each = [(f, n) for n in rounds for f in (*FAULTS, "disk-full")]
         metafunc.parametrize(("fault", "number"), each or none, ids=lambda value: str(value))

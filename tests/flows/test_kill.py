@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,40 +30,33 @@ def start(job: Job) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the process and to the server that Prefect started for it."""
-    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for victim in victims:
-        victim.kill()
+    """SIGKILL to the process, if it still runs, and to the server that Prefect started for it."""
+    with suppress(psutil.NoSuchProcess):
+        for victim in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            victim.kill()
     process.wait()
 
 
-def begun(job: Job) -> bool:
-    """Whether the stages have begun: before that there is nothing to lose."""
-    return (job.home / "private" / "work").exists() or (job.home / "private" / "stages").exists()
-
-
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
     """Every file of every stage equals the unbroken run's.
 
-    The moments are random: a seed that fails is printed, so that it can be tried again.
+    The moments are random, somewhere in a stage that is random too: a seed that fails is printed, so that it can be
+    tried again.
     """
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201
     moments = random.Random(seed)
     job = finished.at(tmp_path, env=environment())
     kills = 0
-    for _ in range(5):
+    for stages in sorted(moments.sample(range(len(finished.stages())), 5)):
         process = start(job)
-        while not begun(job) and process.poll() is None:
-            time.sleep(0.05)
-        try:
-            process.wait(timeout=moments.uniform(0.2, 9))
-            break
-        except subprocess.TimeoutExpired:
-            kill(process)
-            kills += 1
+        while len(job.stages()) < stages and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 0.5))
+        kills += process.poll() is None
+        kill(process)
     done = job.run()
     assert done.returncode == 0, done.stderr
     assert kills > 0, "no run was killed"
@@ -187,7 +181,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
                 if rows and rows[0].state == "committed":
                     assert bundles, (point, when)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     done = job.run()
     assert done.returncode == 0, done.stderr
     (row,) = job.releases()
