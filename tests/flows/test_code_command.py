@@ -11,18 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm
 from in_process import Told
 from jobs import Job, environment
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line."""
+    """The command line, for a process of its own."""
     return [sys.executable, "-m", "flows.cli", "code", *arguments]
 
 
-def code(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run it."""
-    return subprocess.run(command(*map(str, arguments)), capture_output=True, text=True, env=environment(), timeout=300)
+def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return warm.command(job.warm, "code", *map(str, arguments), env=environment(), timeout=500)
 
 
 def write(path: Path, rows: list[list[str]]) -> Path:
@@ -37,7 +38,7 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     rows = [["id", "Text"], ["=1+1", "Employee fell\nfrom a ladder."], ["2", ""], ["3", "Burned by hot oil."]]
     source, out = write(tmp_path / "new.csv", rows), tmp_path / "coded.csv"
     options = ("--column", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
-    done = code("--bundle", tiny_bundle, "--data", source, "--out", out, *options)
+    done = code(new, "--bundle", tiny_bundle, "--data", source, "--out", out, *options)
     assert done.returncode == 0, done.stderr
     with out.open(newline="", encoding="utf-8") as file:
         coded = list(csv.DictReader(file))
@@ -91,12 +92,9 @@ def test_what_cannot_be_coded_leaves_no_output(
 
 
 def test_killed_in_the_middle_it_goes_on(
-    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
+    new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
 ) -> None:
-    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one.
-
-    Slow: three processes that import torch.
-    """
+    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one."""
     texts = narratives(24_000)
     source = write(tmp_path / "new.csv", [["Text"], *([text] for text in texts)])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
@@ -109,16 +107,16 @@ def test_killed_in_the_middle_it_goes_on(
     process.kill()
     process.wait()
     assert not out.exists()
-    done = code(*arguments, out)
+    done = code(new, *arguments, out)
     assert done.returncode == 0, done.stderr
     resumed = json.loads(done.stdout)["resumed"]
     assert 3 * 2048 <= resumed < 24_000
-    assert code(*arguments, whole).returncode == 0
+    assert code(new, *arguments, whole).returncode == 0
     assert out.read_bytes() == whole.read_bytes()
     assert not pieces.exists()
 
 
-def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
     source = write(tmp_path / "new.csv", [["Text"], *([f"fell {n} " * 20] for n in range(3000))])
     out = write(tmp_path / "coded.csv", [["mine"]])
@@ -139,7 +137,7 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path,
     assert "Traceback" not in full.stderr
     assert "code: " in full.stderr
     assert out.read_text() == "mine\n"
-    done = code(*arguments, "--json")
+    done = code(new, *arguments, "--json")
     assert json.loads(done.stdout)["resumed"] == 3000
 
 
