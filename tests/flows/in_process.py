@@ -15,14 +15,21 @@ from flows import cli
 from tasks.running.failures import SAFE
 
 
-def command(*arguments: str) -> str:
-    """Run it; its output, or its refusal raised."""
+def invoke(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr; a refusal is raised."""
     with patch.dict(os.environ):
-        result = CliRunner().invoke(cli.app, list(arguments))
+        result = CliRunner().invoke(cli.app, [str(part) for part in arguments])
     if isinstance(result.exception, SAFE):
         raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def command(*arguments: str | Path) -> str:
+    """What a command prints that is to end well."""
+    code, out, err = invoke(*arguments)
+    assert code == 0, out + err
+    return out
 
 
 class Told:
