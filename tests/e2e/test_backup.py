@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stack as scripts_stack
 from stacks import Stack
 
 from storage.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
-
 pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import shared
 from in_process import Told, command, write_policy
-from jobs import MARKER, Job, environment, start_server, start_warm
+from jobs import MARKER, Job, environment, read_csv, start_server, start_warm, write_csv
 
 from storage.demo_data import write_demo_data
 from storage.paths import Workspace
@@ -36,14 +35,10 @@ def small_data(common: Path) -> tuple[Path, Path]:
 
     def write(folder: Path) -> None:
         written = write_demo_data(folder, records=400, seed=1)
-        with written.csv.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_csv(written.csv)
         for row in rows[::10]:
             row["Final Narrative"] += f" {MARKER}."
-        with written.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(written.csv, rows)
 
     folder = shared.once(common / "data", write)
     return folder / "injuries.csv", folder / "codelist.csv"

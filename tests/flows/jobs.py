@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import warm
+from stack import free_port
 
 from storage.paths import Workspace
 
@@ -37,14 +38,23 @@ MARKER = "zebrafinch quicksilver marzipan"
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a user who has set nothing of ours or of Prefect's; one thread: files run two at once."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
-    return kept | {"NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"} | changes
+    quiet = {"NO_COLOR": "1", "COLUMNS": "200", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    return kept | quiet | {"OMP_NUM_THREADS": "1"} | changes
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+    """Write them."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -52,7 +62,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=environment(PREFECT_HOME=str(folder), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
+        env=environment(PREFECT_HOME=str(folder)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

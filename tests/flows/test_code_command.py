@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import warm
 from in_process import Told
-from jobs import Job, environment
+from jobs import Job, environment, read_csv, write_csv
 
 
 def command(*arguments: str) -> list[str]:
@@ -26,23 +25,16 @@ def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return warm.command(job.warm, "code", *map(str, arguments), env=environment(), timeout=500)
 
 
-def write(path: Path, rows: list[list[str]]) -> Path:
-    """Write a CSV."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-    return path
-
-
 def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is told."""
-    rows = [["id", "Text"], ["=1+1", "Employee fell\nfrom a ladder."], ["2", ""], ["3", "Burned by hot oil."]]
-    source, out = write(tmp_path / "new.csv", rows), tmp_path / "coded.csv"
+    texts = {"=1+1": "Employee fell\nfrom a ladder.", "2": "", "3": "Burned by hot oil."}
+    source = write_csv(tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()])
+    out = tmp_path / "coded.csv"
     options = ("--column", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
     done = code(new, "--bundle", tiny_bundle, "--data", source, "--out", out, *options)
     assert done.returncode == 0, done.stderr
-    with out.open(newline="", encoding="utf-8") as file:
-        coded = list(csv.DictReader(file))
-    assert [row["Text"] for row in coded] == [row[1] for row in rows[1:]]
+    coded = read_csv(out)
+    assert [row["Text"] for row in coded] == list(texts.values())
     assert coded[0]["id"] == "'=1+1", "a formula is made text"
     for row in coded:
         assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), "a blank narrative gets no code"
@@ -96,7 +88,7 @@ def test_killed_in_the_middle_it_goes_on(
 ) -> None:
     """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one."""
     texts = narratives(24_000)
-    source = write(tmp_path / "new.csv", [["Text"], *([text] for text in texts)])
+    source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
     arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--quiet", "--json", "--out")
     process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
@@ -118,8 +110,9 @@ def test_killed_in_the_middle_it_goes_on(
 
 def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
-    source = write(tmp_path / "new.csv", [["Text"], *([f"fell {n} " * 20] for n in range(3000))])
-    out = write(tmp_path / "coded.csv", [["mine"]])
+    source = write_csv(tmp_path / "new.csv", [{"Text": f"fell {n} " * 20} for n in range(3000)])
+    out = tmp_path / "coded.csv"
+    out.write_text("mine\n")
     line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
     arguments = (
         "--bundle",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from in_process import invoke
-from jobs import answers, environment
+from in_process import command, invoke
+from jobs import answers, environment, read_csv, write_csv
 from sealed_bundle import Sealed
+from stack import free_port
 from tiny_models import CODES
 
 from storage.errors import InputError, StorageError
@@ -27,27 +26,9 @@ def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narrative
     """300 narratives and the codes that the model gave them."""
     folder = tmp_path_factory.mktemp("coded")
     source, out = folder / "new.csv", folder / "coded.csv"
-    with source.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["Text"], *([text] for text in narratives(300))])
-    assert (
-        invoke("code", "--bundle", tiny_bundle, "--data", source, "--column", "Text", "--out", out, "--quiet")[0] == 0
-    )
+    write_csv(source, [{"Text": text} for text in narratives(300)])
+    command("code", "--bundle", tiny_bundle, "--data", source, "--column", "Text", "--out", out, "--quiet")
     return out
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, rows: list[dict[str, str]]) -> Path:
-    """Write them."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> None:
@@ -57,11 +38,11 @@ def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> 
         "qa", "draw", coded, "--out", sample, "--column", "Text", "--share", "0.5", "--seed", "1", "--json"
     )
     assert (code, json.loads(out)["sampled"]) == (0, 150)
-    model, filled = rows_of(coded), rows_of(sample)
+    model, filled = read_csv(coded), read_csv(sample)
     for n, row in enumerate(filled):
         own = model[int(row["qa_row"]) - 1]["code"]
         row["human_code"] = own if n % 5 else ("111" if own != "111" else "132")
-    write(sample, filled)
+    write_csv(sample, filled)
     found = json.loads(invoke("qa", "agree", coded, "--sample", sample, "--json")[1])
     assert found["share"] == pytest.approx(0.8)
     low, high = found["share_interval"]
@@ -75,10 +56,10 @@ def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp
     """A period against itself is stable; one in which half of the rows went to one code has drifted: exit code 3."""
     code, out, _ = invoke("drift", coded, "--reference", coded, "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "stable")
-    rows = rows_of(coded)
+    rows = read_csv(coded)
     given = [row["code"] for row in rows]
     rare = min(CODES, key=given.count)
-    moved = write(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
+    moved = write_csv(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
     plot = tmp_path / "drift.png"
     code, out, _ = invoke("drift", moved, "--reference", coded, "--plot", plot)
     assert code == 3, out
@@ -95,9 +76,9 @@ def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp
 
 def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     """Coded records give a temperature and thresholds; `code --thresholds` lets through what reaches them."""
-    rows = rows_of(coded)
+    rows = read_csv(coded)
     records = [{"Text": row["Text"], "Nature": row["code"]} for row in rows]
-    data, out = write(tmp_path / "own.csv", records), tmp_path / "thresholds.json"
+    data, out = write_csv(tmp_path / "own.csv", records), tmp_path / "thresholds.json"
     code, said, _ = invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
     assert code == 0
     found = json.loads(out.read_text())
@@ -109,7 +90,7 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     again = tmp_path / "again.csv"
     given = ("--bundle", tiny_bundle, "--data", data, "--column", "Text", "--quiet")
     invoke("code", *given, "--out", again, "--thresholds", out, "--accuracy", target)
-    for row in rows_of(again):
+    for row in read_csv(again):
         sure = float(row["score"]) >= reached[0]["threshold"]
         assert row["needs_review"].lower() == str(not sure).lower()
     with pytest.raises(InputError, match="--out"):
@@ -152,9 +133,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
     """The service as a process of its own, its address, the header of its key."""
     key = "0123456789abcdef-key"
     (tmp_path / "key.txt").write_text(key + "\n")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     arguments = ["serve", "--bundle", sealed.folder, "--verify-key", sealed.verifier.key, "--port", port]
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *map(str, arguments), "--api-key-file", str(tmp_path / "key.txt")],

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
-from jobs import MARKER, Job
+from jobs import MARKER, Job, read_csv, write_csv
 
 WORD = MARKER.split()[0]
 
@@ -27,16 +26,6 @@ def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
     assert any(name.startswith("private/stages/ingest") for name in files_with(finished.home, WORD.encode()))
 
 
-def plant(source: Path, target: Path, *, column: str) -> None:
-    """Write a copy of the data in which every cell of a column holds the marker."""
-    with source.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(row | {column: f"{row[column]} {MARKER}."} for row in rows)
-
-
 @pytest.mark.parametrize(
     ("settings", "column"),
     [
@@ -49,8 +38,8 @@ def test_a_failing_run_quotes_no_cell(
     new: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
 ) -> None:
     """Columns mapped wrongly make the ingest stumble over cells; what it says holds none of them."""
-    data = tmp_path / "injuries.csv"
-    plant(new.data, data, column=column)
+    rows = [row | {column: f"{row[column]} {MARKER}."} for row in read_csv(new.data)]
+    data = write_csv(tmp_path / "injuries.csv", rows)
     job = new.at(tmp_path / "home", data=data, settings=(*new.settings, *settings))
     job = job.at(job.home, env=job.env | {"PREFECT_HOME": str(tmp_path / "home" / "prefect")})
     done = job.run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from in_process import write_policy
 from jobs import Job, answers, environment
 from prometheus_client.parser import text_string_to_metric_families
+from stack import free_port
 
 from flows.commands.metrics import metrics
 from storage.errors import InputError
@@ -83,9 +83,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> Non
 
 def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
     """Over HTTP: every stage with its time, those of the model with a rate, the budget; no count of records."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "flows.cli", "metrics", "--home", str(finished.home), "--serve", address]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as serving:
         try:
