@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo stack screenshots test check format lock clean setup
+.PHONY: help demo stack screenshots test test-stack test-long check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -25,8 +25,16 @@ stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three work
 screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
 
+PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
+
 test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
-	$(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m "not stack and not long" $(PYTEST_ARGS)
+
+test-stack: $(STAMP)  ## the tests that start what `make stack` starts
+	$(PYTEST) -m "stack and not long" $(PYTEST_ARGS)
+
+test-long: $(STAMP)  ## random kills, long races, searches: nightly
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 check: $(STAMP)  ## formatter, linter, types, import arrows
 	$(BIN)/ruff format --check .

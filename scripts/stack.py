@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import secrets
 import shlex
 import shutil
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,15 +44,19 @@ WORKERS = {
     "worker-gpu": ("gpu", "gpu-1", ()),
 }
 """Component, and its pool, its name at the server, the queues it serves (none named: all). One run at a time each."""
-PATIENCE = 180
+PATIENCE = 600
 """Seconds in which a component has to answer."""
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port that nobody listens on, below those that systems give to clients.
+
+    Of theirs a client might get one while the server is not up yet, or away: it asks for that very port all the time.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return probe.getsockname()[1]
 
 
 def wait_for(what: str, ready: Callable[[], bool]) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # files side by side, and each with all cores, would wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = ["tiny_models", "sealed_bundle", "s3_server"]
 
 
@@ -24,20 +27,7 @@ def shared_data() -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of single tests; here, since only the uppermost conftest may add some."""
-    parser.addoption(
-        "--faults-repeat",
-        type=int,
-        default=0,
-        help="each fault in a run of its own (with --all-faults: all in one), so many times",
-    )
-    parser.addoption("--all-faults", action="store_true", help="five faults and a full disk in one run")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A run on a fast machine may end before the last fault comes: that test is for whoever asks for it."""
-    for item in items:
-        if getattr(item, "originalname", "") == "test_all_faults_in_one_run" and not config.getoption("--all-faults"):
-            item.add_marker(pytest.mark.skip(reason="asked for by --all-faults"))
+    parser.addoption("--faults-repeat", type=int, default=0, help="each fault in a run of its own, so many times")
 
 
 class _ByFile(LoadFileScheduling):

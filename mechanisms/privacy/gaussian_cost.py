@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -88,6 +88,12 @@ def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interv
         MechanismError: the event is none of Gaussian noise, or delta is not in (0, 1).
     """
     _check_delta(delta)
+    return _add_or_remove(event, delta, records_per_unit, interval)
+
+
+@lru_cache(maxsize=4096)
+def _add_or_remove(event: Event, delta: float, records_per_unit: int, interval: float) -> float:
+    """Events are frozen: one has one epsilon at one delta, which plan, fit, claim and page ask for."""
     return float(_pld(event, records_per_unit, interval, NeighboringRelation.ADD_OR_REMOVE_ONE).get_epsilon(delta))
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 from stacks import Stack
 
-expect.set_options(timeout=60_000)  # its own 5 seconds are short for a server that works beside us
+PATIENCE = 600_000
+"""Milliseconds; Playwright's own few seconds are short where runs and servers work beside the browser."""
+expect.set_options(timeout=PATIENCE)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -30,7 +32,7 @@ def browsing(stack: Stack, *, width: int = 1280, height: int = 900) -> Iterator[
         # Chromium's own sandbox wants namespaces, which containers and root lack; it opens nothing but our page.
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE)
         operator = Operator(page, stack)
         operator.log_in()
         yield operator

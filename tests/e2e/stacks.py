@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,15 @@ class Stack:
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request as the operator; again while the server is away."""
-        for _ in range(240):
-            try:
-                response = httpx.post(f"{self.api}{path}", json=body or {}, auth=self.auth, timeout=30)
-            except httpx.TransportError:
-                time.sleep(0.5)
-                continue
-            if response.status_code < 500:
-                return response
-            time.sleep(0.5)
-        pytest.fail(f"the server does not answer {path}")
+
+        def answer() -> httpx.Response | None:
+            with suppress(httpx.TransportError):
+                response = httpx.post(f"{self.api}{path}", json=body or {}, auth=self.auth, timeout=60)
+                if response.status_code < 500:
+                    return response
+            return None
+
+        return self.wait(f"an answer to {path}", answer)
 
     def deployment(self, name: str) -> dict[str, Any]:
         flow, _, own = name.partition("/")
@@ -91,14 +90,14 @@ class Stack:
         """The log lines of a run that the server has."""
         return [r["message"] for r in self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}}).json()]
 
-    def wait(self, what: str, ready: Callable[[], Any], *, seconds: float = 300) -> Any:
-        """What `ready` gives, once it is something."""
-        deadline = time.monotonic() + seconds
+    def wait(self, what: str, ready: Callable[[], Any], *, pause: float = 0.5) -> Any:
+        """What `ready` gives, once it is something. Half an hour is for a machine that has much else to do."""
+        deadline = time.monotonic() + 1800
         while time.monotonic() < deadline:
             found = ready()
             if found:
                 return found
-            time.sleep(0.5)
+            time.sleep(pause)
         pytest.fail(f"{what} did not come about; logs:\n{self.logs()}")
 
     def logs(self) -> str:
@@ -126,7 +125,7 @@ class Stack:
             env=self.environment(**changes),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,
         )
 
 
@@ -165,7 +164,7 @@ def started(*, webhook: str | None = None) -> Iterator[Stack]:
         yield Stack(folder / "stack")
         pids = Stack(folder / "stack").state["processes"].values()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(600) == 0
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a component outlived the stack"
     finally:
         process.kill()

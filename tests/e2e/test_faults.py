@@ -1,14 +1,15 @@
 """Whatever dies, a retrain on the stack ends with the result of an unbroken run, and with one release.
 
-Slow: each run is a process of its own, and servers start again. With `--all-faults` five of them, and a full disk
-where one may be mounted, hit one run one after the other, in a few minutes; `--faults-repeat 5` gives each fault a run
-of its own, five times, each in another stage, with the network cut for five minutes ($AUTOCODER_TEST_CUT_SECONDS).
+Nightly five of them, and a full disk where one may be mounted, hit one run one after the other, in a few minutes;
+`--faults-repeat 5` gives each fault a run of its own, five times, each in another stage, with the network cut for five
+minutes ($AUTOCODER_TEST_CUT_SECONDS).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
 from runs import ended, in_state, processes_of, release_run, releases, small, start
 from stacks import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 SEED = 61
 STAGES = 8
@@ -46,10 +47,8 @@ def worker(stack: Stack) -> Iterator[Worker]:
     proxy.close()
 
 
-@pytest.fixture(scope="module")
-def pace(pytestconfig: pytest.Config) -> int:
-    """How many times longer training takes where one run must outlast five restarts."""
-    return 5 if pytestconfig.getoption("--all-faults") else 1
+PACE = 5
+"""How many times longer training takes where one run must outlast five restarts."""
 
 
 def longer(stack: Stack, pace: int) -> dict[str, Any]:
@@ -68,15 +67,20 @@ def manifests(home: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(stack: Stack, worker: Worker, pace: int) -> dict[str, bytes]:
-    """What a run leaves that nothing happens to."""
-    home = stack.folder / "unbroken"
-    parameters = longer(stack, pace)
-    parameters["parameters"]["release"]["enabled"] = False
-    run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
-    done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
-    assert done["state_type"] == "COMPLETED", done["state"]
-    return manifests(home)
+def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
+    """What a run of a pace leaves that nothing happens to."""
+
+    @cache
+    def stages(pace: int) -> dict[str, bytes]:
+        home = stack.folder / f"unbroken-{pace}"
+        parameters = longer(stack, pace)
+        parameters["parameters"]["release"]["enabled"] = False
+        run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
+        done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
+        assert done["state_type"] == "COMPLETED", done["state"]
+        return manifests(home)
+
+    return stages
 
 
 def hurt(scene: Scene, home: Path, fault: str, *, after: int) -> None:
@@ -89,10 +93,10 @@ def hurt(scene: Scene, home: Path, fault: str, *, after: int) -> None:
 def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path) -> None:
     """The run completes with the unbroken one's stages, byte for byte, and one release follows its approval."""
     stack, run_id = scene.stack, scene.run["id"]
-    done = stack.wait("the retrain's end", lambda: ended(stack, run_id), seconds=900)
+    done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
     assert done["state_type"] == "COMPLETED", done["state"]
     for process in scene.spare:
-        process.wait(300)
+        process.wait(1800)
     assert manifests(home) == unbroken
     asked = stack.wait("the release run", lambda: release_run(stack, run_id))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
@@ -128,34 +132,38 @@ def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
     assert stack.post(f"/flow_runs/{run_id}/set_state", retry).json()["status"] == "ACCEPT"
 
 
+@pytest.mark.long
 def test_all_faults_in_one_run(
-    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int, turn: int
+    stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
 ) -> None:
     """The disk is full, the run is handed to two, server and database die, Redis forgets, the network is cut."""
-    home = stack.folder / f"all-faults-{turn}"
+    home = stack.folder / "all-faults"
     with own_disk(home) as disk:
-        scene = begin(stack, worker, home, home.name, cut_seconds=10, pace=pace)
+        scene = begin(stack, worker, home, home.name, cut_seconds=10, pace=PACE)
         if disk is not None:
             fill(scene, home, disk, after=2)
         for number, fault in enumerate(IN_ONE_RUN):
             hurt(scene, home, fault, after=3 + number)
-        check_ended(scene, home, unbroken, officer)
+        check_ended(scene, home, unbroken(PACE), officer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Rounds of each fault, as many as are asked for."""
-    repeat = int(metafunc.config.getoption("--faults-repeat") or 0)
-    if "turn" in metafunc.fixturenames:
-        metafunc.parametrize("turn", range(max(1, repeat)))
     if "fault" in metafunc.fixturenames:
-        rounds = range(0 if metafunc.config.getoption("--all-faults") else repeat)
+        rounds = range(int(metafunc.config.getoption("--faults-repeat") or 0))
         none = [pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))]
         each = [(f, n) for n in rounds for f in (*FAULTS, "disk-full")]
         metafunc.parametrize(("fault", "number"), each or none, ids=lambda value: str(value))
 
 
+@pytest.mark.long
 def test_one_fault(
-    stack: Stack, worker: Worker, unbroken: dict[str, bytes], officer: Path, pace: int, fault: str, number: int
+    stack: Stack,
+    worker: Worker,
+    unbroken: Callable[[int], dict[str, bytes]],
+    officer: Path,
+    fault: str,
+    number: int,
 ) -> None:
     """Each fault alone, in a stage that differs from round to round."""
     home = stack.folder / f"{fault}-{number}"
@@ -163,14 +171,14 @@ def test_one_fault(
         with own_disk(home) as disk:
             if disk is None:
                 pytest.skip("a disk that is full wants a user who may mount one")
-            scene = begin(stack, worker, home, home.name, cut_seconds=0, pace=pace)
+            scene = begin(stack, worker, home, home.name, cut_seconds=0, pace=1)
             fill(scene, home, disk, after=1 + number)
-            check_ended(scene, home, unbroken, officer)
+            check_ended(scene, home, unbroken(1), officer)
         return
     cut = float(os.environ.get("AUTOCODER_TEST_CUT_SECONDS", "300"))
-    scene = begin(stack, worker, home, home.name, cut_seconds=cut, pace=pace)
+    scene = begin(stack, worker, home, home.name, cut_seconds=cut, pace=1)
     hurt(scene, home, fault, after=1 + (number + 3 * list(FAULTS).index(fault)) % STAGES)
-    check_ended(scene, home, unbroken, officer)
+    check_ended(scene, home, unbroken(1), officer)
 
 
 def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack, worker: Worker) -> None:

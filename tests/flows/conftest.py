@@ -1,26 +1,88 @@
-"""Jobs that tests of the flow share."""
+"""What tests of the commands share, all of pytest's processes together: libraries, a server, a finished job."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import Job
+import shared
+from in_process import Told, command, write_policy
+from jobs import MARKER, Job, environment, read_csv, start_server, start_warm, write_csv
 
 from storage.demo_data import write_demo_data
+from storage.paths import Workspace
 
 
 @pytest.fixture(scope="session")
-def small_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Invented narratives and their code list."""
-    written = write_demo_data(tmp_path_factory.mktemp("data"), records=400, seed=1)
-    return written.csv, written.codelist
+def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of all of pytest's processes."""
+    own = tmp_path_factory.getbasetemp()
+    return (own if worker_id == "master" else own.parent) / "flows"
 
 
 @pytest.fixture(scope="session")
-def finished(small_data: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job that ran to its end unbroken. Tests must not change its workspace."""
-    job = Job(tmp_path_factory.mktemp("finished"), *small_data)
-    done = job.run()
-    assert done.returncode == 0, done.stderr
-    return job
+def server(common: Path) -> Iterator[str]:
+    """A Prefect server's address. Others use it too: look at the runs of one's own alone."""
+    with shared.running(common / "server", start_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def small_data(common: Path) -> tuple[Path, Path]:
+    """Invented narratives, some with the marker, and their code list."""
+
+    def write(folder: Path) -> None:
+        written = write_demo_data(folder, records=400, seed=1)
+        rows = read_csv(written.csv)
+        for row in rows[::10]:
+            row["Final Narrative"] += f" {MARKER}."
+        write_csv(written.csv, rows)
+
+    folder = shared.once(common / "data", write)
+    return folder / "injuries.csv", folder / "codelist.csv"
+
+
+@pytest.fixture(scope="session")
+def new(common: Path, server: str, small_data: tuple[Path, Path]) -> Iterator[Job]:
+    """A job that has not begun, in no workspace yet: give it one by `at`."""
+    env = environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect"))
+    with shared.running(common / "warm", start_warm) as address:
+        yield Job(common / "none", *small_data, warm=Path(address), env=env)
+
+
+@pytest.fixture(scope="session")
+def finished(common: Path, new: Job) -> Job:
+    """A job that ran to its end unbroken, as a process with a Prefect server of its own. Tests must not change its
+    workspace; `said` beside it is what it printed.
+    """
+
+    def run(folder: Path) -> None:
+        job = new.at(folder / "home", env=environment())
+        done = subprocess.run(job.arguments("--json"), capture_output=True, text=True, env=job.env, timeout=500)
+        assert done.returncode == 0, done.stderr
+        (folder / "stdout").write_text(done.stdout)
+        (folder / "stderr").write_text(done.stderr)
+
+    return new.at(shared.once(common / "finished", run) / "home")
+
+
+@pytest.fixture
+def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
+    """A workspace under a policy of two approvals, and a plan to release into it."""
+    job = finished.at(Workspace(tmp_path / "home").create().home)
+    policy = write_policy(tmp_path, "officer", "director", minimum=2)
+    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
+    command("ledger", "change-policy", *change)
+    (made,) = (finished.home / "private" / "plans").glob("*.json")
+    plan = job.home / "private" / "plans" / made.name
+    plan.parent.mkdir()
+    plan.write_bytes(made.read_bytes())
+    return job, str(plan)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Run a command that is to be refused."""
+    return Told(capsys)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
-import socket
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+import warm
+from stack import free_port
+
+from storage.paths import Workspace
 
 SMALL = (
     "fit.adamw.epochs=2",
@@ -26,46 +31,76 @@ SMALL = (
 )
 """Settings that make the demo profile take seconds."""
 
+MARKER = "zebrafinch quicksilver marzipan"
+"""Words that no code, template or vocabulary holds; every tenth narrative of the data ends with them."""
+
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a user who has set nothing of ours or of Prefect's."""
+    """The environment of a user who has set nothing of ours or of Prefect's; one thread: files run two at once."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
-    return kept | {"NO_COLOR": "1", "COLUMNS": "200"} | changes
+    quiet = {"NO_COLOR": "1", "COLUMNS": "200", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    return kept | quiet | {"OMP_NUM_THREADS": "1"} | changes
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+    """Write them."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a Prefect server on SQLite in `folder`; the process and the API's address, once it answers."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=environment(PREFECT_HOME=str(folder)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    while not answers(f"{url}/health"):
+        assert process.poll() is None, "the Prefect server ended before it answered"
+        time.sleep(0.2)
+    return process, url
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there and well."""
+    try:
+        return httpx.get(url, timeout=10).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[str]:
     """A Prefect server of its own, on SQLite in `folder`; gives the API's address."""
-    port = free_port()
-    env = environment(PREFECT_HOME=str(folder / "server"), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
-    (folder / "server").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}/api"
+    process, url = start_server(folder / "server")
     try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        else:
-            pytest.fail("the Prefect server did not start")
         yield url
     finally:
         process.terminate()
         process.wait(60)
+
+
+def start_warm(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the process that commands are forks of; it takes commands as soon as its socket is there."""
+    address = Path(tempfile.mkdtemp(prefix="autocoder-")) / "socket"  # a socket's path must be short
+    command = [sys.executable, str(Path(__file__).with_name("warm.py")), str(address)]
+    process = subprocess.Popen(command, env=environment(**warm.AT_LOADING, PYTHONPATH=os.pathsep.join(sys.path)))
+    while not address.exists():
+        assert process.poll() is None, "the process for commands ended before it took one"
+        time.sleep(0.05)
+    return process, str(address)
 
 
 @dataclass(frozen=True)
@@ -75,30 +110,38 @@ class Job:
     home: Path
     data: Path
     codelist: Path
+    warm: Path
+    """Where commands are forked."""
+    env: dict[str, str]
     settings: tuple[str, ...] = SMALL
-    env: dict[str, str] = field(default_factory=environment)
+
+    def at(self, home: Path, **changes: Any) -> Job:
+        """The same job in another workspace, or otherwise changed."""
+        return replace(self, home=home, **changes)
+
+    def copy(self, home: Path) -> Job:
+        """The same job in a workspace where its stages are finished, and nothing was released."""
+        private = Workspace(home).create().private
+        shutil.copytree(self.home / "private" / "stages", private / "stages", copy_function=os.link)
+        return self.at(home)
+
+    def options(self) -> list[str]:
+        """Data and settings, as `retrain`, `compare`, `audit` and `diagnose` take them."""
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        return ["--profile", "demo", "--data", str(self.data), "--codelist", str(self.codelist), *settings]
 
     def arguments(self, *extra: str) -> list[str]:
-        """The retrain command."""
-        settings = [part for setting in self.settings for part in ("--set", setting)]
-        return [
-            *(sys.executable, "-m", "flows.cli", "retrain", "--profile", "demo", "--home", str(self.home)),
-            *("--data", str(self.data), "--codelist", str(self.codelist), *settings, *extra),
-        ]
+        """The retrain as a command line, for a process of its own."""
+        command = (sys.executable, "-m", "flows.cli", "retrain", "--home", str(self.home))
+        return [*command, *self.options(), *extra]
 
     def run(self, *extra: str) -> subprocess.CompletedProcess[str]:
         """Retrain, to the end."""
-        return subprocess.run(self.arguments(*extra), capture_output=True, text=True, env=self.env, timeout=500)
+        return self.command("retrain", *self.options(), *extra)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Any other command on the workspace."""
-        return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments, "--home", str(self.home)],
-            capture_output=True,
-            text=True,
-            env=self.env,
-            timeout=300,
-        )
+        """Any command on the workspace."""
+        return warm.command(self.warm, *arguments, "--home", str(self.home), env=self.env, timeout=500)
 
     def stages(self) -> dict[str, bytes]:
         """Manifest of each finished stage: it holds the digest of every file."""

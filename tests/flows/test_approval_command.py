@@ -6,65 +6,17 @@ The plan and its artifacts are those of the finished job; each test has a worksp
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
-from jobs import Job, prefect_server
-from prefect.client.orchestration import get_client
-from prefect.exceptions import Pause
-from prefect.flow_engine import run_flow
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed
-from typer.testing import CliRunner
+from in_process import command, write_policy
+from jobs import Job
 
-from flows.cli import app
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
 from tasks.running.failures import SAFE
-
-
-def command(*arguments: str) -> str:
-    """A command that loads neither torch nor a server, in this process; its output, or its refusal raised."""
-    result = CliRunner().invoke(app, list(arguments))
-    if isinstance(result.exception, SAFE):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def write_policy(folder: Path, *names: str, minimum: int) -> Path:
-    """A policy whose approvers have their keys in `folder`; returns the file."""
-    keys = {}
-    for name in names:
-        if not (folder / name).exists():
-            command("keys", "new", "--out", str(folder / name))
-        keys[name] = (folder / name / "signing-key.pub.pem").read_text()
-    content = {
-        "name": "strict",
-        "approvals": {"minimum": minimum, "approvers": keys},
-        "default": {"asymptotic-local": {"epsilon": 100}},
-    }
-    file = folder / "policy.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return file
-
-
-@pytest.fixture
-def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
-    """A workspace under a policy of two approvals, and a plan to release into it."""
-    job = Job(Workspace(tmp_path / "home").create().home, finished.data, finished.codelist)
-    policy = write_policy(tmp_path, "officer", "director", minimum=2)
-    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
-    command("ledger", "change-policy", *change)
-    (made,) = (finished.home / "private" / "plans").glob("*.json")
-    plan = job.home / "private" / "plans" / made.name
-    plan.parent.mkdir()
-    plan.write_bytes(made.read_bytes())
-    return job, str(plan)
 
 
 def approve(job: Job, plan: str, name: str) -> str:
@@ -91,7 +43,7 @@ def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tupl
     """The plan to approve is there only after the training; the text says how to go about it."""
     job, _ = site
     with pytest.raises(InputError, match=r"2 signed approvals.*release\.enabled=false.*release/release"):
-        command(*job.arguments("--dry-run")[3:])
+        command("retrain", *job.options(), "--home", str(job.home), "--dry-run")
 
 
 @pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.keep"])
@@ -119,9 +71,8 @@ def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     assert [row.reason for row in refusals(job)] == ["officer refused: too early"]
 
 
-@pytest.mark.slow
 def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
-    """Each step as its user takes it. Slow: the release runs as a command, twice, each with a server of its own."""
+    """Each step as its user takes it."""
     job, plan = site
     assert approve(job, plan, "officer") == "approved by officer; 1 more wanted\n"
     with pytest.raises(InputError, match="given already"):
@@ -143,9 +94,8 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     command("ledger", "verify", "--home", str(job.home))
 
 
-@pytest.mark.slow
 def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) -> None:
-    """One field of what is drawn from: the approvals are stale. Slow: a server of its own."""
+    """One field of what is drawn from: the approvals are stale."""
     job, plan = site
     for name in ("officer", "director"):
         approve(job, plan, name)
@@ -158,9 +108,8 @@ def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) 
     assert releases(job) == []
 
 
-@pytest.mark.slow
 def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
-    """Recorded with its reason, and not to be had by later approvals. Slow: a server of its own."""
+    """Recorded with its reason, and not to be had by later approvals."""
     job, plan = site
     assert refuse(job, plan, "director").startswith("refused by director")
     approve(job, plan, "officer")
@@ -196,62 +145,6 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(
     open_to_all = {"name": "own", "default": {"asymptotic-local": {"epsilon": 100}}}
     ledger.change_policy(Policy.parse(open_to_all), requester="lead", reason="decided")
     wait(real)
-
-
-@pytest.mark.slow
-def test_crashes_between_question_and_answer_lose_neither(
-    site: tuple[Job, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefect forgets that it asked when a run that crashed is taken up; the answer that came counts all the same.
-
-    A run that is suspended in earnest, answered and taken up by housekeeping: once when the answer was there and not
-    read, once before there was an answer.
-    """
-    from flows.housekeeping import housekeeping
-    from flows.release import release
-    from flows.server.waiting import answer
-
-    job, plan = site
-    parameters = {"plan": plan, "home": str(job.home), "device": "cpu"}
-    with prefect_server(tmp_path) as url, temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as c:
-        deployment = c.create_deployment(c.create_flow_from_name("release"), name="release")
-        run = c.create_flow_run_from_deployment(deployment, parameters=parameters).id
-
-        def go_on() -> str | None:
-            with suppress(Pause):
-                run_flow(release, flow_run=c.read_flow_run(run), parameters=parameters, return_type="state")
-            return c.read_flow_run(run).state_name
-
-        def crash() -> None:
-            c.set_flow_run_state(run, Crashed(), force=True)
-            assert housekeeping.fn(home=str(job.home)).resumed
-
-        def signed(name: str) -> str:
-            key = str(tmp_path / name / "signing-key.pem")
-            return command("approve", plan, "--key", key, "--print").strip()
-
-        def asked() -> set[str]:
-            return {entry.key for entry in c.filter_flow_run_input(run, "", limit=20, exclude_keys=set())}
-
-        assert go_on() == "Suspended"
-        answer(str(run), signed("officer"))
-        crash()
-        assert go_on() == "Suspended", "the first answer counted, the second is asked for"
-        crash()
-        assert go_on() == "Suspended", "asked anew"
-        assert {key for key in asked() if key.endswith("schema")} == {
-            f"suspended-decision-{number}-schema" for number in (1, 2, 3)
-        }
-        copy = tmp_path / "elsewhere" / Path(plan).name
-        copy.parent.mkdir()
-        copy.write_bytes(Path(plan).read_bytes())
-        monkeypatch.setenv("PREFECT_API_URL", url)
-        key = str(tmp_path / "director" / "signing-key.pem")
-        assert str(run) in command("approve", str(copy), "--key", key, "--post"), "from a copy of the plan"
-        assert go_on() == "Completed"
-    (row,) = releases(job)
-    assert row.state == "committed"
-    assert len(row.approvals) == 2
 
 
 def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-import yaml
-from jobs import Job, environment, prefect_server
-from test_approval_command import command
+from in_process import command, write_policy
+from jobs import Job
 
 from flows.commands.profiles import parameters
 from storage.artifacts import ArtifactRef
@@ -64,49 +61,28 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One Prefect server for the commands of this module."""
-    with prefect_server(tmp_path_factory.mktemp("server")) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def site(server: str, small_data: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Planned under a policy that knows an officer, and audited with reruns and one setting varied."""
     folder = tmp_path_factory.mktemp("audit")
-    command("keys", "new", "--out", str(folder / "officer"))
-    policy = {
-        "name": "test",
-        "approvals": {"approvers": {"officer": (folder / "officer" / "signing-key.pub.pem").read_text()}},
-        "default": {"asymptotic-local": {"epsilon": 100}},
-    }
-    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+    policy = write_policy(folder, "officer", minimum=0)
     home = Workspace(folder / "home").create().home
-    change = ("--policy", str(folder / "policy.yaml"), "--requester", "lead", "--reason", "start", "--home", str(home))
+    change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(home))
     command("ledger", "change-policy", *change)
-    job = Job(home, *small_data, settings=LEAKY, env=environment(PREFECT_API_URL=server))
+    job = new.at(home, settings=LEAKY)
     planned = job.run("--quiet", "--json")
     assert planned.returncode == 0, planned.stderr
     page = folder / "truth.md"
-    done = audit(
-        job, "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json", "--quiet",
-        "--branches", "release,formal-head,private-posterior", "--target-epsilon", "3",
+    done = job.command(
+        "audit", *job.options(), "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json",
+        "--quiet", "--branches", "release,formal-head,private-posterior", "--target-epsilon", "3",
         "--vary", VARIED, "--results", str(page),
     )  # fmt: skip
     assert done.stderr == ""
     return Site(job, json.loads(planned.stdout)["plan"], json.loads(done.stdout), page, done.returncode)
 
 
-def audit(job: Job, *extra: str) -> CompletedProcess[str]:
-    """`autocoder audit` with the retrain's own options."""
-    settings = [part for setting in job.settings for part in ("--set", setting)]
-    own = ("--profile", "demo", "--data", str(job.data), "--codelist", str(job.codelist), *settings)
-    return job.command("audit", *own, *extra)
-
-
-@pytest.mark.slow
 def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
-    """Claim and measurement side by side, with exit code 3 under --strict. Slow: retrain and audit as commands."""
+    """Claim and measurement side by side, with exit code 3 under --strict."""
     assert site.exit_code == 3
     swag, *formal = site.audited["branches"]
     assert swag["mechanism"] == "swag-ppm"
@@ -124,7 +100,6 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert varied["epsilon"] > 1.0, "weights of about 1 claim what the losses are"
 
 
-@pytest.mark.slow
 def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Site) -> None:
     """Every branch, the setting varied, the finding in words; nothing of a path or a narrative."""
     text = site.page.read_text()
@@ -138,12 +113,8 @@ def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Sit
     assert (site.page.with_suffix("") / "roc.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.slow
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
-    """No draw before an officer has signed, with a reason; then the line is in row, statement, certificate and card.
-
-    Slow: the release runs as a command, twice.
-    """
+    """No draw before an officer has signed, with a reason; then the line is in row, statement, certificate and card."""
     blocked = site.job.command("release", site.plan, "--quiet")
     assert blocked.returncode == 2
     assert "contradicts the claim: claimed ε 0.0" in blocked.stderr
@@ -186,10 +157,10 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     command("ledger", "verify", "--home", str(site.job.home))
 
 
-def test_what_retrain_bounds_is_what_audit_measures(small_data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_retrain_bounds_is_what_audit_measures(new: Job, tmp_path: Path) -> None:
     """With a bound of its own the candidate is the retrain's, not one at a rival's target, unless one is given."""
     changes = ("pseudo_posterior.mechanism=censored", "pseudo_posterior.target_epsilon=2")
-    chosen = parameters("demo", [*LEAKY, *changes], data=small_data[0], codelist=small_data[1])
+    chosen = parameters("demo", [*LEAKY, *changes], data=new.data, codelist=new.codelist)
     context = Context(home=str(tmp_path))
     how: Any = {"do": None, "prefect_run_id": None}
     same, shared = as_retrained(context, chosen, CompareParameters(), **how)
@@ -202,9 +173,9 @@ def test_what_retrain_bounds_is_what_audit_measures(small_data: tuple[Path, Path
     assert as_retrained(context, chosen, given, **how)[1].target_epsilon == 7.0
 
 
-def test_what_cannot_be_audited_is_named(small_data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
     """Too few reruns, reruns of a whole encoder, a branch that does not exist, a change that no parameter has."""
-    given = ("audit", "--profile", "demo", "--data", str(small_data[0]), "--home", str(tmp_path / "home"))
+    given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
     for extra, problem in (
         (("--trials", "5"), "give at least 16"),
         (("--set", "model.trainable=full", "--set", "model.pooling=first"), "--trials 0 gives the membership test"),

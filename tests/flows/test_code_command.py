@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -11,48 +10,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import environment
-
-from flows import cli
+import warm
+from in_process import Told
+from jobs import Job, environment, read_csv, write_csv
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line."""
+    """The command line, for a process of its own."""
     return [sys.executable, "-m", "flows.cli", "code", *arguments]
 
 
-def code(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run it."""
-    return subprocess.run(command(*map(str, arguments)), capture_output=True, text=True, env=environment(), timeout=300)
+def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return warm.command(job.warm, "code", *map(str, arguments), env=environment(), timeout=500)
 
 
-def here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
-) -> tuple[int, str]:
-    """Run it in this process, which spares the imports; the exit code and what stderr says."""
-    monkeypatch.setattr(sys, "argv", ["autocoder", "code", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(end.value.code or 0), capsys.readouterr().err
-
-
-def write(path: Path, rows: list[list[str]]) -> Path:
-    """Write a CSV."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-    return path
-
-
-def test_a_file_is_coded_with_its_columns_kept(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is told."""
-    rows = [["id", "Text"], ["=1+1", "Employee fell\nfrom a ladder."], ["2", ""], ["3", "Burned by hot oil."]]
-    source, out = write(tmp_path / "new.csv", rows), tmp_path / "coded.csv"
+    texts = {"=1+1": "Employee fell\nfrom a ladder.", "2": "", "3": "Burned by hot oil."}
+    source = write_csv(tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()])
+    out = tmp_path / "coded.csv"
     options = ("--column", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
-    done = code("--bundle", tiny_bundle, "--data", source, "--out", out, *options)
+    done = code(new, "--bundle", tiny_bundle, "--data", source, "--out", out, *options)
     assert done.returncode == 0, done.stderr
-    with out.open(newline="", encoding="utf-8") as file:
-        coded = list(csv.DictReader(file))
-    assert [row["Text"] for row in coded] == [row[1] for row in rows[1:]]
+    coded = read_csv(out)
+    assert [row["Text"] for row in coded] == list(texts.values())
     assert coded[0]["id"] == "'=1+1", "a formula is made text"
     for row in coded:
         assert bool(row["code"]) == bool(row["code_2"]) == bool(row["Text"]), "a blank narrative gets no code"
@@ -83,8 +65,7 @@ def test_a_file_is_coded_with_its_columns_kept(tiny_bundle: Path, tmp_path: Path
 def test_what_cannot_be_coded_leaves_no_output(
     tiny_bundle: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
     content: bytes | None,
     column: str,
     out: str,
@@ -95,23 +76,19 @@ def test_what_cannot_be_coded_leaves_no_output(
     if content is not None:
         source.write_bytes(content)
     arguments = ("--bundle", tiny_bundle, "--data", source, "--column", column, "--out", tmp_path / out)
-    status, told = here(capsys, monkeypatch, *arguments)
-    assert (status, "error: " in told) == (2, True)
-    assert said in told
-    assert "Jane" not in told
+    status, error = told("code", *arguments)
+    assert (status, "error: " in error) == (2, True)
+    assert said in error
+    assert "Jane" not in error
     assert [p.name for p in tmp_path.iterdir()] == (["new.csv"] if content is not None else [])
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(
-    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
+    new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
 ) -> None:
-    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one.
-
-    Slow: three processes that import torch.
-    """
+    """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one."""
     texts = narratives(24_000)
-    source = write(tmp_path / "new.csv", [["Text"], *([text] for text in texts)])
+    source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
     arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--quiet", "--json", "--out")
     process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
@@ -122,19 +99,20 @@ def test_killed_in_the_middle_it_goes_on(
     process.kill()
     process.wait()
     assert not out.exists()
-    done = code(*arguments, out)
+    done = code(new, *arguments, out)
     assert done.returncode == 0, done.stderr
     resumed = json.loads(done.stdout)["resumed"]
     assert 3 * 2048 <= resumed < 24_000
-    assert code(*arguments, whole).returncode == 0
+    assert code(new, *arguments, whole).returncode == 0
     assert out.read_bytes() == whole.read_bytes()
     assert not pieces.exists()
 
 
-def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
-    source = write(tmp_path / "new.csv", [["Text"], *([f"fell {n} " * 20] for n in range(3000))])
-    out = write(tmp_path / "coded.csv", [["mine"]])
+    source = write_csv(tmp_path / "new.csv", [{"Text": f"fell {n} " * 20} for n in range(3000)])
+    out = tmp_path / "coded.csv"
+    out.write_text("mine\n")
     line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
     arguments = (
         "--bundle",
@@ -152,13 +130,11 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(tiny_bundle: Path,
     assert "Traceback" not in full.stderr
     assert "code: " in full.stderr
     assert out.read_text() == "mine\n"
-    done = code(*arguments, "--json")
+    done = code(new, *arguments, "--json")
     assert json.loads(done.stdout)["resumed"] == 3000
 
 
-def test_options_that_do_not_go_together_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_do_not_go_together_are_refused(told: Told) -> None:
     """At once, before a bundle is looked for."""
     for arguments, said in (
         ((), "give narratives"),
@@ -167,6 +143,6 @@ def test_options_that_do_not_go_together_are_refused(
         (("x", "--out", "a.csv"), "need --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
     ):
-        status, told = here(capsys, monkeypatch, *arguments)
+        status, error = told("code", *arguments)
         assert status == 2
-        assert said in told, arguments
+        assert said in error, arguments

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from jobs import SMALL, environment
+from in_process import Told
+from jobs import Job
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
@@ -22,29 +22,20 @@ CHOSEN = (
 )
 
 
-def arguments(data: tuple[Path, Path], home: Path, *extra: str) -> list[str]:
-    """The command on small settings."""
-    settings = [part for setting in SMALL for part in ("--set", setting)]
-    return [
-        *(sys.executable, "-m", "flows.cli", "compare", "--profile", "demo", "--home", str(home), "--quiet"),
-        *("--data", str(data[0]), "--codelist", str(data[1]), "--epochs", "2", "--batch-size", "64", *settings, *extra),
-    ]
+SIZES = ("--epochs", "2", "--batch-size", "64")
 
 
-def run(data: tuple[Path, Path], home: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
     """Compare, to the end."""
-    return subprocess.run(
-        arguments(data, home, *extra), capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), timeout=300
-    )
+    return job.command("compare", *job.options(), *SIZES, "--quiet", "--json", *extra)
 
 
 @pytest.fixture(scope="module")
-def compared(small_data: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def compared(new: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """A finished comparison: its workspace and result."""
     home = tmp_path_factory.mktemp("compare")
-    results = home / "results.md"
-    extra = ("--branches", ",".join(CHOSEN), "--seeds", "2", "--json", "--results", str(results))
-    done = run(small_data, home, *extra)
+    chosen = ("--branches", ",".join(CHOSEN), "--seeds", "2", "--results", str(home / "results.md"))
+    done = run(new.at(home), *chosen)
     assert done.returncode == 0, done.stderr
     return home, json.loads(done.stdout)
 
@@ -100,17 +91,9 @@ def test_results_for_publication_hold_no_code(compared: tuple[Path, dict]) -> No
     assert (home / "results" / "frontier.svg").is_file()
 
 
-def test_each_claim_is_in_the_ledger_and_nothing_is_charged(compared: tuple[Path, dict]) -> None:
+def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: tuple[Path, dict]) -> None:
     """One internal row a branch and seed."""
-    home, _ = compared
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "ledger", "list", "--json", "--home", str(home)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=100,
-    )
-    rows = [row for row in json.loads(done.stdout) if row["label"].startswith("compare: ")]
+    rows = [row for row in new.at(compared[0]).ledger() if row["label"].startswith("compare: ")]
     assert len(rows) == 2 * len(CHOSEN)
     assert {row["state"] for row in rows} == {"internal"}
     assert not any(row["charges"] for row in rows)
@@ -119,36 +102,34 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(compared: tuple[Path
     assert kinds["formal-head"] == "formal"
 
 
-def release(plan: str | Path, *extra: str) -> subprocess.CompletedProcess[str]:
-    """`autocoder release`."""
-    command = [sys.executable, "-m", "flows.cli", "release", str(plan), "--json", "--quiet"]
-    return subprocess.run([*command, *extra], capture_output=True, text=True, env=environment(), timeout=300)
-
-
-def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(compared: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
+    new: Job, compared: tuple[Path, dict], told: Told, tmp_path: Path
+) -> None:
     """Reserved, charged to the formal account, bundled with its own words; again, the same bundle and no new charge."""
     _, result = compared
     assert "non-private" not in result["plans"]
     assert set(result["plans"]) == set(CHOSEN) - {"non-private"}
-    elsewhere = release(result["plans"]["formal-head"], "--home", str(tmp_path / "other"))
-    assert elsewhere.returncode == 2, "its records are not charged to another workspace's ledger"
-    assert "--home: the plan belongs to" in elsewhere.stderr
+    plan = result["plans"]["formal-head"]
+    code, error = told("release", plan, "--home", tmp_path / "other")
+    assert code == 2, "its records are not charged to another workspace's ledger"
+    assert "--home: the plan belongs to" in error
     assert not (tmp_path / "other").exists()
-    done = release(result["plans"]["formal-head"])
+    job = new.at(compared[0])
+    done = job.command("release", plan, "--json", "--quiet")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["guarantee_kind"] == "formal"
-    assert told["sensitivity"] == "none"
-    folder = Path(told["bundle"])
+    made = json.loads(done.stdout)
+    assert made["guarantee_kind"] == "formal"
+    assert made["sensitivity"] == "none"
+    folder = Path(made["bundle"])
     statement = json.loads((folder / "privacy_statement.json").read_text())
     assert float(statement["delta"]) == 1e-4
     assert float(statement["epsilon"]) == pytest.approx(result["target_epsilon"], rel=0.005)
     assert any("after a comparison" in line for line in statement["unprotected_inputs"])
     assert "one fit with noise" in (folder / "README.md").read_text()
-    assert json.loads(release(result["plans"]["formal-head"]).stdout) == told
+    assert json.loads(job.command("release", plan, "--json", "--quiet").stdout) == made
 
 
-def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], told: Told, tmp_path: Path) -> None:
     """A smaller epsilon, or another artifact, in the plan's file: nothing is reserved."""
     home, result = compared
     plan = json.loads(Path(result["plans"]["dp-sgd-tuned"]).read_text())
@@ -174,20 +155,14 @@ def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], tmp_path:
         with pytest.raises((StorageError, MechanismError), match=said):
             planned.check(context)
     file.write_text("{}")
-    done = release(file, "--home", str(home))
-    assert done.returncode == 2
-    assert "is no release plan" in done.stderr
+    code, error = told("release", file, "--home", home)
+    assert code == 2
+    assert "is no release plan" in error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["lora", "full"])
-def test_the_other_trainable_parts_compare_too(
-    trainable: str, small_data: tuple[Path, Path], tiny_roberta: Path, tmp_path: Path
-) -> None:
-    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim.
-
-    Slow: six trainings of an encoder and a Prefect server.
-    """
+def test_the_other_trainable_parts_compare_too(trainable: str, new: Job, tiny_roberta: Path, tmp_path: Path) -> None:
+    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim."""
     settings = {
         "model.encoder": str(tiny_roberta),
         "model.trainable": trainable,
@@ -198,9 +173,8 @@ def test_the_other_trainable_parts_compare_too(
         "pseudo_posterior.sensitivity_draws": "3",
     }
     branches = "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad"
-    extra = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    home = tmp_path / "home"
-    done = run(small_data, home, *extra, "--branches", branches, "--seeds", "1", "--target-epsilon", "8", "--json")
+    job = new.at(tmp_path / "home", settings=(*new.settings, *(f"{name}={value}" for name, value in settings.items())))
+    done = run(job, "--branches", branches, "--seeds", "1", "--target-epsilon", "8")
     assert done.returncode == 0, done.stderr
     result = {branch["branch"]: branch for branch in json.loads(done.stdout)["branches"]}
     assert ",".join(result) == branches
@@ -210,33 +184,27 @@ def test_the_other_trainable_parts_compare_too(
     assert all(0 <= branch["mean"]["weighted_f1"] <= 1 for branch in result.values())
 
 
-def test_running_again_computes_nothing(compared: tuple[Path, dict], small_data: tuple[Path, Path]) -> None:
+def test_running_again_computes_nothing(new: Job, compared: tuple[Path, dict]) -> None:
     """The same figures, from the same stages; two slots change nothing."""
     home, result = compared
     before = {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")}
-    extra = ("--branches", ",".join(CHOSEN), "--seeds", "2", "--json", "--slots", "2")
-    again = run(small_data, home, *extra)
+    again = run(new.at(home), "--branches", ",".join(CHOSEN), "--seeds", "2", "--slots", "2")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["branches"] == result["branches"]
     assert {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")} == before
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
+def test_bad_settings_are_refused_by_name(new: Job, told: Told, tmp_path: Path) -> None:
+    """One line that names the option, without a traceback."""
+    given = ("compare", *new.options(), *SIZES, "--home", tmp_path / "home")
+    for extra, named in (
         (("--delta", "1"), "delta"),
         (("--branches", "dp-sdg"), "no branch dp-sdg"),
         (("--target-epsilon", "-1"), "--target-epsilon"),
         (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
         (("--branches", "formal-head", "--set", "model.trainable=full"), "formal-head"),
         (("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000"), "--batch-size"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(
-    extra: tuple[str, ...], named: str, small_data: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """One line that names the option, without a traceback."""
-    done = run(small_data, tmp_path / "home", *extra)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
+    ):
+        code, error = told(*given, *extra)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert named in error

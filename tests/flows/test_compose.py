@@ -7,19 +7,15 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import stack as scripts_stack
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import stack as scripts_stack  # noqa: E402  (scripts/ is no package)
-
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 
 

@@ -9,22 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import invoke as run
 from sealed_bundle import Sealed
-from typer.testing import CliRunner
 
-from flows.cli import app
 from storage.errors import StorageError
-
-runner = CliRunner()
-
-
-def run(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr; errors made to be shown are raised."""
-    done = runner.invoke(app, [str(part) for part in arguments])
-    if isinstance(done.exception, StorageError):
-        raise done.exception
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout, done.stderr
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from jobs import Job
+import warm
+from jobs import Job, environment
 
 from storage.ledger import Ledger
 from storage.paths import Workspace
@@ -27,39 +30,33 @@ def start(job: Job) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the process and to the server that Prefect started for it."""
-    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for victim in victims:
-        victim.kill()
+    """SIGKILL to the process, if it still runs, and to the server that Prefect started for it."""
+    with suppress(psutil.NoSuchProcess):
+        for victim in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            victim.kill()
     process.wait()
 
 
-def begun(job: Job) -> bool:
-    """Whether the stages have begun: before that there is nothing to lose."""
-    return (job.home / "private" / "work").exists() or (job.home / "private" / "stages").exists()
-
-
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
-    """Every file of every stage equals the unbroken run's; slow, since each run starts a Prefect server.
+    """Every file of every stage equals the unbroken run's.
 
-    The moments are random: a seed that fails is printed, so that it can be tried again.
+    The moments are random, somewhere in a stage that is random too: a seed that fails is printed, so that it can be
+    tried again.
     """
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201
     moments = random.Random(seed)
-    job = Job(tmp_path, finished.data, finished.codelist)
+    job = finished.at(tmp_path, env=environment())
     kills = 0
-    for _ in range(5):
+    for stages in sorted(moments.sample(range(len(finished.stages())), 5)):
         process = start(job)
-        while not begun(job) and process.poll() is None:
-            time.sleep(0.05)
-        try:
-            process.wait(timeout=moments.uniform(0.2, 9))
-            break
-        except subprocess.TimeoutExpired:
-            kill(process)
-            kills += 1
+        while len(job.stages()) < stages and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 0.5))
+        kills += process.poll() is None
+        kill(process)
     done = job.run()
     assert done.returncode == 0, done.stderr
     assert kills > 0, "no run was killed"
@@ -70,29 +67,20 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     assert not any((job.home / "private" / "work").rglob("*.safetensors")), "checkpoints are left"
 
 
-@pytest.mark.slow
-def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> None:
-    """The same command started twice on one workspace: each stage is computed once, both end with the one release.
-
-    Slow: two processes with a Prefect server each.
-    """
-    job = Job(tmp_path, finished.data, finished.codelist)
-    both = [
-        subprocess.Popen(
-            job.arguments("--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=job.env
-        )
-        for _ in range(2)
-    ]
-    ended = [(process.communicate(timeout=500), process.returncode) for process in both]
-    for (_, said), code in ended:
-        assert code == 0, said
-    first, second = (json.loads(out) for (out, _), _ in ended)
+def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Path) -> None:
+    """The same command started twice on one workspace: each stage is computed once, both end with the one release."""
+    job = new.at(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: job.run("--json"), range(2)))
+    for done in both:
+        assert done.returncode == 0, done.stderr
+    first, second = (json.loads(done.stdout) for done in both)
     assert first["release"] == second["release"]
     (row,) = job.releases()
     assert row["state"] == "committed"
     assert job.stages() == finished.stages()
-    computed = sum(said.count("reused") for (_, said), _ in ended)
-    assert computed == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
+    reused = sum(done.stderr.count("reused") for done in both)
+    assert reused == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
 
 
 POINTS = (
@@ -115,8 +103,9 @@ from importlib import import_module
 from pathlib import Path
 
 import model_signing.signing, sentence_transformers
-from flows import profiles, retrain
-from tasks import publish
+from flows.commands import profiles
+from tasks.branches.swag_chain import chain
+from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -125,7 +114,7 @@ home, data, codelist, *settings = sys.argv[1:]
 def release():
     parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
     context = Context(home=home, device="cpu")
-    made = retrain.chain(parameters, lambda step: step.find(context.store))
+    made = chain(parameters, lambda step: step.find(context.store))
     last = parameters.rounds[-1]
     planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
                                           posterior=made.posteriors[last], measured=made.measured[last],
@@ -160,18 +149,12 @@ for line in sys.stdin:
 """Releases without Prefect around it, each in a process of its own that dies at one point; the libraries load once."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
-    """Before and after each step; the draw on the disk and its digest in the ledger never change once they are there.
-
-    Slow: some twenty releases.
-    """
+    """Before and after each step; the draw on the disk and its digest in the ledger never change once there."""
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
-    job = Job(tmp_path / "home", finished.data, finished.codelist)
-    done = job.run("--set", "release.enabled=false")
-    assert done.returncode == 0, done.stderr
+    job = finished.copy(tmp_path / "home")
     arguments = [str(job.home), str(job.data), str(job.codelist), *job.settings]
     draws: set[bytes] = set()
     digests: set[str] = set()
@@ -198,7 +181,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
                 if rows and rows[0].state == "committed":
                     assert bundles, (point, when)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     done = job.run()
     assert done.returncode == 0, done.stderr
     (row,) = job.releases()
@@ -206,8 +189,5 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
     assert len(draws) == 1
     assert digests == {row["draw_digest"]}
     bundle, key = job.home / "bundles" / row["release_id"], job.home / "signing-key.pub.pem"
-    arguments = ["verify", str(bundle), "--key", str(key), "--json"]
-    sound = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments], env=job.env, capture_output=True, text=True, timeout=300
-    )
+    sound = warm.command(job.warm, "verify", str(bundle), "--key", str(key), "--json", env=job.env, timeout=300)
     assert json.loads(sound.stdout)["golden_answers"] == 48, sound.stderr

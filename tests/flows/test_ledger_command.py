@@ -6,9 +6,8 @@ import stat
 from decimal import Decimal
 
 import pytest
-from typer.testing import CliRunner
+from in_process import invoke
 
-from flows.commands import keys, ledger
 from mechanisms.privacy.events import Claim, NonPrivateEvent, SwagPpmEvent
 from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
@@ -81,12 +80,10 @@ def home(tmp_path):
     return workspace.home
 
 
-def run(*arguments, app=ledger.app, code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.stdout
+def run(*arguments, of="ledger", code=0):
+    status, out, err = invoke(of, *arguments)
+    assert status == code, out + err
+    return out
 
 
 def listed(home, *options):
@@ -148,7 +145,7 @@ def test_budget_of_a_policy_file_before_there_is_a_ledger(tmp_path):
 
 def test_keys_head_and_verify(home, tmp_path):
     """A signed head is made, kept, and holds; a ledger cut behind it is named and exits 1."""
-    run("new", "--out", tmp_path / "keys", app=keys.app)
+    run("new", "--out", tmp_path / "keys", of="keys")
     private, public = tmp_path / "keys" / "signing-key.pem", tmp_path / "keys" / "signing-key.pub.pem"
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     head = tmp_path / "head.json"

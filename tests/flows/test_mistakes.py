@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import errno
-import sys
 from pathlib import Path
 
 import pytest
+from in_process import Told
 
-from flows import cli
 from storage.ledger import Evaluation, Ledger
 
 SECRET = "Worker Jane Roe lost a finger"
-
-
-class Told:
-    """The command in this process; the exit code and what stderr says."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *arguments: str | Path) -> tuple[int, str]:
-        self.monkeypatch.setattr(sys, "argv", ["autocoder", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), self.capsys.readouterr().err
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Run a command."""
-    return Told(capsys, monkeypatch)
 
 
 def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) -> None:

@@ -19,20 +19,15 @@ def test_doctor_tells_what_is_here(finished: Job) -> None:
 
 def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
     """With what to do, and exit code 1."""
-    job = Job(
-        finished.home,
-        finished.data,
-        finished.codelist,
-        env=finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"},
-    )
+    job = finished.at(finished.home, env=finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
     done = job.command("doctor")
     assert done.returncode == 1
     assert "does not answer" in done.stdout
     assert "prefect server start" in done.stdout
 
 
-def test_code_without_a_bundle_says_how_to_get_one(tmp_path: Path, finished: Job) -> None:
+def test_code_without_a_bundle_says_how_to_get_one(tmp_path: Path, new: Job) -> None:
     """And with neither narratives nor a file, what to give."""
-    job = Job(tmp_path, finished.data, finished.codelist)
+    job = new.at(tmp_path)
     assert "autocoder retrain" in job.command("code", "Employee fell.").stderr
     assert "--data" in job.command("code").stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,24 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from jobs import environment
+from in_process import command, invoke
+from jobs import answers, environment, read_csv, write_csv
 from sealed_bundle import Sealed
+from stack import free_port
 from tiny_models import CODES
-from typer.testing import CliRunner
 
-from flows.cli import app
 from storage.errors import InputError, StorageError
-
-runner = CliRunner()
-
-
-def run(*arguments: str | Path) -> tuple[int, str]:
-    """Exit code and stdout; errors made to be shown are raised."""
-    done = runner.invoke(app, [str(part) for part in arguments])
-    if isinstance(done.exception, StorageError):
-        raise done.exception
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -39,56 +26,42 @@ def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narrative
     """300 narratives and the codes that the model gave them."""
     folder = tmp_path_factory.mktemp("coded")
     source, out = folder / "new.csv", folder / "coded.csv"
-    with source.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["Text"], *([text] for text in narratives(300))])
-    assert run("code", "--bundle", tiny_bundle, "--data", source, "--column", "Text", "--out", out, "--quiet")[0] == 0
+    write_csv(source, [{"Text": text} for text in narratives(300)])
+    command("code", "--bundle", tiny_bundle, "--data", source, "--column", "Text", "--out", out, "--quiet")
     return out
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, rows: list[dict[str, str]]) -> Path:
-    """Write them."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> None:
     """A person who agrees on all but each fifth row: the share is told with its interval; nothing is overwritten."""
     sample = tmp_path / "sample.csv"
-    code, out = run("qa", "draw", coded, "--out", sample, "--column", "Text", "--share", "0.5", "--seed", "1", "--json")
+    code, out, _ = invoke(
+        "qa", "draw", coded, "--out", sample, "--column", "Text", "--share", "0.5", "--seed", "1", "--json"
+    )
     assert (code, json.loads(out)["sampled"]) == (0, 150)
-    model, filled = rows_of(coded), rows_of(sample)
+    model, filled = read_csv(coded), read_csv(sample)
     for n, row in enumerate(filled):
         own = model[int(row["qa_row"]) - 1]["code"]
         row["human_code"] = own if n % 5 else ("111" if own != "111" else "132")
-    write(sample, filled)
-    found = json.loads(run("qa", "agree", coded, "--sample", sample, "--json")[1])
+    write_csv(sample, filled)
+    found = json.loads(invoke("qa", "agree", coded, "--sample", sample, "--json")[1])
     assert found["share"] == pytest.approx(0.8)
     low, high = found["share_interval"]
     assert low < 0.8 < high
-    assert "Cohen's kappa" in run("qa", "agree", coded, "--sample", sample)[1]
+    assert "Cohen's kappa" in invoke("qa", "agree", coded, "--sample", sample)[1]
     with pytest.raises(InputError, match="somebody's work"):
-        run("qa", "draw", coded, "--out", sample, "--column", "Text")
+        invoke("qa", "draw", coded, "--out", sample, "--column", "Text")
 
 
 def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     """A period against itself is stable; one in which half of the rows went to one code has drifted: exit code 3."""
-    code, out = run("drift", coded, "--reference", coded, "--json")
+    code, out, _ = invoke("drift", coded, "--reference", coded, "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "stable")
-    rows = rows_of(coded)
+    rows = read_csv(coded)
     given = [row["code"] for row in rows]
     rare = min(CODES, key=given.count)
-    moved = write(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
+    moved = write_csv(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
     plot = tmp_path / "drift.png"
-    code, out = run("drift", moved, "--reference", coded, "--plot", plot)
+    code, out, _ = invoke("drift", moved, "--reference", coded, "--plot", plot)
     assert code == 3, out
     assert plot.read_bytes().startswith(b"\x89PNG")
     for arguments, problem in (
@@ -98,15 +71,15 @@ def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp
         ((tmp_path / "none.csv", "--reference", coded), "none.csv"),
     ):
         with pytest.raises(InputError, match=problem):
-            run("drift", *arguments)
+            invoke("drift", *arguments)
 
 
 def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
     """Coded records give a temperature and thresholds; `code --thresholds` lets through what reaches them."""
-    rows = rows_of(coded)
+    rows = read_csv(coded)
     records = [{"Text": row["Text"], "Nature": row["code"]} for row in rows]
-    data, out = write(tmp_path / "own.csv", records), tmp_path / "thresholds.json"
-    code, said = run("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
+    data, out = write_csv(tmp_path / "own.csv", records), tmp_path / "thresholds.json"
+    code, said, _ = invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
     assert code == 0
     found = json.loads(out.read_text())
     assert found["records"] == 300
@@ -116,15 +89,15 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     target = str(reached[0]["target_accuracy"])
     again = tmp_path / "again.csv"
     given = ("--bundle", tiny_bundle, "--data", data, "--column", "Text", "--quiet")
-    run("code", *given, "--out", again, "--thresholds", out, "--accuracy", target)
-    for row in rows_of(again):
+    invoke("code", *given, "--out", again, "--thresholds", out, "--accuracy", target)
+    for row in read_csv(again):
         sure = float(row["score"]) >= reached[0]["threshold"]
         assert row["needs_review"].lower() == str(not sure).lower()
     with pytest.raises(InputError, match="--out"):
-        run("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
+        invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
     with pytest.raises(InputError, match="Code"):
         given = ("--data", data, "--column", "Text", "--label-column", "Code", "--out", tmp_path / "x.json")
-        run("calibrate", "--bundle", tiny_bundle, *given)
+        invoke("calibrate", "--bundle", tiny_bundle, *given)
     assert not (tmp_path / "x.json").exists()
 
 
@@ -143,7 +116,7 @@ def test_an_open_door_is_refused(
     """Before the model is loaded: no key, another machine, no signature."""
     monkeypatch.delenv("AUTOCODER_API_KEY", raising=False)
     with pytest.raises(InputError, match=problem):
-        run("serve", "--bundle", tiny_bundle, *arguments)
+        invoke("serve", "--bundle", tiny_bundle, *arguments)
 
 
 def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp_path: Path) -> None:
@@ -152,7 +125,7 @@ def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp
     (folder / "LICENSE").write_text("changed")
     assert sealed.verifier.key
     with pytest.raises(StorageError, match="LICENSE"):
-        run("serve", "--bundle", folder, "--verify-key", sealed.verifier.key, "--no-key")
+        invoke("serve", "--bundle", folder, "--verify-key", sealed.verifier.key, "--no-key")
 
 
 @pytest.fixture
@@ -160,9 +133,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
     """The service as a process of its own, its address, the header of its key."""
     key = "0123456789abcdef-key"
     (tmp_path / "key.txt").write_text(key + "\n")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     arguments = ["serve", "--bundle", sealed.folder, "--verify-key", sealed.verifier.key, "--port", port]
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *map(str, arguments), "--api-key-file", str(tmp_path / "key.txt")],
@@ -173,13 +144,9 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
     )
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        while not answers(f"{address}/health"):
             assert process.poll() is None, process.stdout and process.stdout.read()
-            try:
-                if httpx.get(f"{address}/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         yield address, {"X-API-Key": key}, process
     finally:
         process.kill()
@@ -203,16 +170,16 @@ def test_sigterm_lets_the_requests_at_work_end(
         assert httpx.get(f"{address}/health").status_code == 200  # by now the first half has been read
         process.send_signal(signal.SIGTERM)
         with pytest.raises(httpx.TransportError):  # nobody new comes in
-            for _ in range(600):
+            while True:
                 httpx.get(f"{address}/health")
                 time.sleep(0.1)
         yield body[1000:]
 
     answer = httpx.post(
-        f"{address}/code", content=halting(), headers=header | {"Content-Type": "application/json"}, timeout=120
+        f"{address}/code", content=halting(), headers=header | {"Content-Type": "application/json"}, timeout=500
     )
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["results"]) == 64
-    assert process.wait(60) in (0, -signal.SIGTERM)
+    assert process.wait(300) in (0, -signal.SIGTERM)
     assert process.stdout is not None
     assert "zebrafinch" not in process.stdout.read()

@@ -85,7 +85,6 @@ def test_no_setting_leads_to_another_ledger_than_the_machines(
     assert ledger_url(context, LedgerParameters(ledger_url="sqlite:///x.db")) == "sqlite:///x.db"
 
 
-@pytest.mark.slow
 def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
     context: Context, planned: PlannedRelease, tmp_path: Path
 ) -> None:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
-from jobs import Job
+from jobs import MARKER, Job, read_csv, write_csv
 
-MARKER = "zebrafinch quicksilver marzipan"
-"""Words that no code, template or vocabulary holds."""
-
-
-def plant(source: Path, target: Path, *, column: str = "Final Narrative", every: int = 10) -> None:
-    """Write a copy of the data in which every tenth narrative holds the marker."""
-    with source.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows[::every]:
-        row[column] = f"{row[column]} {MARKER}."
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+WORD = MARKER.split()[0]
 
 
 def files_with(folder: Path, needle: bytes) -> list[str]:
@@ -29,20 +15,15 @@ def files_with(folder: Path, needle: bytes) -> list[str]:
     return [str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
 
 
-def test_a_planted_narrative_stays_in_the_private_folder(small_data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
     """A successful run: the terminal, Prefect's folder and database, the ledger and the bundle are searched."""
-    data = tmp_path / "injuries.csv"
-    plant(small_data[0], data)
-    job = Job(tmp_path / "home", data, small_data[1])
-    done = job.run("--json")
-    assert done.returncode == 0, done.stderr
-    assert MARKER not in done.stdout + done.stderr
-    word = MARKER.split()[0].encode()
-    outside = [name for name in files_with(job.home, word) if not name.startswith("private/")]
+    for name in ("stdout", "stderr"):
+        assert WORD not in (finished.home.parent / name).read_text()
+    outside = [name for name in files_with(finished.home, WORD.encode()) if not name.startswith("private/")]
     assert outside == []
-    assert files_with(job.home / "prefect", b"") != [], "Prefect's folder was searched"
+    assert files_with(finished.home / "prefect", b"") != [], "Prefect's folder was searched"
     # the same search does find it where it belongs: the test can fail
-    assert any(name.startswith("private/stages/ingest") for name in files_with(job.home, word))
+    assert any(name.startswith("private/stages/ingest") for name in files_with(finished.home, WORD.encode()))
 
 
 @pytest.mark.parametrize(
@@ -54,13 +35,16 @@ def test_a_planted_narrative_stays_in_the_private_folder(small_data: tuple[Path,
     ids=["narratives as codes", "marker as a date"],
 )
 def test_a_failing_run_quotes_no_cell(
-    small_data: tuple[Path, Path], tmp_path: Path, settings: tuple[str, ...], column: str
+    new: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
 ) -> None:
     """Columns mapped wrongly make the ingest stumble over cells; what it says holds none of them."""
-    data = tmp_path / "injuries.csv"
-    plant(small_data[0], data, column=column, every=1)
-    job = Job(tmp_path / "home", data, small_data[1])
-    done = job.run(*(part for setting in settings for part in ("--set", setting)))
+    rows = [row | {column: f"{row[column]} {MARKER}."} for row in read_csv(new.data)]
+    data = write_csv(tmp_path / "injuries.csv", rows)
+    job = new.at(tmp_path / "home", data=data, settings=(*new.settings, *settings))
+    job = job.at(job.home, env=job.env | {"PREFECT_HOME": str(tmp_path / "home" / "prefect")})
+    done = job.run()
     assert done.returncode in (1, 2), done.stderr
-    assert "zebrafinch" not in done.stdout + done.stderr
-    assert [name for name in files_with(job.home, b"zebrafinch") if not name.startswith("private/")] == []
+    assert WORD not in done.stdout + done.stderr
+    assert [name for name in files_with(job.home, WORD.encode()) if not name.startswith("private/")] == []
+    assert files_with(common / "server", b""), "the server's database is searched"
+    assert files_with(common / "server", WORD.encode()) == []

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from in_process import Told
 from jobs import Job
 
 
@@ -59,7 +60,7 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}
     assert reused == {"ingest", "features", "fine-tune (base)"}
     assert changed["release"] is None
-    empty = Job(tmp_path / "none", finished.data, finished.codelist)
+    empty = finished.at(tmp_path / "none")
     told = json.loads(empty.run("--dry-run", "--json").stdout)
     assert not any(stage["reused"] for stage in told["stages"])
     assert not empty.home.exists()
@@ -81,47 +82,48 @@ def test_the_ledger_verifies(finished: Job) -> None:
     assert "asymptotic-local" in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("extra", "said"),
-    [
-        (("--set", "fit.swag.rank=9"), "exceeds the snapshots"),
-        (("--set", "model.encoder=/nowhere"), "no folder /nowhere"),
-        (("--set", "model.encoder=no-such-model-anywhere"), "no-such-model-anywhere"),
-        (("--set", "data.ingest.label_column=Natur"), "Nature"),
-        (("--profile", "dmeo"), "demo, images, osha-head, paper, table"),
-        (("--device", "tpu9"), "tpu9"),
-        (("--set", "release.policy=/nowhere.yaml"), "no file /nowhere.yaml"),
-        (("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d"), "leave the password out"),
-        (("--set", "data=[1]"), "data is a section"),
-    ],
-    ids=["rank", "folder", "hub", "column", "profile", "device", "policy", "password", "section"],
+MISTAKES = (
+    ("--set", "fit.swag.rank=9", "exceeds the snapshots"),
+    ("--set", "model.encoder=/nowhere", "no folder /nowhere"),
+    ("--set", "data.ingest.label_column=Natur", "Nature"),
+    ("--profile", "dmeo", "demo, images, osha-head, paper, table"),
+    ("--device", "tpu9", "tpu9"),
+    ("--set", "release.policy=/nowhere.yaml", "no file /nowhere.yaml"),
+    ("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d", "leave the password out"),
+    ("--set", "data=[1]", "data is a section"),
 )
-def test_a_mistake_ends_in_one_line_and_leaves_nothing(
-    finished: Job, tmp_path: Path, extra: tuple[str, ...], said: str
-) -> None:
-    """Exit code 2, the option or name in the text, no traceback, no half-written output."""
-    job = Job(tmp_path / "home", finished.data, finished.codelist, env=finished.env | {"HF_HUB_OFFLINE": "1"})
-    done = job.run(*extra)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+
+
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: Told, tmp_path: Path) -> None:
+    """Exit code 2, the option or name in the text, no traceback, no half-written output; the last as a process."""
+    job = new.at(tmp_path / "home")
+
+    def left_nothing() -> bool:
+        made = {path.relative_to(job.home) for path in job.home.rglob("*")}
+        return not made & {Path("private/stages"), Path("ledger.db")} and not list(job.home.glob("bundles/*"))
+
+    for option, value, said in MISTAKES:
+        code, error = told("retrain", *job.options(), "--home", job.home, option, value)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert said in error
+        assert "secret" not in error
+        assert left_nothing()
+    done = job.run("--set", "model.encoder=no-such-model-anywhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no-such-model-anywhere" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "secret" not in done.stderr
-    assert not (job.home / "private" / "stages").exists(), "refused before any stage"
-    assert not (job.home / "bundles").exists() or not list((job.home / "bundles").iterdir())
-    assert not (job.home / "ledger.db").exists()
+    assert left_nothing()
 
 
-def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(
-    finished: Job, small_data: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, tmp_path: Path) -> None:
     """The cap is below the epsilon: the arithmetic is told, and there is neither draw nor bundle."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("name: tight\npopulations:\n  demo:\n    asymptotic-local: {epsilon: 0.01}\n")
-    job = Job(tmp_path / "home", *small_data)
+    job = finished.copy(tmp_path / "home")
+    job = job.at(job.home, env=job.env | {"PREFECT_HOME": str(job.home / "prefect")})
     done = job.run("--set", f"release.policy={policy}")
     assert done.returncode == 2, done.stderr
     assert "0.01" in done.stderr
-    assert list((job.home / "private" / "stages").iterdir()), "the cost had to be known first"
     assert "Traceback" not in done.stderr
     assert not list((job.home / "bundles").iterdir())
     assert not (job.home / "private" / "releases").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from jobs import environment
 from prefect.server.services.base import Service
 
 from flows.server.services import ServiceEndedError, supervised
@@ -48,7 +48,7 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
     steady = Steady()
 
     async def both() -> None:
-        await asyncio.wait_for(supervised([steady, Failing()]), 10)
+        await asyncio.wait_for(supervised([steady, Failing()]), 300)
 
     with pytest.raises(ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"):
         asyncio.run(both())
@@ -64,14 +64,8 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
         asyncio.run(as_prefect_does())
 
 
-def environment(tmp_path: Path, database: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    return kept | {
-        "PREFECT_HOME": str(tmp_path / "prefect"),
-        "PREFECT_API_DATABASE_CONNECTION_URL": database,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
+def settings(tmp_path: Path, database: str) -> dict[str, str]:
+    return environment(PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_API_DATABASE_CONNECTION_URL=database)
 
 
 def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
@@ -81,10 +75,10 @@ def test_without_its_database_the_process_ends(tmp_path: Path) -> None:
         url = f"postgresql+asyncpg://prefect:none@127.0.0.1:{unused.getsockname()[1]}/prefect"
         done = subprocess.run(
             [sys.executable, "-m", "flows.server.services"],
-            env=environment(tmp_path, url),
+            env=settings(tmp_path, url),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
         )
     assert done.returncode == 1, done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("services: ReactiveTriggers ended: ")
@@ -99,9 +93,9 @@ TOLD = (
 
 def test_with_its_database_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     """A fresh SQLite database, migrated first: the service that ends above goes on; SIGINT ends the process."""
-    env = environment(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'prefect.db'}")
+    env = settings(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'prefect.db'}")
     upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-    subprocess.run(upgrade, env=env, check=True, capture_output=True, timeout=120)
+    subprocess.run(upgrade, env=env, check=True, capture_output=True, timeout=500)
     process = subprocess.Popen([sys.executable, "-c", TOLD], env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -109,7 +103,7 @@ def test_with_its_database_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
         assert any("Reactive triggers started" in line for line in process.stderr), "it ended before"
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.communicate()

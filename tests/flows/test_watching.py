@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from jobs import Job
+from in_process import write_policy
+from jobs import Job, answers, environment
 from prometheus_client.parser import text_string_to_metric_families
+from stack import free_port
 
 from flows.commands.metrics import metrics
 from storage.errors import InputError
@@ -32,7 +34,7 @@ def samples(text: str, label: str) -> Samples:
 
 def test_status_of_a_finished_job_wants_nobody(finished: Job) -> None:
     """Head, policy and budget; exit code 0."""
-    done = finished.command("status", "--json")
+    done = finished.at(finished.home, env=environment()).command("status", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["server"] is None
@@ -41,10 +43,10 @@ def test_status_of_a_finished_job_wants_nobody(finished: Job) -> None:
     assert all(float(line["epsilon_left"]) < float(line["epsilon_cap"]) for line in found["budget"])
 
 
-def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, finished: Job) -> None:
+def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) -> None:
     """No ledger yet is no error, and looking makes none."""
     home = tmp_path / "none"
-    done = Job(home, finished.data, finished.codelist).command("status")
+    done = new.at(home, env=environment()).command("status")
     assert done.returncode == 0, done.stderr
     assert "ledger    none yet" in done.stdout
     assert not home.exists()
@@ -52,14 +54,9 @@ def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, finished: Jo
 
 def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Path) -> None:
     """A policy that asks for two signatures: the plan is told with what is missing, and the exit code is 1."""
-    job = Job(tmp_path / "home", finished.data, finished.codelist)
-    shutil.copytree(finished.home / "private", job.home / "private")
-    keys = tmp_path / "keys"
-    policy = "name: strict\napprovals:\n  minimum: 1\n  approvers:\n    B. Officer: |\n"
-    subprocess.run([sys.executable, "-m", "flows.cli", "keys", "new", "--out", str(keys)], env=job.env, check=True)
-    pem = "".join(f"      {line}\n" for line in (keys / "signing-key.pub.pem").read_text().splitlines())
-    file = tmp_path / "policy.yaml"
-    file.write_text(f"{policy}{pem}default: {{asymptotic-local: {{epsilon: 50}}}}\n")
+    job = finished.at(tmp_path / "home", env=environment())
+    shutil.copytree(finished.home / "private", job.home / "private", copy_function=os.link)
+    file = write_policy(tmp_path, "B. Officer", minimum=1)
     changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")
     assert changed.returncode == 0, changed.stderr
     done = job.command("status")
@@ -67,8 +64,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert "approved by nobody, 1 missing" in done.stdout
 
     # the same for Prometheus, where a server is named that does not answer
-    env = finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
-    away = Job(job.home, finished.data, finished.codelist, env=env)
+    away = job.at(job.home, env=environment(PREFECT_API_URL="http://127.0.0.1:1/api"))
     told = away.command("metrics").stdout
     assert samples(told, "")[("autocoder_plans_waiting", "")] == 1
     assert samples(told, "part")[("autocoder_up", "server")] == 0
@@ -87,20 +83,14 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> Non
 
 def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
     """Over HTTP: every stage with its time, those of the model with a rate, the budget; no count of records."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "flows.cli", "metrics", "--home", str(finished.home), "--serve", address]
-    with subprocess.Popen(command, env=finished.env, stderr=subprocess.DEVNULL) as serving:
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as serving:
         try:
-            for _ in range(240):
-                try:
-                    text = httpx.get(f"http://{address}/metrics", timeout=30).text
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.25)
-            else:
-                pytest.fail("no answer")
+            while not answers(f"http://{address}/metrics"):
+                assert serving.poll() is None, "it ended before it answered"
+                time.sleep(0.25)
+            text = httpx.get(f"http://{address}/metrics", timeout=60).text
         finally:
             serving.terminate()
     by_stage = samples(text, "stage")

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from jobs import Job, environment, prefect_server
+from jobs import Job
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """A Prefect server of its own; gives the API's address."""
-    with prefect_server(tmp_path) as url:
-        yield url
-
-
-def test_run_stages_and_artifacts_are_in_the_server(server: str, small_data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_run_stages_and_artifacts_are_in_the_server(server: str, finished: Job, tmp_path: Path) -> None:
     """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts."""
-    job = Job(tmp_path / "home", *small_data, env=environment(PREFECT_API_URL=server))
+    job = finished.copy(tmp_path / "home")
     done = job.run("--json")
     assert done.returncode == 0, done.stderr
     release = json.loads(done.stdout)["release"]
-    (run,) = httpx.post(f"{server}/flow_runs/filter", json={}).json()
+    runs = httpx.post(f"{server}/flow_runs/filter", json={}, timeout=60).json()
+    (run,) = (run for run in runs if run["parameters"].get("home") == str(job.home))
     assert run["state_type"] == "COMPLETED"
-    tasks = httpx.post(f"{server}/task_runs/filter", json={"limit": 100}).json()
+
+    def of_run(what: str) -> list[dict[str, Any]]:
+        body = {"flow_runs": {"id": {"any_": [run["id"]]}}, "limit": 100}
+        return httpx.post(f"{server}/{what}/filter", json=body, timeout=60).json()
+
+    tasks = of_run("task_runs")
     names = {task["name"] for task in tasks}
     assert {"ingest", "features", "SWAG (reweighted)", "sensitivity (reweighted)", "release"} <= names
     assert all(task["state_type"] == "COMPLETED" for task in tasks)
-    artifacts = {a["key"]: a for a in httpx.post(f"{server}/artifacts/filter", json={}).json() if a["key"]}
+    artifacts = {a["key"]: a for a in of_run("artifacts") if a["key"]}
     assert release["release_id"] in artifacts["release"]["data"]
     assert "asymptotic-local" in artifacts["release"]["data"]
-    assert {row["model"] for row in json.loads(artifacts["internal-figures"]["data"])} == {
-        "base",
-        "weighted",
-        "reweighted",
-    }
+    models = {row["model"] for row in json.loads(artifacts["internal-figures"]["data"])}
+    assert models == {"base", "weighted", "reweighted"}
 
 
 def test_parameters_make_a_form_that_explains_itself() -> None:

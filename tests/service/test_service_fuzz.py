@@ -16,10 +16,11 @@ KEY = "a key for tests only"
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
+@pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("operation", "good"), [("POST /code", True), ("POST /code", False), ("GET /version", True), ("GET /health", True)]
 )
-def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool) -> None:
+def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool, examples: int) -> None:
     """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
     app = create_app(Coder.open(tiny_bundle), Settings(key=KEY, narratives_per_minute=10**9))
     method, path = operation.split()
@@ -28,7 +29,7 @@ def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, g
     statuses: set[int] = set()
 
     @given(case=described.as_strategy(generation_mode=mode))
-    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=SLOW)
     def holds(case: Case) -> None:
         statuses.add(case.call_and_validate(headers={"X-API-Key": KEY}).status_code)
 

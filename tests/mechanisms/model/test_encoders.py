@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,34 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, encoders
 from mechanisms.model.classifier import ModelConfig
 
+OFFLINE = """
+import json
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier
 
-@pytest.mark.parametrize("trainable", ["full", "lora", "head"])
-def test_distilroberta_base_from_the_hub_cache(tiny_roberta: Path, tmp_path: Path, trainable: str) -> None:
-    """The default encoder by its hub name, as an earlier download left it, with no network: it loads and scores.
+scores = []
+for trainable in ("full", "lora", "head"):
+    config = classifier.ModelConfig(trainable=trainable, max_length=64)
+    made = classifier.build(config, num_labels=3, seed=0)
+    tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
+    scores.append(made.predict(made.encode(tokens) if trainable == "head" else tokens).tolist())
+
+errors = []
+for step in (
+    lambda c: classifier.tokenize(c, ["fell"]),
+    lambda c: classifier.build(c, num_labels=2, seed=0),
+    lambda c: classifier.build(c.model_copy(update={"pooling": "mean"}), num_labels=2, seed=0),
+):
+    try:
+        step(classifier.ModelConfig(encoder="nobody/no-such-encoder"))
+    except MechanismError as error:
+        errors.append(str(error))
+print(json.dumps({"scores": scores, "errors": errors}))
+"""
+
+
+def test_hub_names_without_a_network(tiny_roberta: Path, tmp_path: Path) -> None:
+    """The default encoder as an earlier download left it loads and scores; of an unknown one there is one clear error.
 
     A small RoBERTa stands in its place in the cache; the code that loads it is the one that loads the real one. In a
     process of its own, because the hub's library reads its settings once.
@@ -30,50 +53,18 @@ def test_distilroberta_base_from_the_hub_cache(tiny_roberta: Path, tmp_path: Pat
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
     assert ModelConfig().encoder == "distilroberta-base"
-    program = f"""
-        import json
-        from mechanisms.model import classifier
-        config = classifier.ModelConfig(trainable={trainable!r}, max_length=64)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", OFFLINE], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    told = json.loads(run.stdout)
+    for trainable, scores in zip(("full", "lora", "head"), told["scores"], strict=True):
+        config = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, max_length=64)
         made = classifier.build(config, num_labels=3, seed=0)
         tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
-        scores = made.predict(made.encode(tokens) if {trainable!r} == "head" else tokens)
-        print(json.dumps(scores.tolist()))
-    """
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    config = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, max_length=64)  # pyright: ignore[reportArgumentType]
-    made = classifier.build(config, num_labels=3, seed=0)
-    tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
-    expected = made.predict(made.encode(tokens) if trainable == "head" else tokens)
-    torch.testing.assert_close(torch.tensor(json.loads(run.stdout)), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_unknown_hub_name(tmp_path: Path) -> None:
-    """Without a network: one clear error, no page of the hub's own."""
-    program = """
-        from mechanisms.model import classifier
-        from mechanisms.errors import MechanismError
-        for step in (
-            lambda c: classifier.tokenize(c, ["fell"]),
-            lambda c: classifier.build(c, num_labels=2, seed=0),
-            lambda c: classifier.build(c.model_copy(update={"pooling": "mean"}), num_labels=2, seed=0),
-        ):
-            try:
-                step(classifier.ModelConfig(encoder="nobody/no-such-encoder"))
-            except MechanismError as error:
-                print(error)
-    """
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    lines = run.stdout.splitlines()
-    assert len(lines) == 3
-    assert all("cannot load `nobody/no-such-encoder`" in line and "packaged-minilm" in line for line in lines)
+        expected = made.predict(made.encode(tokens) if trainable == "head" else tokens)
+        torch.testing.assert_close(torch.tensor(scores), expected, rtol=1e-4, atol=1e-5)
+    assert len(told["errors"]) == 3
+    assert all("cannot load `nobody/no-such-encoder`" in e and "packaged-minilm" in e for e in told["errors"])
 
 
 def test_a_folder_that_is_not_there() -> None:

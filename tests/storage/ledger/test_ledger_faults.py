@@ -36,25 +36,27 @@ def run_driver(name, *arguments, before=()):
     return json.loads(done.stdout)
 
 
-def test_a_race_of_sixteen_for_ten_reservations_has_ten_winners(site):
-    """20 rounds, 16 processes let loose at the same moment, a cap that fits 10: exactly 10 each time."""
-    report = run_driver("race.py", site.url, 16, 20)
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_race_of_sixteen_for_ten_reservations_has_ten_winners(site, rounds):
+    """16 processes let loose at the same moment, a cap that fits 10: exactly 10 in each round."""
+    report = run_driver("race.py", site.url, 16, rounds)
     assert report["errors"] == []
-    assert report["granted"] == [10] * 20
-    assert report["refused"] == [6] * 20
-    assert report["spent"] == [10.0] * 20
+    assert report["granted"] == [10] * rounds
+    assert report["refused"] == [6] * rounds
+    assert report["spent"] == [10.0] * rounds
     assert report["verify"] == ""
 
 
-def test_a_release_killed_anywhere_keeps_every_promise(site, tmp_path):
-    """SIGKILL at each of nine steps and at 100 random moments; see `drivers/kill.py` for what is checked after each.
+@pytest.mark.parametrize("moments", [0, pytest.param(100, marks=pytest.mark.long)])
+def test_a_release_killed_anywhere_keeps_every_promise(site, tmp_path, moments):
+    """SIGKILL at each of nine steps, then at random moments; see `drivers/kill.py` for what is checked after each.
 
     Never a second draw, a committed row without its bundle, a bundle without its row, or a budget understated;
     and each release, run again, ends committed.
     """
-    report = run_driver("kill.py", site.url, tmp_path / "home", 100, 20261121)
+    report = run_driver("kill.py", site.url, tmp_path / "home", moments, 20261121)
     assert report["problems"] == []
-    assert report["kills"] == 109
+    assert report["kills"] == 9 + moments
     assert set(report["found"]) == {"nothing", "reserved", "drawn", "committed"}
 
 

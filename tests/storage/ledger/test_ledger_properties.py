@@ -165,7 +165,13 @@ def machine(site, plan):
 
 
 @pytest.mark.parametrize(
-    ("backend", "examples"), [("sqlite", 25), pytest.param("postgres", 6, marks=pytest.mark.postgres)]
+    ("backend", "examples"),
+    [
+        ("sqlite", 5),
+        pytest.param("postgres", 2, marks=pytest.mark.postgres),
+        pytest.param("sqlite", 50, marks=pytest.mark.long),
+        pytest.param("postgres", 20, marks=[pytest.mark.postgres, pytest.mark.long]),
+    ],
 )
 def test_any_sequence_keeps_the_invariants(request, plan, backend, examples):
     """A model with budgets, states and digests of its own is compared after every step."""

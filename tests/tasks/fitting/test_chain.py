@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.stage import Context, run_step
 
+Trained = tuple[Context, RetrainParameters, Chain]
 PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean"), ("full", "mean")]
 
 
@@ -78,6 +81,24 @@ def release(context: Context, chosen: RetrainParameters, made: Chain) -> Release
     return publish.release.fn(context, planned, chosen.release)
 
 
+@pytest.fixture(scope="module")
+def trained(data: dict[str, Any], tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A finished chain that nothing was released from; tests work on copies."""
+    context = Context(home=str(tmp_path_factory.mktemp("trained")), device="cpu")
+    context.workspace.create()
+    chosen = parameters(data, tiny_roberta)
+    return context, chosen, chain(chosen, lambda step: run_step(context, step))
+
+
+def copied(trained: Trained, home: Path) -> Trained:
+    """The same chain in a workspace of its own."""
+    context = Context(home=str(home), device="cpu")
+    context.workspace.create()
+    stages = Path(trained[0].home) / "private" / "stages"
+    shutil.copytree(stages, home / "private" / "stages", copy_function=os.link, dirs_exist_ok=True)
+    return context, trained[1], chain(trained[1], lambda step: step.find(context.store))
+
+
 @pytest.mark.parametrize(("trainable", "pooling"), PARTS)
 def test_every_part_goes_from_file_to_release(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, trainable: str, pooling: str
@@ -110,12 +131,9 @@ def test_every_part_goes_from_file_to_release(
     assert running[-1] == pytest.approx(context.store.figures(measured)["sensitivity"])
 
 
-def test_another_method_or_label_is_another_plan(data: dict[str, Any], tiny_roberta: Path, tmp_path: Path) -> None:
+def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
     """The same records and method keep their key; the place of the file and the requester do not matter."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta)
-    made = chain(chosen, lambda step: run_step(context, step))
+    context, chosen, made = trained
     assert made.dataset
     assert made.posteriors["reweighted"]
     assert made.measured["reweighted"]
@@ -137,13 +155,10 @@ def test_another_method_or_label_is_another_plan(data: dict[str, Any], tiny_robe
 
 
 def test_what_lies_in_the_way_is_not_committed(
-    data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between draw and commit a bundle is edited, or the draw removed: refused. A bundle edited later is told too."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta)
-    made = chain(chosen, lambda step: run_step(context, step))
+    context, chosen, made = copied(trained, tmp_path)
 
     class Died(BaseException):
         """As a kill: nothing of ours catches it."""

@@ -1,0 +1,94 @@
+"""`autocoder` without its imports: each command is a fork of one process that has loaded the libraries.
+
+All else is as in a process of its own: arguments, folder, environment, output, exit code. Prefect is not among what is
+loaded, since a command sets Prefect's environment before it imports it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+AT_LOADING = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+"""What the libraries read when they are loaded; a command can't change it any more."""
+
+
+def command(address: Path, *arguments: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run `autocoder` with these arguments in a fork of the process at `address`.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than so many seconds; it was killed.
+    """
+    asked = {"arguments": arguments, "folder": str(Path.cwd()), "environment": env | AT_LOADING}
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
+        connection.connect(str(address))
+        socket.send_fds(connection, [b"*"], [out.fileno(), err.fileno()])
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        connection.settimeout(timeout)
+        with connection.makefile() as answers:
+            pid = int(answers.readline())
+            try:
+                code = int(answers.readline())
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(arguments), timeout) from None
+        for file in (out, err):
+            file.seek(0)
+        texts = [file.read().decode(errors="replace") for file in (out, err)]
+    return subprocess.CompletedProcess(list(arguments), code, *texts)
+
+
+def wait_for_a_command(address: str) -> None:
+    """Return once for each command that is asked for, in a fork of its own that is set up as the command's process."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the commands
+        while True:
+            connection, _ = listener.accept()
+            if os.fork():
+                connection.close()
+                continue
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _, (out, err), _, _ = socket.recv_fds(connection, 1, 2)
+            with connection, connection.makefile("rw") as talk:
+                asked = json.loads(talk.readline())
+                child = os.fork()
+                if child:
+                    print(child, file=talk, flush=True)
+                    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=talk, flush=True)
+                    os._exit(0)
+            break
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
+        os.dup2(file, number)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.argv = ["autocoder", *asked["arguments"]]
+
+
+if __name__ == "__main__":
+    import datasets  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
+    import model_signing.signing  # noqa: F401
+    import sentence_transformers  # noqa: F401
+
+    import storage.ledger  # noqa: F401
+    from flows import cli
+
+    if "prefect" in sys.modules:
+        sys.exit("Prefect is loaded before the commands")
+    gc.freeze()  # the forks share what is not written to
+    wait_for_a_command(sys.argv[1])
+    cli.main()

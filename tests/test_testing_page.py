@@ -1,0 +1,30 @@
+"""docs/testing.md names tests that are there, and the command that runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+ROW = re.compile(r"^\| .* \| (?P<tests>.*`.*) \| (?P<where>[tsl]) \|$", re.MULTILINE)
+
+
+def marks(test: str) -> set[str]:
+    """Commands that run a test, by the marks on it, on its parameters and on its file."""
+    path, _, name = test.partition("::")
+    text = (TESTS / path).read_text()
+    found = re.search(rf"((?:^ *@.*\n(?:^ .*\n|^ *[)\]].*\n)*)*)^ *(?:async )?def {name}\(", text, re.MULTILINE)
+    assert found, f"{test} is not there"
+    on_test, on_file = found[1], re.findall(r"^pytestmark = .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    if "mark.long" in on_test:
+        return {"l", "t"} if "parametrize" in on_test else {"l"}
+    return {"s"} if "mark.stack" in on_test + "".join(on_file) else {"t"}
+
+
+def test_every_promise_names_a_test_that_runs_where_it_says() -> None:
+    """A renamed, removed or moved test has to be moved on that page too."""
+    rows = ROW.findall((TESTS.parent / "docs" / "testing.md").read_text())
+    assert len(rows) > 60
+    for tests, where in rows:
+        for test in re.findall(r"`(\S+::test_\w+)`", tests):
+            assert where in marks(test), f"{test} runs elsewhere than by `{where}`"
