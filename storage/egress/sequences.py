@@ -89,14 +89,15 @@ class SequenceFilter:
         private = private[~np.isin(private, _every_window(known, key))]
         short = {text for text in texts if SHORTEST <= len(text) <= SHORT and text not in known}
         short = {text for text in short if np.isin(_marks([text], key), private).all()}
-        return cls(
-            key, np.unique(np.concatenate([private, _marks({text[:SHORTEST] for text in short}, key, b"start")]))
-        )
+        starts = {text[:SHORTEST] for text in short} | ({b""} if short else set())  # the empty one: there are some
+        return cls(key, np.unique(np.concatenate([private, _marks(starts, key, b"start")])))
 
     def count(self, text: str) -> int:
         """How many windows of a text are those of a narrative."""
         read = letters(text)
         found = sum(int(self._known(_windows(read, self.key, kind)).sum()) for kind in (RARE, LONG))
+        if not self._known(_marks([b""], self.key, b"start"))[0]:
+            return found
         starts = _marks((read[at : at + SHORTEST] for at in range(len(read) - SHORTEST + 1)), self.key, b"start")
         for at in np.flatnonzero(self._known(starts)):
             sizes = range(SHORTEST, min(SHORT, len(read) - at) + 1)
