@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = ["tiny_models", "sealed_bundle", "s3_server"]
+pytest_plugins = ["tiny_models", "sealed_bundle", "s3_server", "ledger_sites"]
 
 
 @pytest.fixture(scope="session")

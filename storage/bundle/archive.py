@@ -2,9 +2,9 @@
 
 The same bundle gives the same bytes with the same version of the compressor. There is one form, and an archive of
 another one is refused: one Zstandard frame that ends where the file does, in it the tar that `pack` would write of
-these names and contents. So no byte of an archive is without meaning, and nothing travels in headers, padding, further frames
-or behind the end. Only regular files of names that a bundle may have are written, each to a path of our own making.
-Before the first is, the whole has to be of a size that weights can have: noise does not shrink, a bomb does.
+these names and contents. So no byte of an archive is without meaning, and nothing travels in headers, padding, further
+frames or behind the end. Only regular files of names that a bundle may have are written, each to a path of our own
+making. Before the first is, the whole has to be of a size that weights can have: noise does not shrink, a bomb does.
 """
 
 from __future__ import annotations
