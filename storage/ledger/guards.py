@@ -5,10 +5,10 @@ right name that does nothing protects nothing. A text that a migration used is n
 it.
 
 On PostgreSQL the application's role may read, and call `ledger_append`. That takes a row's canonical JSON, derives
-hash, columns and running totals from it, and refuses what does not follow from the rows before: a state out of turn, a
-charge that does not add up or exceeds the cap of the policy in force, fewer decisions than that policy asks for, and
-another policy in the place of one that asks for approvals, from anybody but the owner of the tables. It does not check
-signatures: a decision that nobody signed is found by `verify`.
+hash, columns and running totals from it, and refuses another form and what does not follow from the rows before: a
+state out of turn, a charge that does not add up or exceeds the cap of the policy in force, fewer decisions than that
+policy asks for, and another policy in the place of one that asks for approvals, from anybody but the owner of the
+tables. It does not check signatures: a decision that nobody signed is found by `verify`.
 """
 
 from __future__ import annotations
@@ -105,6 +105,30 @@ WRITER = (
         RAISE EXCEPTION 'the ledger is append-only: %', problem USING ERRCODE = 'insufficient_privilege';
       END IF;
     END $$""",
+    """CREATE FUNCTION ledger_canonical(value json) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+    DECLARE
+      shown text := btrim(value::text);
+    BEGIN
+      CASE json_typeof(value)
+        WHEN 'object' THEN
+          RETURN (SELECT CASE WHEN count(*) = count(DISTINCT e.key) THEN '{' || coalesce(string_agg(
+              to_json(e.key)::text || ':' || ledger_canonical(e.value), ',' ORDER BY e.key COLLATE "C"), '') || '}' END
+            FROM json_each(value) AS e);
+        WHEN 'array' THEN
+          RETURN '[' || (SELECT coalesce(string_agg(ledger_canonical(e.value), ',' ORDER BY e.number), '')
+            FROM json_array_elements(value) WITH ORDINALITY AS e (value, number)) || ']';
+        WHEN 'string' THEN
+          RETURN to_json(value #>> '{}')::text;
+        WHEN 'number' THEN  -- the shortest digits, an exponent only outside [1e-6, 1e21)
+          RETURN CASE WHEN shown ~ '^-?(0|[1-9][0-9]*)([.][0-9]*[1-9])?(e[+-][1-9][0-9]*)?$' AND shown <> '-0'
+            AND (shown ~ 'e') = (abs(shown::float8) >= 1e21 OR shown::float8 <> 0 AND abs(shown::float8) < 1e-6)
+            AND btrim(regexp_replace(shown, 'e.*|[^0-9]', '', 'g'), '0')
+              = btrim(regexp_replace(shown::float8::text, 'e.*|[^0-9]', '', 'g'), '0')
+            THEN shown END;
+        ELSE
+          RETURN shown;
+      END CASE;
+    END $$""",
     """CREATE FUNCTION ledger_append(content text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
     DECLARE
@@ -124,6 +148,17 @@ WRITER = (
         'bundle_digest', 'epsilon', 'sensitivity', 'event', 'epsilon_add_remove', 'reason', 'policy_digest'];
     BEGIN
       PERFORM pg_advisory_xact_lock(2021092);
+      PERFORM ledger_refuse_unless(
+        ledger_canonical(content::json) = content AND this ->> 'schema_version' = '1'
+          AND (SELECT string_agg(key, ' ' ORDER BY key COLLATE "C") FROM jsonb_object_keys(this) AS key) =
+            'accountant approvals artifact_digests assumptions bundle_digest charges code_commit code_dirty'
+            ' cohorts composition data_fingerprint delta delta_text details draw_digest draws epsilon'
+            ' epsilon_add_remove event floating_point_caveat guarantee_kind idempotency_key kind label'
+            ' lock_digest max_records_per_unit mc_failure_prob mechanism neighbouring_relation'
+            ' parameters_digest policy_digest population prefect_run_id previous_hash privacy_unit'
+            ' randomness_source reason recorded_at records_rounded release_id requester schema_version'
+            ' sensitivity sequence state supersedes trust_model unprotected_inputs',
+        'this is no row in canonical JSON');
       SELECT body::jsonb INTO in_force FROM ledger_row AS r
         WHERE r.kind = 'budget-change' ORDER BY sequence DESC LIMIT 1;
       rule := in_force -> 'details' -> 'policy';

@@ -8,8 +8,8 @@ from ledger_sites import Site, make_plan
 APPEND = "CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row"
 HOLLOW_SQLITE = {
     # named by the issue
-    "a body that does nothing": ("DROP TRIGGER ledger_row_no_update", "CREATE TRIGGER ledger_row_no_update BEFORE UPDATE"
-                                 " ON ledger_row BEGIN SELECT 1; END"),
+    "a body that does nothing": ("DROP TRIGGER ledger_row_no_update",
+                                 "CREATE TRIGGER ledger_row_no_update BEFORE UPDATE ON ledger_row BEGIN SELECT 1; END"),
     # its neighbours
     "a condition never met": ("DROP TRIGGER ledger_row_append", f"{APPEND} WHEN 0 BEGIN SELECT RAISE(ABORT, 'x'); END"),
     "on another event": ("DROP TRIGGER spend_no_delete", "CREATE TRIGGER spend_no_delete BEFORE INSERT ON spend"
@@ -74,7 +74,7 @@ def test_a_foreign_total_does_not_close_a_cohort(site: Site) -> None:
     ledger.reserve(make_plan("a"))
     values = "'injuries', '2023', 'asymptotic-local', 3, 'replace-one', 'record', '{}', '0'"
     site.sql("INSERT INTO spend VALUES ('nobody', 'x', 'formal', 2, 'add-remove', 'record', '1', '0')", owner=True)
-    assert [line.account.population for line in ledger.budget()] == ["injuries"]
+    assert {line.account.population for line in ledger.budget()} == {"*", "injuries"}
     ledger.reserve(make_plan("b", population="others"))
     site.sql(f"INSERT INTO spend VALUES ({values.format('0.000000000001')})", owner=True)
     charge = ledger.reserve(make_plan("c")).charges[0]
