@@ -67,6 +67,7 @@ def serve(
             import uvicorn
 
             from service.app import Settings, create_app
+            from service.connections import Connection
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
         from storage.bundle.archive import opened
@@ -83,6 +84,7 @@ def serve(
             port=port,
             access_log=False,
             log_level="warning",
+            http=Connection,
             server_header=False,
             timeout_graceful_shutdown=30,
             ssl_certfile=tls_certificate,
