@@ -93,7 +93,10 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     )
     page = _PAGES.get_template("page.html").render(coder=coder)
     app.add_middleware(
-        Guard, most_bytes=settings.most_bytes, headers={"content-security-policy": _content_policy(page)}
+        Guard,
+        most_bytes=settings.most_bytes,
+        headers={"content-security-policy": _content_policy(page)},
+        admit=lambda request: door.admit(request, request.headers.get(_KEY_HEADER.model.name)),
     )
     _silence(app)
 

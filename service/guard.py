@@ -1,13 +1,17 @@
-"""What stands around the service: a limit on a request's bytes, headers for browsers, and silence about failures."""
+"""What stands around the service: limits on a request's bytes, time and number, and silence about failures."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = {
@@ -23,10 +27,26 @@ class Guard:
 
     An exception that reached the server would be logged with its text, and a library's text may quote the narrative
     that it choked on: only its type and place are told, on stderr.
+
+    Args:
+        most_bytes: of a request's body.
+        most_bodies: that are read at a time; with `most_bytes` it bounds what half-sent requests hold.
+        body_seconds: that a client has for its body.
+        admit: looks at a request that has a body before any of it is read; raises `HTTPException`.
     """
 
-    def __init__(self, app: ASGIApp, *, most_bytes: int, headers: Mapping[str, str]) -> None:
-        self._app, self._most = app, most_bytes
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        most_bytes: int,
+        headers: Mapping[str, str],
+        admit: Callable[[Request], object] = lambda request: None,
+        most_bodies: int = 64,
+        body_seconds: float = 15.0,
+    ) -> None:
+        self._app, self._most, self._admit = app, most_bytes, admit
+        self._most_bodies, self._seconds, self._reading = most_bodies, body_seconds, 0
         self._headers = [(k.encode(), v.encode()) for k, v in (_HEADERS | dict(headers)).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,48 +63,87 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *self._headers]
             await send(message)
 
-        body = await self._body(scope, receive)
-        if body is None:
-            await _refuse(answer, 413, f"a request may have {self._most:,} bytes")
+        try:
+            body = await self._body(scope, receive)
+        except HTTPException as refused:
+            await _refuse(answer, refused.status_code, str(refused.detail), refused.headers)
             return
+        if body is None:  # the client went
+            return
+        gone = asyncio.ensure_future(_gone(receive))
 
         async def replay() -> Message:
             nonlocal body
             if body is None:
-                return await receive()  # waits for the client to go
+                await asyncio.shield(gone)
+                return {"type": "http.disconnect"}
             whole, body = body, None
             return {"type": "http.request", "body": whole, "more_body": False}
 
+        served = asyncio.ensure_future(self._app(scope, replay, answer))
         try:
-            await self._app(scope, replay, answer)
+            await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not served.done() and not begun:  # nobody waits for the answer: nothing more is coded for it
+                served.cancel()
+            with suppress(asyncio.CancelledError):
+                await served
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             print(f"failed: {type(error).__name__} at {place}", file=sys.stderr)  # noqa: T201
             if not begun:
                 await _refuse(answer, 500, "the service failed; the request was not at fault")
+        finally:
+            gone.cancel()
+            served.cancel()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole request, or None where it is too long: no more than the limit is ever held."""
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._most:
-            return None
-        parts: list[bytes] = []
-        size, more = 0, True
+        """The whole request, or None where the client left before its end.
+
+        Raises:
+            HTTPException: it is refused before it is read, is too long or too slow, or too many are read just now.
+        """
+        headers = dict(scope["headers"])
+        told = headers.get(b"content-length", b"0")
+        if not told.isdigit() or int(told) > self._most:
+            raise HTTPException(413, f"a request may have {self._most:,} bytes")
+        if told == b"0" and b"transfer-encoding" not in headers:
+            return b""
+        self._admit(Request(scope))
+        if self._reading >= self._most_bodies:
+            raise HTTPException(503, "too many requests are being sent", headers={"Retry-After": "1"})
+        self._reading += 1
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._read(receive)
+        except TimeoutError:
+            raise HTTPException(408, f"a request has {self._seconds:g} s to arrive") from None
+        finally:
+            self._reading -= 1
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        whole, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] != "http.request":
-                break
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._most:
                 return None
+            whole += message.get("body", b"")
+            if len(whole) > self._most:
+                raise HTTPException(413, f"a request may have {self._most:,} bytes")
             more = message.get("more_body", False)
-        return b"".join(parts)
+        return bytes(whole)
 
 
-async def _refuse(send: Send, status: int, detail: str) -> None:
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse(send: Send, status: int, detail: str, more: Mapping[str, str] | None = None) -> None:
     body = json.dumps({"detail": detail}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    named = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"} | dict(
+        more or {}
+    )
+    headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

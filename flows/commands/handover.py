@@ -23,6 +23,10 @@ def handover(
     authority: Annotated[
         list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
     ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option("--identity", help="With --authority: e-mail, URI or whole subject of the certificate."),
+    ] = None,
     allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", help="Hand over without a signature.")] = False,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,
@@ -64,7 +68,7 @@ def handover(
     row = require_committed(ledger, release, folder)
     if not allow_unsigned and key is None and not authority:
         key = workspace.home / "signing-key.pub.pem"
-    verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()))
+    verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()), identity)
     sound = check(folder, verifier, unsigned=allow_unsigned)
     archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
     partner = record.details["partner"]

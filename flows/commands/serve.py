@@ -68,6 +68,7 @@ def serve(
             import uvicorn
 
             from service.app import Settings, create_app
+            from service.connections import Connection
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
         from tasks.coding.coder import Coder
@@ -82,6 +83,7 @@ def serve(
             port=port,
             access_log=False,
             log_level="warning",
+            http=Connection,
             server_header=False,
             timeout_graceful_shutdown=30,
             ssl_certfile=tls.tls_certificate,

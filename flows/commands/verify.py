@@ -18,6 +18,9 @@ def verify(
     authority: Annotated[
         list[Path] | None, typer.Option(help="Instead: certificate authority (PEM) that is trusted; repeatable.")
     ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="With --authority: whose certificate (its e-mail, URI or whole subject).")
+    ] = None,
     revocations: options.Revocations = None,
     golden: Annotated[
         bool | None,
@@ -38,7 +41,7 @@ def verify(
 
       autocoder verify 3f2a9c41d07b65e8.tar.zst --key signing-key.pub.pem --revocations revocations.json
 
-      autocoder verify bundles/3f2a9c41d07b65e8 --authority agency-ca.pem --no-golden --json
+      autocoder verify bundles/3f2a9c41d07b65e8 --authority ca.pem --identity releases@agency.example --json
     """
     from storage.bundle.archive import opened
     from storage.bundle.check import check
@@ -48,7 +51,7 @@ def verify(
 
     if key is not None and authority:
         raise InputError("give --key or --authority, not both")
-    verifier = Verifier(key, tuple(authority or ())) if key is not None or authority else None
+    verifier = Verifier(key, tuple(authority or ()), identity) if key is not None or authority or identity else None
     if verifier is None and not allow_unsigned:
         raise InputError("give the agency's public key by --key, or the authority of its certificate by --authority")
     try:

@@ -8,7 +8,6 @@ clock nobody can tell when a bundle was signed, and an expired certificate is re
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.bundle.folder import SIGNATURE, UnsoundBundle
+from storage.egress.documents import strict_json
 from storage.errors import InputError
 from storage.ledger import heads
 
@@ -53,6 +53,7 @@ class Signer:
         if self.certificate is not None:
             certificate = _certificates(self.certificate)[0]
             _check_dates(certificate)
+            _check_usage(certificate)
             if certificate.public_key() != public:
                 raise InputError(f"signing_certificate {self.certificate}: it is of another key than {self.key}")
 
@@ -105,10 +106,25 @@ class Signer:
 
 @dataclass(frozen=True)
 class Verifier:
-    """A public key that the partner has from a safe place, or certificate authorities that it trusts."""
+    """A public key that the partner has from a safe place, or trusted authorities and the name that they vouch for.
+
+    An authority vouches for everybody whom it gave a certificate, servers and mailboxes among them: it says who
+    somebody is, and the partner says whom it wants to have signed.
+    """
 
     key: Path | None = None
     authorities: tuple[Path, ...] = ()
+    identity: str | None = None
+    """An e-mail address or URI among the certificate's alternative names, or its whole subject (RFC 4514)."""
+
+    def __post_init__(self) -> None:
+        if self.authorities and not self.identity:
+            raise InputError(
+                "--authority: it vouches for everybody whom it gave a certificate; name the agency with --identity (an"
+                " e-mail address or URI of its certificate, or its whole subject: CN=…,O=…)"
+            )
+        if self.identity and not self.authorities:
+            raise InputError("--identity: it is of a certificate; give its authority with --authority")
 
     def verify(self, folder: Path) -> EllipticCurvePublicKey:
         """Check a bundle's signature and with it the digest of every file; return the key that signed.
@@ -144,6 +160,9 @@ class Verifier:
         if signed is None:
             raise UnsoundBundle(SIGNATURE, "was made with a bare key; verify it with --key")
         _check_dates(signed)
+        _check_usage(signed)
+        if self.identity not in _identities(signed):
+            raise UnsoundBundle(SIGNATURE, "its certificate is of somebody else than --identity names")
         key: Any = signed.public_key()
         return key
 
@@ -163,13 +182,51 @@ def _signing_certificate(folder: Path) -> Certificate | None:
     from cryptography import x509
 
     try:
-        material = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))["verificationMaterial"]
+        material = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())["verificationMaterial"]
+        # The library takes more spellings of a field than one: two certificates, one for each reader.
+        if not set(material) <= {"x509CertificateChain", "publicKey", "tlogEntries", "timestampVerificationData"}:
+            raise UnsoundBundle(SIGNATURE, "holds other fields than a signature by a key or a certificate")
         chain = material.get("x509CertificateChain")
         if not chain:
             return None
+        if set(chain) != {"certificates"} or any(set(entry) != {"rawBytes"} for entry in chain["certificates"]):
+            raise UnsoundBundle(SIGNATURE, "holds other fields than a chain of certificates")
         return x509.load_der_x509_certificate(base64.b64decode(chain["certificates"][0]["rawBytes"], validate=True))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
+
+
+def _check_usage(certificate: Certificate) -> None:
+    """Refuse a certificate that was given for something else: a server, a mailbox, a network, an authority itself."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    try:
+        extensions = certificate.extensions
+        usage = {type(extension.value): extension.value for extension in extensions}
+    except (ValueError, x509.DuplicateExtension):
+        raise UnsoundBundle(SIGNATURE, "its certificate is damaged") from None
+    signs: Any = usage.get(x509.KeyUsage)
+    if signs is None or not signs.digital_signature:
+        raise UnsoundBundle(SIGNATURE, "its certificate is not for signatures (key usage)")
+    basic: Any = usage.get(x509.BasicConstraints)
+    if signs.key_cert_sign or (basic is not None and basic.ca):
+        raise UnsoundBundle(SIGNATURE, "its certificate is an authority's, which signs certificates and no bundles")
+    purposes: Any = usage.get(x509.ExtendedKeyUsage)
+    if purposes is not None and ExtendedKeyUsageOID.CODE_SIGNING not in purposes:
+        raise UnsoundBundle(SIGNATURE, "its certificate is for another purpose than code signing (extended key usage)")
+
+
+def _identities(certificate: Certificate) -> set[str]:
+    """Whom a certificate names. A DNS name is a server's, and signs nothing."""
+    from cryptography import x509
+
+    named = {certificate.subject.rfc4514_string()} - {""}
+    with suppress(x509.ExtensionNotFound):
+        alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        named.update(alternative.get_values_for_type(x509.RFC822Name))
+        named.update(alternative.get_values_for_type(x509.UniformResourceIdentifier))
+    return named
 
 
 def _certificates(path: Path) -> list[Certificate]:

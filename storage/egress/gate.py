@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress import leaks
 from storage.egress.allowed import CONTENT, FILES, TOKENIZER, check_codes, read_files
+from storage.egress.decoding import readings
 from storage.egress.sequences import SequenceFilter
 from storage.egress.tensors import Shapes
 
@@ -62,6 +63,8 @@ def inspect_model(folder: Path, expected: Expected) -> None:
     Raises:
         UnsoundBundle: names the first file at fault.
     """
+    titles = "\n".join(entry.title for entry in expected.codes)
+    _check_narratives(bundle.CODELIST, (titles,), expected, decode=True)
     bundle.check_allowed(folder, CONTENT)
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name in sorted({"config.json", *TOKENIZER, *expected.tensors} - set(paths)):
@@ -81,15 +84,21 @@ def _check_model(folder: Path, found: dict[str, Any], expected: Expected) -> Non
 
 def _check_content(name: str, path: Path, expected: Expected) -> None:
     if path.suffix == ".safetensors":
-        text = "\n".join(_printable(path))
-    else:
-        text = "\n".join(_strings(path))
-        if name not in TOKENIZER | {bundle.LICENCE}:  # vocabularies and the licence hold such marks, publicly
-            scored = {bundle.THRESHOLDS, bundle.GOLDEN}
-            leaks.check_text(name, text, identities=expected.identities, scores=name not in scored)
-    sequences = expected.narratives.count(text)
-    if sequences:
-        raise UnsoundBundle(name, f"holds {sequences} rare word sequences of the private narratives")
+        return _check_narratives(name, ("\n".join(_printable(path)),), expected, decode=True)
+    columns = list(_columns(path))
+    if name in TOKENIZER:  # the vocabulary is as public as its digest says; it is long, and decodes to nothing
+        return _check_narratives(name, columns[:1], expected, decode=False)
+    if name != bundle.LICENCE:  # holds such marks, publicly
+        scored = {bundle.THRESHOLDS, bundle.GOLDEN}
+        leaks.check_text(name, columns[0], identities=expected.identities, scores=name not in scored)
+    return _check_narratives(name, columns, expected, decode=True)
+
+
+def _check_narratives(name: str, texts: Iterable[str], expected: Expected, *, decode: bool) -> None:
+    for text in texts:
+        for reading in readings(text) if decode else (text, text[::-1]):
+            if expected.narratives.count(reading):
+                raise UnsoundBundle(name, "holds a part of a private narrative, plainly or encoded")
 
 
 def tokenizer_digest(tokenizer: dict[str, Any]) -> str:
@@ -98,31 +107,38 @@ def tokenizer_digest(tokenizer: dict[str, Any]) -> str:
     return digest(json.loads(json.dumps(kept)))
 
 
-def _strings(path: Path) -> Iterator[str]:
-    """Every string of a file, in its order: of JSON keys and values, of CSV cells, of other texts the whole."""
+def _columns(path: Path) -> Iterator[str]:
+    """All text of a file in its order; then, of JSON and CSV, that of each field over all entries."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        yield " ".join(_leaves(json.loads(text)))
+        entries = list(_leaves(json.loads(text)))
     elif path.suffix == ".jsonl":
-        for line in text.rstrip("\n").split("\n"):
-            yield " ".join(_leaves(json.loads(line)))
+        entries = [leaf for line in text.rstrip("\n").split("\n") for leaf in _leaves(json.loads(line))]
     elif path.suffix == ".csv":
-        for row in csv.reader(io.StringIO(text, newline="")):
-            yield " ".join(row)
+        rows = csv.reader(io.StringIO(text, newline=""))
+        entries = [(str(column), cell) for row in rows for column, cell in enumerate(row)]
     else:
         yield text
+        return
+    fields: dict[str, list[str]] = {}
+    for field, value in entries:
+        fields.setdefault(field, []).append(value)
+    yield "\n".join(value for _, value in entries)
+    if len(fields) > 1:
+        yield from ("\n".join(values) for values in fields.values())
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def _leaves(value: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """Keys and texts with the field that they stand in; entries of a list, and of a mapping by number, share one."""
     if isinstance(value, str):
-        yield value
+        yield field, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield key
-            yield from _leaves(inner)
+            yield f"{field} keys", key
+            yield from _leaves(inner, field if key.isdigit() else f"{field}.{key}")
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(inner)
+            yield from _leaves(inner, field)
 
 
 _PRINTABLE = bytes(0x20 <= byte <= 0x7E for byte in range(256))
@@ -131,16 +147,25 @@ _CHUNK, _OVERLAP = 16 << 20, 4096
 
 
 def _printable(path: Path) -> Iterator[str]:
-    """Runs of 24 or more printable bytes in a binary file, as `strings` shows them: text hidden among the weights."""
+    """Runs of 24 or more printable bytes in a binary file, as `strings` shows them: text hidden among the weights.
+
+    Every second and every fourth byte are read alone, too: UTF-16, and one letter a weight.
+    """
     with path.open("rb") as file:
         carried = b""
         while chunk := file.read(_CHUNK):
             block = carried + chunk
-            marks = block.translate(_PRINTABLE)  # runs of ones: to find those is ten times faster than a pattern
-            start = marks.find(_RUN)
-            while start >= 0:
-                end = marks.find(b"\0", start)
-                end = len(block) if end < 0 else end
-                yield block[start:end].decode("ascii")
-                start = marks.find(_RUN, end)
+            for step in (1, 2, 4):
+                for start in range(step):
+                    yield from _runs(block[start::step])
             carried = block[-_OVERLAP:]
+
+
+def _runs(block: bytes) -> Iterator[str]:
+    marks = block.translate(_PRINTABLE)  # runs of ones: to find those is ten times faster than a pattern
+    start = marks.find(_RUN)
+    while start >= 0:
+        end = marks.find(b"\0", start)
+        end = len(block) if end < 0 else end
+        yield block[start:end].decode("ascii")
+        start = marks.find(_RUN, end)

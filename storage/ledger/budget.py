@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.models import Charge
+from storage.ledger.models import Charge, Row
 from storage.ledger.policy import Cap, Policy
 from storage.ledger.schema import ledger_row, spend
 
@@ -73,7 +73,10 @@ def spend_history(connection: Connection, population: str, kind: GuaranteeKind) 
 
 
 def read_account(connection: Connection, population: str, cohort: str, kind: GuaranteeKind) -> Account:
-    """Return the newest total of an account, checked against the row of the chain that it belongs to."""
+    """Return the newest total of an account, as the row of the chain has it that the running total points to.
+
+    The running totals only say where to look: where they do not agree with the chain, the chain is read.
+    """
     found = connection.execute(
         sa.select(spend)
         .where(_S.population == population, _S.cohort == cohort, _S.guarantee_kind == kind)
@@ -83,22 +86,31 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
     if found is None:
         return Account(population, cohort, kind)
     row = chain.newest(connection, ledger_row.c.sequence == found.sequence)
-    charge = next((c for c in row.charges if c.cohort == cohort), None) if row else None
+    account = None if row is None else _charged(row, population, cohort, kind)
     total = (Decimal(found.epsilon), Decimal(found.delta))
-    if (
-        row is None
-        or charge is None
-        or (row.population, row.guarantee_kind) != (population, kind)
-        or total != (charge.epsilon_after, charge.delta_after)
-    ):
-        raise StorageError(
-            f"the running total of {population}/{cohort} ({kind}) contradicts row {found.sequence}: somebody"
-            " changed the ledger; run `autocoder ledger verify`"
-        )
-    return Account(
-        population, cohort, kind, total[0], total[1], found.neighbouring_relation, found.privacy_unit,
-        found.sequence,
-    )  # fmt: skip
+    if account is not None and total == (account.epsilon, account.delta):
+        return account
+    rows = chain.select_rows(
+        connection,
+        ledger_row.c.kind == "release",
+        ledger_row.c.population == population,
+        ledger_row.c.guarantee_kind == kind,
+    )
+    charged = [account for row in rows if (account := _charged(row, population, cohort, kind)) is not None]
+    return charged[-1] if charged else Account(population, cohort, kind)
+
+
+def _charged(row: Row, population: str, cohort: str, kind: GuaranteeKind) -> Account | None:
+    """The account after a row's charge to it, None where it has none."""
+    if (row.population, row.guarantee_kind) != (population, kind):
+        return None
+    for charge in row.charges:
+        if charge.cohort == cohort:
+            return Account(
+                population, cohort, kind, charge.epsilon_after, charge.delta_after, charge.neighbouring_relation,
+                charge.privacy_unit, row.sequence,
+            )  # fmt: skip
+    return None
 
 
 def all_accounts(connection: Connection) -> list[Account]:
@@ -108,7 +120,8 @@ def all_accounts(connection: Connection) -> list[Account]:
         .distinct()
         .order_by(_S.population, _S.cohort, _S.guarantee_kind)
     ).all()
-    return [read_account(connection, *key) for key in keys]
+    accounts = [read_account(connection, *key) for key in keys]
+    return [account for account in accounts if account.sequence]
 
 
 def charge_account(

@@ -61,6 +61,9 @@ def append(connection: Connection, content: dict[str, Any]) -> Row:
     body = canonical(plain)
     values = {name: plain[name] for name in COLUMNS}
     row = row.model_copy(update={"hash": digest(body)})
+    if connection.dialect.name == "postgresql":
+        connection.execute(_APPEND, {"content": body})  # derives columns and totals by itself, and checks them
+        return row
     connection.execute(_INSERT_ROW, {**values, "hash": row.hash, "body": body})
     if row.charges:
         connection.execute(_INSERT_SPEND, spend_rows(plain))
@@ -84,6 +87,7 @@ def spend_rows(content: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+_APPEND = sa.text("SELECT ledger_append(:content)")
 _INSERT_ROW = ledger_row.insert()
 _INSERT_SPEND = spend.insert()
 

@@ -19,9 +19,10 @@ from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row
 
 _T = TypeVar("_T")
 
+_WRITER_SINCE = "0003"
 _LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
-_RIGHTS = {"ledger_row": "SELECT, INSERT", "spend": "SELECT, INSERT", VERSION_TABLE: "SELECT"}
+_RIGHTS = {"ledger_row": "SELECT", "spend": "SELECT", VERSION_TABLE: "SELECT"}
 
 
 class ConnectionLost(StorageError):
@@ -224,7 +225,7 @@ def migrate(database: Database, *, app_role: str | None = None, revision: str = 
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
-        app_role: the role that the pipeline connects as; it gets SELECT and INSERT, nothing else.
+        app_role: the role that the pipeline connects as; it may read and call `ledger_append`, nothing else.
         revision: where to stop; another than `head` is for tests.
 
     Raises:
@@ -306,3 +307,7 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
         if table in there:
             connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
             connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))
+    if str(_revision(connection)) >= _WRITER_SINCE:
+        connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION ledger_append(text) TO {quoted}"))
+    else:  # the schema of before, which tests stop at
+        connection.execute(sa.text(f"GRANT INSERT ON {', '.join(sorted(there & {'ledger_row', 'spend'}))} TO {quoted}"))

@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeEngine
 
 from storage.ledger.amounts import DELTA_SCALE, EPSILON_SCALE
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration; a database at another one is migrated or refused."""
 VERSION_TABLE = "ledger_version"
 

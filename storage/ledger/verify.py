@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError
-from storage.ledger import chain
+from storage.ledger import chain, guards
 from storage.ledger.models import GENESIS, Row
 from storage.ledger.replay import Inconsistent, Replay, Total
 from storage.ledger.schema import COLUMNS, ledger_row, spend
@@ -227,21 +227,14 @@ class _Outside:
 
 
 def _protections(connection: Connection) -> tuple[str, ...]:
-    """Say which of the protections against change are absent."""
+    """Say which of the protections against change are absent or not what they were."""
     notes = []
-    if connection.dialect.name == "sqlite":
-        wanted = {f"{table}_{what}" for table in ("ledger_row", "spend") for what in _SQLITE_TRIGGERS}
-        statement = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
-    else:
-        wanted = {f"{table}_{what}" for table in ("ledger_row", "spend") for what in _POSTGRESQL_TRIGGERS}
-        statement = (
-            "SELECT tgname FROM pg_trigger WHERE tgenabled IN ('O', 'A')"
-            " AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass)"
-        )
+    if connection.dialect.name != "sqlite":
         excessive = connection.execute(
             sa.text(
-                "SELECT has_table_privilege('ledger_row', 'UPDATE')"
-                " OR has_table_privilege('ledger_row', 'DELETE') OR has_table_privilege('ledger_row', 'TRUNCATE')"
+                "SELECT bool_or(has_table_privilege(name, privilege))"
+                " FROM unnest(ARRAY['ledger_row', 'spend']) AS name,"
+                " unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS privilege"
             )
         ).scalar()
         if excessive:
@@ -249,11 +242,7 @@ def _protections(connection: Connection) -> tuple[str, ...]:
                 "this role may change rows by its grants, only the triggers stop it: connect the pipeline as the"
                 " role given to `autocoder ledger migrate --app-role`"
             )
-    missing = sorted(wanted - {name for (name,) in connection.execute(sa.text(statement))})
-    if missing:
-        notes.append(f"append-only triggers are missing: {', '.join(missing)}; somebody dropped them")
+    changed = guards.changed(connection)
+    if changed:
+        notes.append(f"append-only triggers and functions are missing or were changed: {', '.join(changed)}")
     return tuple(notes)
-
-
-_SQLITE_TRIGGERS = ("no_update", "no_delete", "append")
-_POSTGRESQL_TRIGGERS = ("no_change", "append")

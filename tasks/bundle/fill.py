@@ -18,6 +18,7 @@ from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_codes, load_split, split_file
 from storage.egress import gate, leaks
+from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
 from storage.errors import InputError
 from storage.ledger import Row
@@ -167,15 +168,17 @@ def _expected(
 
 def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
-    public = [*golden.texts(), *(entry.title for entry in codes), card.EXAMPLE]
+    public = [*golden.texts(), *public_titles(codes), card.EXAMPLE]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
-    file = folder / f"{digest({'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"
+    file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"
     if not file.is_file():
         dataset = context.store.open(candidate.dataset)
         splits = [split for split in ("train", "test", "holdout") if split_file(dataset, split).is_file()]
-        texts = (text for split in splits for text in load_split(dataset, split)["text"])
-        SequenceFilter.of(texts, key=key, public=public).save(file)
+        records = [load_split(dataset, split) for split in splits]
+        texts = (text for split in records for text in split["text"])
+        units = (unit for split in records for unit in split["unit"])
+        SequenceFilter.of(texts, key=key, units=units, public=public).save(file)
     return SequenceFilter.load(file, key=key)
 
 

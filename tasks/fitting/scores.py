@@ -45,9 +45,7 @@ def _score(work: Work) -> Mapping[str, Any]:
         "macro_f1": whole.macro_f1,
         "accuracy": whole.accuracy,
         "ece": metrics.expected_calibration_error(labels, probabilities),
-        **{
-            f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < probabilities.shape[1]
-        },
+        **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},
         **{f"top_quartile_{n}": getattr(top, n) for n in ("weighted_f1", "macro_f1")},
         **{f"bottom_quartile_{n}": getattr(bottom, n) for n in ("weighted_f1", "macro_f1")},
         **{f"coverage_{c.threshold}": c.coverage for c in coverage},

@@ -164,7 +164,7 @@ def test_keys_head_and_verify(home, tmp_path):
     connection.close()
     report = json.loads(run(*checked, code=1))
     assert (report["ok"], report["first_bad_row"]) == (False, 6)
-    assert any("triggers are missing" in note for note in report["notes"])
+    assert any("triggers and functions are missing" in note for note in report["notes"])
 
 
 def test_head_without_a_key_goes_to_standard_output(home):

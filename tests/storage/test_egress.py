@@ -70,7 +70,7 @@ def test_a_narrative_in_the_card(folder: Path, expected: Expected, secret: str) 
     words = secret.split()
     for planted in (secret, " ".join(words[2:17]).upper(), " -- ".join(words[:12])):
         (folder / CARD).write_text(card + "\n" + planted + "\n")
-        with pytest.raises(UnsoundBundle, match="rare word sequences") as refused:
+        with pytest.raises(UnsoundBundle, match="private narrative") as refused:
             inspect(folder, expected)
         assert refused.value.file == CARD
         assert planted not in str(refused.value)
@@ -168,7 +168,7 @@ def test_text_in_a_binary_file_is_seen_wherever_it_lies(tmp_path: Path, monkeypa
     file.write_bytes(bytes(noise))
     runs = [run.decode("ascii") for run in re.findall(rb"[\x20-\x7e]{24,}", file.read_bytes())]
     assert len(runs) > 100
-    assert list(gate._printable(file)) == runs
+    assert list(gate._runs(file.read_bytes())) == runs
 
 
 def test_other_weights_than_inference_needs(folder: Path, expected: Expected, secret: str, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_other_weights_than_inference_needs(folder: Path, expected: Expected, se
     text = secret.encode()[: (rows * 4) // 4 * 4].ljust(rows * 4)[: rows * 4]
     hidden = torch.frombuffer(bytearray(text), dtype=torch.float32)
     save_file(good | {"linear.bias": hidden}, file)
-    with pytest.raises(UnsoundBundle, match="rare word sequences"):
+    with pytest.raises(UnsoundBundle, match="private narrative"):
         inspect(folder, expected)
 
 
@@ -241,18 +241,25 @@ def test_traces_in_a_real_bundle(folder: Path, expected: Expected) -> None:
         inspect(folder, expected)
 
 
-def test_rare_sequences_only() -> None:
-    """A sequence that five narratives share, or that is public, tells nothing; four is few; a short one is whole."""
+def test_rare_windows_only() -> None:
+    """A phrase that five units share, or that is public, tells nothing; four units are few; a short text is whole."""
     common = "employee was taken to the hospital for treatment"
-    told = [f"{word} happened, then {common}" for word in "abcde"] + ["cut hand on saw", "slipped on ice"]
+    told = [f"{word} happened, then {common}" for word in "abcde"] + ["cut hand on saw", "fell on ice"]
     few = ["he was found under the blue tarpaulin"] * 4
     public = "a sentence that everybody may read anyway"
     made = SequenceFilter.of([*told, *few, public], key=KEY, public=[public])
     assert made.count(common) == 0
-    assert made.count(few[0].upper()) == 2
+    assert made.count(few[0].upper()) > 0
     assert made.count(public) == 0
     assert made.count("He cut hand on saw.") == 1
-    assert made.count("slipped on ice") == 0, "three words are nobody's"
+    assert made.count("fell on ice") == 0, "nine letters are nobody's"
+
+
+def test_one_unit_is_one_however_many_records_it_has() -> None:
+    """Five persons with the same words are common; five records of one person are that person's."""
+    texts = ["slipped on the loading dock ramp in the rain"] * 5
+    for units, private in ((None, True), (["a"] * 5, True), (["a", "b", "c", "d", "e"], False)):
+        assert (SequenceFilter.of(texts, key=KEY, units=units).count(texts[0]) > 0) == private
 
 
 def test_no_text_and_no_guessing_without_the_key(tmp_path: Path) -> None:
@@ -272,9 +279,9 @@ def test_no_text_and_no_guessing_without_the_key(tmp_path: Path) -> None:
 
 
 def test_false_alarms_on_unrelated_texts() -> None:
-    """Ten thousand words that no narrative has, against 20,000 sequences: 64 bits make a false alarm 1 in 10^10."""
+    """Ten thousand words that no narrative has, against as many windows: 64 bits make a false alarm 1 in 10^10."""
     made = SequenceFilter.of(narratives(1500, seed=10), key=KEY)
-    assert len(made.marks) > 15_000
+    assert len(made.marks) > 10_000
     assert made.count(" ".join(f"word{n}" for n in range(10_000))) == 0
 
 

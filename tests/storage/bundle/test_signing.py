@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from certificates import NOW, Authority
 from sealed_bundle import Sealed
 
 from storage.bundle.check import check
@@ -20,76 +16,6 @@ from storage.bundle.seal import seal, workspace_signer
 from storage.bundle.signing import Signer, Verifier
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
-
-NOW = datetime.now(UTC)
-
-
-@dataclass
-class Authority:
-    """A certificate authority of the test's own."""
-
-    folder: Path
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-
-    @property
-    def file(self) -> Path:
-        """Its certificate."""
-        return self.folder / "ca.pem"
-
-    def issue(self, key: Path, *, until: datetime, since: datetime = NOW - timedelta(days=30)) -> Path:
-        """A signing certificate for a private key."""
-        public = heads.load_private_key(key).public_key()
-        made = _certificate("agency", public, self.key, issuer=self.certificate.subject, since=since, until=until)
-        path = self.folder / f"{until:%Y%m%d}-{since:%Y%m%d}.pem"
-        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        return path
-
-
-def _certificate(
-    name: str,
-    public: ec.EllipticCurvePublicKey,
-    signing: ec.EllipticCurvePrivateKey,
-    *,
-    issuer: x509.Name | None,
-    since: datetime,
-    until: datetime,
-) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    authority = issuer is None
-    usage = x509.KeyUsage(
-        digital_signature=not authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(since)
-        .not_valid_after(until)
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(signing, hashes.SHA256())
-    )
-
-
-def authority(folder: Path) -> Authority:
-    """Make one, valid for ten years on either side."""
-    folder.mkdir()
-    key = ec.generate_private_key(ec.SECP256R1())
-    years = timedelta(days=3650)
-    made = _certificate("authority", key.public_key(), key, issuer=None, since=NOW - years, until=NOW + years)
-    (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    return Authority(folder, key, made)
 
 
 @pytest.fixture
@@ -106,22 +32,22 @@ def folder(sealed: Sealed, tmp_path: Path) -> Path:
 
 def test_a_certificate_signs(sealed: Sealed, folder: Path, key: Path, tmp_path: Path) -> None:
     """Its authority's word is enough; another authority's is not, and a bare key says how to verify it instead."""
-    trusted, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
+    trusted, other = Authority.new(tmp_path / "ca"), Authority.new(tmp_path / "other")
     certificate = trusted.issue(key, until=NOW + timedelta(days=30))
     signer = Signer(key, certificate, (trusted.file,))
     seal(folder, sealed.row, signer)
-    sound = check(folder, Verifier(authorities=(trusted.file,)))
+    sound = check(folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
     assert sound.signed_by == signer.key_id
     before = (folder / SIGNATURE).read_bytes()
     seal(folder, sealed.row, signer)
     assert (folder / SIGNATURE).read_bytes() == before, "sealing again changes nothing"
     with pytest.raises(UnsoundBundle, match="not trusted") as refused:
-        check(folder, Verifier(authorities=(other.file,)))
+        check(folder, Verifier(authorities=(other.file,), identity="CN=agency"))
     assert refused.value.file == SIGNATURE
     with pytest.raises(UnsoundBundle, match="--authority"):
         check(folder, sealed.verifier)
     with pytest.raises(UnsoundBundle, match="--key"):
-        check(sealed.folder, Verifier(authorities=(trusted.file,)))
+        check(sealed.folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
 
 
 def test_an_expired_certificate(
@@ -130,7 +56,7 @@ def test_an_expired_certificate(
     """Neither signs nor verifies, whenever the bundle was signed; nor does one of the future."""
     from storage.bundle import signing
 
-    trusted = authority(tmp_path / "ca")
+    trusted = Authority.new(tmp_path / "ca")
     expired = trusted.issue(key, until=NOW - timedelta(days=2))
     future = trusted.issue(key, since=NOW + timedelta(days=2), until=NOW + timedelta(days=9))
     for certificate, problem in ((expired, "expired on"), (future, "not valid before")):
@@ -140,15 +66,17 @@ def test_an_expired_certificate(
         with monkeypatch.context() as patched:
             patched.setattr(signing, "_check_dates", lambda certificate: None)
             seal(folder, sealed.row, signer)
-            check(folder, Verifier(authorities=(trusted.file,)))  # the library itself lets it pass
+            check(
+                folder, Verifier(authorities=(trusted.file,), identity="CN=agency")
+            )  # the library itself lets it pass
         with pytest.raises(UnsoundBundle, match=problem) as refused:
-            check(folder, Verifier(authorities=(trusted.file,)))
+            check(folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
         assert refused.value.file == SIGNATURE
 
 
 def test_a_certificate_of_another_key(key: Path, tmp_path: Path) -> None:
     """Told before anything is drawn."""
-    trusted = authority(tmp_path / "ca")
+    trusted = Authority.new(tmp_path / "ca")
     other = heads.new_keys(tmp_path / "other")[0]
     certificate = trusted.issue(other, until=NOW + timedelta(days=3))
     with pytest.raises(InputError, match="of another key"):

@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger
+from storage.ledger import Ledger, guards
 from storage.ledger.database import Database, migrate
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, metadata
 
@@ -87,7 +87,7 @@ def test_an_older_database_with_rows_is_migrated_by_its_owner(postgres_site, pla
     source = Ledger.open(f"sqlite:///{tmp_path / 'new.db'}")
     history(source, plan)
     drop = ["DROP TABLE spend", "DROP TABLE ledger_row", f"DROP TABLE {VERSION_TABLE}"]
-    functions = [f"DROP FUNCTION {name}" for name in ("ledger_refuse", "ledger_row_append", "spend_append")]
+    functions = [f"DROP FUNCTION {name.removeprefix('function ')}" for name in guards.functions()]
     postgres_site.sql(*drop, *functions, owner=True)
     owner, role = Database(postgres_site.owner_url, lock_timeout=10), make_url(postgres_site.url).username
     assert migrate(owner, app_role=role, revision="0001") == "0001"

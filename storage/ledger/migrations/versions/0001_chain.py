@@ -5,6 +5,8 @@ from decimal import Decimal
 import sqlalchemy as sa
 from alembic import op
 
+from storage.ledger import guards
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -59,55 +61,10 @@ def upgrade() -> None:
     ):
         condition = sa.text(where) if where else None
         op.create_index(name, "ledger_row", columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
-    for statement in _POSTGRESQL if dialect == "postgresql" else _SQLITE:
+    for statement in guards.CHAIN[dialect]:
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Refuse: a history isn't taken back."""
     raise NotImplementedError("the ledger only moves forward")
-
-
-# The insert triggers make every insert an append to the end of the chain. On SQLite that also stops INSERT OR
-# REPLACE, which deletes the old row without firing the delete trigger unless recursive_triggers is on.
-_SQLITE = (
-    """CREATE TRIGGER ledger_row_no_update BEFORE UPDATE ON ledger_row
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: UPDATE refused'); END""",
-    """CREATE TRIGGER ledger_row_no_delete BEFORE DELETE ON ledger_row
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END""",
-    """CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row
-    WHEN NEW.sequence IS NOT (SELECT coalesce(max(sequence), 0) + 1 FROM ledger_row)
-      OR NEW.previous_hash IS NOT coalesce(
-           (SELECT hash FROM ledger_row ORDER BY sequence DESC LIMIT 1), printf('%064d', 0))
-      OR EXISTS (SELECT 1 FROM ledger_row WHERE hash = NEW.hash)
-      OR (NEW.kind = 'release' AND EXISTS (SELECT 1 FROM ledger_row
-           WHERE kind = 'release' AND release_id = NEW.release_id
-             AND (state = NEW.state OR state IN ('committed', 'burned'))))
-      OR (NEW.idempotency_key IS NOT NULL AND NEW.state NOT IN ('drawn', 'committed', 'burned')
-           AND EXISTS (SELECT 1 FROM ledger_row
-             WHERE kind = NEW.kind AND idempotency_key = NEW.idempotency_key))
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: a row must follow the last one'); END""",
-)
-
-_POSTGRESQL = (
-    """CREATE FUNCTION ledger_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-      RAISE EXCEPTION 'the ledger is append-only: % refused', TG_OP USING ERRCODE = 'insufficient_privilege';
-    END $$""",
-    """CREATE TRIGGER ledger_row_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger_row
-    FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()""",
-    """CREATE FUNCTION ledger_row_append() RETURNS trigger LANGUAGE plpgsql AS $$
-    DECLARE last record;
-    BEGIN
-      SELECT sequence, hash INTO last FROM ledger_row ORDER BY sequence DESC LIMIT 1;
-      IF NEW.sequence IS DISTINCT FROM coalesce(last.sequence, 0) + 1
-         OR NEW.previous_hash IS DISTINCT FROM coalesce(last.hash, repeat('0', 64)) THEN
-        RAISE EXCEPTION 'the ledger is append-only: a row must follow the last one'
-          USING ERRCODE = 'insufficient_privilege';
-      END IF;
-      RETURN NEW;
-    END $$""",
-    """CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row
-    FOR EACH ROW EXECUTE FUNCTION ledger_row_append()""",
-    "REVOKE ALL ON ledger_row FROM PUBLIC",
-)

@@ -6,6 +6,8 @@ from decimal import Decimal
 import sqlalchemy as sa
 from alembic import op
 
+from storage.ledger import guards
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -50,40 +52,10 @@ def upgrade() -> None:
         ]
         if totals:
             connection.execute(spend.insert(), totals)
-    for statement in _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE:
+    for statement in guards.TOTALS[connection.dialect.name]:
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Refuse: a history isn't taken back."""
     raise NotImplementedError("the ledger only moves forward")
-
-
-# A total may only be written beside the row that charges it, which is the newest one.
-_SQLITE = (
-    """CREATE TRIGGER spend_no_update BEFORE UPDATE ON spend
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: UPDATE refused'); END""",
-    """CREATE TRIGGER spend_no_delete BEFORE DELETE ON spend
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END""",
-    """CREATE TRIGGER spend_append BEFORE INSERT ON spend
-    WHEN NEW.sequence IS NOT (SELECT max(sequence) FROM ledger_row)
-      OR EXISTS (SELECT 1 FROM spend WHERE population = NEW.population AND cohort = NEW.cohort
-           AND guarantee_kind = NEW.guarantee_kind AND sequence >= NEW.sequence)
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: a total must belong to the last row'); END""",
-)
-
-_POSTGRESQL = (
-    """CREATE TRIGGER spend_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON spend
-    FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()""",
-    """CREATE FUNCTION spend_append() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-      IF NEW.sequence IS DISTINCT FROM (SELECT max(sequence) FROM ledger_row) THEN
-        RAISE EXCEPTION 'the ledger is append-only: a total must belong to the last row'
-          USING ERRCODE = 'insufficient_privilege';
-      END IF;
-      RETURN NEW;
-    END $$""",
-    """CREATE TRIGGER spend_append BEFORE INSERT ON spend
-    FOR EACH ROW EXECUTE FUNCTION spend_append()""",
-    "REVOKE ALL ON spend FROM PUBLIC",
-)
