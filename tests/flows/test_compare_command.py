@@ -203,8 +203,12 @@ def test_bad_settings_are_refused_by_name(new: Job, told: Told, tmp_path: Path) 
         (("--target-epsilon", "-1"), "--target-epsilon"),
         (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
         (("--branches", "formal-head", "--set", "model.trainable=full"), "formal-head"),
-        (("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000"), "--batch-size"),
     ):
         code, error = told(*given, *extra)
         assert (code, error.count("\n")) == (2, 1), error
         assert named in error
+    # seen once the records are counted
+    larger = ("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000")
+    done = run(new.at(tmp_path / "home"), *larger)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "--batch-size" in done.stderr
