@@ -77,6 +77,8 @@ class Plan(BaseModel):
         """
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
+        if run.folder is not None:
+            run.folder.mkdir(parents=True, exist_ok=True)
         fitted = self.mechanism.fit(self, records, run)
         if self.event is not None and fitted.event != self.event:
             raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
