@@ -168,7 +168,7 @@ def _expected(
 
 def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
-    public = [*golden.texts(), *public_titles(codes), card.EXAMPLE]
+    public = [*golden.public(), *public_titles(codes), card.EXAMPLE]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
     file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"

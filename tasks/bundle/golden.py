@@ -25,6 +25,14 @@ def texts() -> tuple[str, ...]:
     return tuple(narratives(_COUNT, seed=_SEED))
 
 
+def public() -> tuple[str, ...]:
+    """What of the golden file is public, as it may be read: the narratives in a row, and each between its field names.
+
+    A letter of a name beside a narrative's first letters would else look like private words that happen to begin so.
+    """
+    return (*texts(), *(f"text {text} codes" for text in texts()))
+
+
 def write(released: Released, path: Path) -> None:
     """Write each narrative with the best codes and their probabilities, one JSON object a line."""
     scores = released.logits(texts()).softmax(-1)
