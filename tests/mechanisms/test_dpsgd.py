@@ -279,7 +279,9 @@ class TestRefused:
 
     def test_another_number_of_records(self, linear: MakeLinear) -> None:
         """The sampling probability was calibrated for n records."""
-        plan = plan_of(DpSgd(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12)
+        plan = plan_of(
+            DpSgd(batch_size=6, epochs=1), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
+        )
         trained, inputs, labels = linear(13)
         with pytest.raises(MechanismError, match="plan again"):
             plan.fit(Records(inputs, labels), Run(classes=4, seed=1, classifier=lambda: trained))
@@ -292,7 +294,9 @@ class TestRefused:
             def sample(self, stream: SecretStream, step: int) -> Tensor:
                 return torch.arange(self.num_records)[: round(self.sampling_prob * self.num_records)]
 
-        plan = plan_of(DpSgd(batch_size=6), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12)
+        plan = plan_of(
+            DpSgd(batch_size=6, epochs=1), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
+        )
         with pytest.raises(MechanismError, match="`Shuffled` does not sample by Poisson"):
             go(linear(12), plan, sampler=Shuffled(12, 0.5))
         with pytest.raises(MechanismError, match=r"probability 0\.25; the plan says 12 with 0\.5"):
