@@ -96,7 +96,8 @@ class DpSgd(Aimed, frozen=True):
         """Raises MechanismError where the batch is larger than the data."""
         if self._batch(task) > task.records:
             raise MechanismError(
-                f"batch_size is {self._batch(task)}, larger than the data ({task.records} training records); lower it (--batch-size)"
+                f"batch_size is {self._batch(task)}, larger than the data ({task.records} training records); lower it "
+                "(--batch-size)"
             )
 
     def plan(self, task: Task) -> Plan:
