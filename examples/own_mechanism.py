@@ -1,8 +1,8 @@
 """A mechanism in one file: class means of directions, with noise. docs/adding-a-mechanism.md walks through it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -26,9 +26,7 @@ def _directions(inputs: Inputs) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class NearestMean:
-    """Class means float32 [classes, width], from noisy sums and noisy counts."""
-
-    means: torch.Tensor
+    means: torch.Tensor  # float32 [classes, width], from noisy sums and noisy counts
 
     def log_probabilities(self, inputs: Inputs) -> torch.Tensor:
         return (-5 * torch.cdist(_directions(inputs), self.means).double().square()).log_softmax(-1)
@@ -39,15 +37,12 @@ class NearestMean:
 
 @registered
 class OutputPerturbation(Aimed, frozen=True):
-    """Add noise to the sums of each class once."""
-
     kind: Literal["output-perturbation"] = "output-perturbation"
 
     def plan(self, task: Task) -> Plan:
-        own, unit = self.at(task), task.records_per_unit
-        epsilon, delta = own.target_epsilon or 0, own.delta or 0
-        sigma = gaussian_cost.calibrate(_event, target_epsilon=epsilon, delta=delta, records_per_unit=unit)
-        return Plan(mechanism=own, event=_event(sigma), records=task.records)
+        own = self.at(task)
+        aim = {"target_epsilon": own.target_epsilon, "delta": own.delta, "records_per_unit": task.records_per_unit}
+        return Plan(mechanism=own, event=_event(gaussian_cost.calibrate(_event, **aim)), records=task.records)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, GaussianReleaseEvent)
@@ -69,15 +64,16 @@ class OutputPerturbation(Aimed, frozen=True):
 
 def main() -> None:
     """Plan for epsilon 2 of a record, fit on records of nobody, say what is claimed and how good it is."""
-    task, labels = Task(records=600, classes=3, target_epsilon=2.0, delta=1e-5), torch.arange(600) % 3
+    labels = torch.arange(600) % 3
     training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
+    task = Task(records=600, classes=3, target_epsilon=2.0, delta=1e-5)
     untrained = partial(build, ModelConfig(pooling="none"), num_labels=3, seed=0, width=8)  # this mechanism needs none
     run = Run(classes=3, seed=0, classifier=untrained)
     fitted = OutputPerturbation().plan(task).fit(Records(training, labels), run)
     unit = {"privacy_unit": "record", "max_records_per_unit": 1, "unprotected_inputs": ()}
-    print(claims.claim_of(fitted.event, delta=task.delta, **unit).model_dump_json(indent=2))
+    claim = claims.claim_of(fitted.event, delta=task.delta, **unit)
     right = fitted.model.log_probabilities(test).argmax(1) == labels
-    print(f"accuracy {right.double().mean():.3f}")
+    print(f"accuracy {right.double().mean():.3f}\n{claim.model_dump_json(indent=2)}")
 
 
 if __name__ == "__main__":
