@@ -1,0 +1,80 @@
+"""A mechanism in one file: class means of directions, with noise. docs/adding-a-mechanism.md walks through it."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.model import checkpoint
+from mechanisms.model.classifier import ModelConfig, build
+from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.privacy import claims, gaussian_cost, noise
+from mechanisms.privacy.events import GaussianReleaseEvent
+
+
+def _event(sigma: float) -> GaussianReleaseEvent:  # a record adds a vector of norm <= 1 and a count to one row
+    return GaussianReleaseEvent(what="class sums and counts", noise_multiplier=sigma, l2_sensitivity=2**0.5)
+
+
+def _directions(inputs: Inputs) -> torch.Tensor:
+    assert isinstance(inputs, FeatureInputs)
+    return torch.nn.functional.normalize(inputs.features, dim=1)
+
+
+@dataclass(frozen=True)
+class NearestMean:
+    means: torch.Tensor  # float32 [classes, width], from noisy sums and noisy counts
+
+    def log_probabilities(self, inputs: Inputs) -> torch.Tensor:
+        return (-5 * torch.cdist(_directions(inputs), self.means).double().square()).log_softmax(-1)
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(folder / "means.safetensors", {"means": self.means}, {})
+
+
+@registered
+class OutputPerturbation(Aimed, frozen=True):
+    kind: Literal["output-perturbation"] = "output-perturbation"
+
+    def plan(self, task: Task) -> Plan:
+        own = self.at(task)
+        aim = {"target_epsilon": own.target_epsilon, "delta": own.delta, "records_per_unit": task.records_per_unit}
+        return Plan(mechanism=own, event=_event(gaussian_cost.calibrate(_event, **aim)), records=task.records)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        assert isinstance(plan.event, GaussianReleaseEvent)
+        if run.folder and (run.folder / "means.safetensors").exists():
+            return Fitted(self.load(run.folder, run), plan.event)
+        vectors = torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0)
+        table = torch.zeros(run.classes, vectors.shape[1]).index_add_(0, records.labels, vectors)
+        std = plan.event.noise_multiplier * plan.event.l2_sensitivity
+        noise.SecretStream(noise.new_key()).add_normal_(table, std=std, purpose="table", step=0)
+        model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=1))
+        if run.folder:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            model.save(run.folder)
+        return Fitted(model, plan.event)
+
+    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> NearestMean:
+        return NearestMean(checkpoint.load(folder / "means.safetensors")[0]["means"])
+
+
+def main() -> None:
+    """Plan for epsilon 2 of a record, fit on records of nobody, say what is claimed and how good it is."""
+    labels = torch.arange(600) % 3
+    training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
+    task = Task(records=600, classes=3, target_epsilon=2.0, delta=1e-5)
+    untrained = partial(build, ModelConfig(pooling="none"), num_labels=3, seed=0, width=8)  # this mechanism needs none
+    run = Run(classes=3, seed=0, classifier=untrained)
+    fitted = OutputPerturbation().plan(task).fit(Records(training, labels), run)
+    unit = {"privacy_unit": "record", "max_records_per_unit": 1, "unprotected_inputs": ()}
+    claim = claims.claim_of(fitted.event, delta=task.delta, **unit)
+    right = fitted.model.log_probabilities(test).argmax(1) == labels
+    print(f"accuracy {right.double().mean():.3f}\n{claim.model_dump_json(indent=2)}")
+
+
+if __name__ == "__main__":
+    main()
