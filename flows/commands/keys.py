@@ -1,4 +1,4 @@
-"""`autocoder keys`: the key that signs ledger heads."""
+"""`autocoder keys`: keys that sign bundles, heads and decisions."""
 
 from __future__ import annotations
 

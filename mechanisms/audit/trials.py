@@ -3,7 +3,7 @@
 An audit reruns everything that the release depends on: three fits, SWAG collections, risks, weights and one draw, on
 records that took part by the toss of a coin. One trial is thousands of steps of a tenth of a millisecond; here a step
 is one batched product over all trials (parameters [T, classes, width + 1], the last column the bias). What is computed
-is what `training`, `swag` and `pseudo_posterior` compute: the same optimisers, shuffles, recurrences and draws, from
+is what `training`, `swag` and `risks` compute: the same optimisers, shuffles, recurrences and draws, from
 each trial's seed. A test holds the two against each other.
 """
 

@@ -78,7 +78,7 @@ class OptimiserPhase(BaseModel):
 
 
 class EpochState:
-    """What an `on_epoch` hook may add to the checkpoint: tensors saved with it, given back on resume."""
+    """What whoever watches the epochs adds to the checkpoint: tensors saved with it, given back on resume."""
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Tensors to keep with the checkpoint of the epoch just ended."""

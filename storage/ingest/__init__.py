@@ -1,4 +1,4 @@
-"""Ingest: a file of injury records, checked, sampled and split."""
+"""Ingest: a file of records, checked, sampled and split."""
 
 from storage.ingest.config import IngestConfig
 from storage.ingest.pipeline import check_source, ingest

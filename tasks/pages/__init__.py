@@ -1,1 +1,1 @@
-"""What the pages share: style, figures, tables."""
+"""What the pages share: templates, style, figures."""

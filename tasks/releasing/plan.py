@@ -82,6 +82,11 @@ class PlannedRelease(BaseModel):
         """SHA-256 of everything that an approval covers, in canonical form (RFC 8785)."""
         return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))
 
+    def has_bundle(self, store: Store) -> bool:
+        """Whether a bundle can hold this model: there is none yet on a table or images, nor of every mechanism."""
+        made = self.candidate
+        return made.model.encoder != encoders.NONE and store.figures(made.fitted).get("releasable", True)
+
     def check(self, context: Context) -> None:
         """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
 
@@ -98,7 +103,7 @@ class PlannedRelease(BaseModel):
         fitted = store.open(made.fitted)
         for other in (made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
             store.open(other)
-        if made.model.encoder == encoders.NONE or not store.figures(made.fitted).get("releasable", True):
+        if not self.has_bundle(store):
             raise MechanismError(
                 f"release plan: a model of `{plan.event.mechanism}` has no bundle; it can be compared and audited, and "
                 "not released"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FILE, FeatureSchema
 from storage.errors import InputError
+from tasks.branches import plan as branch_plan
+from tasks.branches.branch import CompareParameters, choose
 from tasks.branches.swag_chain import chain
+from tasks.comparing import run as comparison
 from tasks.fitting import data
 from tasks.fitting.data import load_inputs
 from tasks.parameters import RetrainParameters
@@ -116,6 +120,22 @@ def test_a_release_is_refused_before_training(tmp_path: Path, table: Path) -> No
         preflight.check(Context(home=str(tmp_path), device="cpu"), chosen)
     with pytest.raises(MechanismError, match="no bundle yet"):
         encoders.resolve(chosen.model.encoder)
+
+
+@pytest.mark.usefixtures("no_encoder")
+def test_a_comparison_leaves_no_plan_of_what_cannot_be_released(tmp_path: Path, table: Path) -> None:
+    """The branch has a claim, and no bundle could hold its model."""
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    chosen = parameters(table, {"kind": "table", "table": BOUNDS})
+    settings = CompareParameters(seeds=1, target_epsilon=5)
+    branches = choose("swag-ppm", model=chosen.model)
+    compared = comparison.run(context, chosen, settings, branches, do=partial(run_step, context))
+    assert compared.outcomes[0].claim.epsilon is not None
+    planned = branch_plan.planned(compared.study, compared.outcomes[0], prefect_run_id=None)
+    with pytest.raises(MechanismError, match="has no bundle"):
+        planned.check(context)
+    assert comparison.plans(compared, prefect_run_id=None) == {}
+    assert not (context.workspace.private / "plans").exists()
 
 
 def test_kind_and_model_go_together(table: Path) -> None:
