@@ -1,4 +1,4 @@
-"""What a classifier reads: token sequences of uneven length, or features: an encoder's, kept, or a table's or image's own.
+"""What a classifier reads: token sequences of uneven length, or features (an encoder's, a table's, an image's).
 
 Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation are written once.
 """

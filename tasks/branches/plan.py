@@ -1,4 +1,4 @@
-"""A comparison's branch as a planned release: by the same path as a retrain's, from any branch that has a claim and a bundle."""
+"""A comparison's branch as a planned release: by the same path as a retrain's."""
 
 from __future__ import annotations
 
