@@ -41,12 +41,20 @@ def code_version(*modules: str) -> str:
 
 
 def _imports(tree: ast.AST) -> Iterable[str]:
-    for node in ast.walk(tree):
+    for node in _run(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _run(tree: ast.AST) -> Iterable[ast.AST]:
+    """Every node but those under `if TYPE_CHECKING`, which never run."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from _run(node)
 
 
 def _source(module: str) -> Path | None:

@@ -26,8 +26,8 @@ from tasks.auditing.bounds import finite
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.settings import AuditParameters
 from tasks.auditing.trials import Trials
-from tasks.fitting.data import SPLITS, load_inputs
 from tasks.fitting.fits import predictions as read
+from tasks.fitting.prepared import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
 

@@ -25,7 +25,7 @@ from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_split
 from storage.errors import InputError
-from tasks.fitting.data import SPLITS, load_inputs
+from tasks.fitting.prepared import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
 FAMILIES = ("in-distribution", "mislabelled", "rare-token", "near-duplicate", "alpha-mover")

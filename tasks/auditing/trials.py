@@ -28,9 +28,8 @@ from mechanisms.privacy.claims import claim_of, formal
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from tasks.auditing.pool import Pool
-from tasks.fitting.data import label_count
 from tasks.fitting.fits import plan_of
-from tasks.fitting.train import build
+from tasks.fitting.prepared import build, label_count
 from tasks.running.stage import Step, Work
 
 _claim_of = lru_cache(maxsize=64)(claim_of)

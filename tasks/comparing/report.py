@@ -14,7 +14,7 @@ from storage.durable import write_atomically
 from tasks.comparing import figures, published, tables
 from tasks.comparing.run import Compared
 from tasks.comparing.summary import BranchSummary
-from tasks.fitting.data import load_inputs
+from tasks.fitting.prepared import load_inputs
 from tasks.fitting.risks import running_maximum
 from tasks.fitting.scores import codes_of
 from tasks.pages.render import Table, render

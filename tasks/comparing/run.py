@@ -93,8 +93,7 @@ def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str
         claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable
         if claimed and outcome.seed == compared.seeds[0]:
             plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
-            if plan.has_bundle(study.context.store):
-                files[outcome.branch.name] = str(plan.save(study.context))
+            files[outcome.branch.name] = str(plan.save(study.context))
     return files
 
 

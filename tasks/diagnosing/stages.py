@@ -25,8 +25,7 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import checks, risks, swag
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import load_inputs
-from tasks.fitting.train import build
+from tasks.fitting.prepared import build, load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
 

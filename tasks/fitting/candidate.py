@@ -11,8 +11,8 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.posterior import risks, swag
 from mechanisms.privacy.entropy import system_normal
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import load_inputs
-from tasks.fitting.train import build, load_weights
+from tasks.fitting.prepared import build, load_inputs
+from tasks.fitting.train import load_weights
 from tasks.running.stage import Context
 
 

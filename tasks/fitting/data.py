@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from mechanisms.model import checkpoint, classifier, encoders, inputs
+from mechanisms.model import checkpoint, classifier, encoders
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
-from mechanisms.model.schema import FeatureSchema
 from storage import ingest as ingestion
 from storage.artifacts import ArtifactRef, file_digest, files_digest
-from storage.datasets import FEATURES, load_codes, load_split, load_values
+from storage.datasets import load_split, load_values
 from storage.errors import InputError
+from tasks.fitting.prepared import SPLITS, feature_schema
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
-
-SPLITS = ("train", "test")
 
 
 def ingest(data: DataParameters) -> Step:
@@ -173,26 +171,3 @@ def _features(
 def save_labels(folder: Path, split: str, labels: Sequence[int]) -> None:
     """Labels of a split, beside its inputs, where `load_inputs` looks for them."""
     save_file({"labels": torch.tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")
-
-
-def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
-    """What `prepare` wrote for one split: inputs, and labels int64 [n]."""
-    labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
-    return inputs.load(folder / f"{split}.safetensors"), labels
-
-
-def feature_schema(dataset: Path) -> FeatureSchema | None:
-    """What ingest says of a table's or of images' columns; None of text."""
-    path = dataset / FEATURES
-    return FeatureSchema.load(path) if path.is_file() else None
-
-
-def feature_count(dataset: Path) -> int | None:
-    """Features a record of a table or of images; None of text, whose features are an encoder's."""
-    schema = feature_schema(dataset)
-    return None if schema is None else len(schema.names)
-
-
-def label_count(dataset: Path) -> int:
-    """Size of the label space."""
-    return len(load_codes(dataset))

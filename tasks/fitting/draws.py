@@ -19,8 +19,8 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import RiskPass
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import load_inputs
-from tasks.fitting.train import build, load_weights
+from tasks.fitting.prepared import build, load_inputs
+from tasks.fitting.train import load_weights
 from tasks.running.stage import Step, Work
 
 Purpose = Literal["risk", "sensitivity"]

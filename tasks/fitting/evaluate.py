@@ -12,8 +12,7 @@ from mechanisms.model import metrics
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import load_inputs
-from tasks.fitting.train import build
+from tasks.fitting.prepared import build, load_inputs
 from tasks.parameters import FitParameters
 from tasks.running.stage import Step, Work
 

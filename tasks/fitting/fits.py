@@ -19,8 +19,7 @@ from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import label_count, load_inputs
-from tasks.fitting.train import build
+from tasks.fitting.prepared import build, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()

@@ -12,8 +12,8 @@ import numpy as np
 from mechanisms.model import metrics
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes
-from tasks.fitting.data import load_inputs
 from tasks.fitting.fits import predictions as read
+from tasks.fitting.prepared import load_inputs
 from tasks.running.stage import Context, Step, Work
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from mechanisms.model import checkpoint, classifier, training
+from mechanisms.model import checkpoint, training
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
 from mechanisms.posterior.swag import SwagConfig
 from storage.artifacts import ArtifactRef
-from tasks.fitting.data import feature_count, label_count, load_inputs
+from tasks.fitting.prepared import build, load_inputs
 from tasks.parameters import FitParameters
-from tasks.running.stage import Context, Step, Work
+from tasks.running.stage import Step, Work
 
 
 def fine_tune(
@@ -139,14 +139,6 @@ def _train(
         folder=work.scratch,
         state=state,
         progress=work.progress,
-    )
-
-
-def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
-    """The classifier over the data set's label space, as initialised, on the run's device."""
-    device = classifier.device_of(context.device)
-    return classifier.build(
-        model, num_labels=label_count(dataset), seed=seed, device=device, width=feature_count(dataset)
     )
 
 

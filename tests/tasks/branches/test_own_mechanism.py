@@ -1,0 +1,249 @@
+"""A mechanism defined in this file alone: it appears in compare, audit, plan and report, and is refused a release.
+
+And what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms import mechanism as registry
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, kinds, registered
+from mechanisms.model import checkpoint
+from mechanisms.model.inputs import Inputs
+from mechanisms.privacy import claims, gaussian_cost
+from mechanisms.privacy.events import Claim, Event
+from mechanisms.privacy.noise import SecretStream, new_key
+from storage.artifacts import Store
+from storage.demo_data import write_demo_data
+from tasks.auditing import run as auditing
+from tasks.auditing.settings import AuditParameters
+from tasks.branches import one_fit
+from tasks.branches.branch import CompareParameters, choose, standard
+from tasks.branches.outcome import Study
+from tasks.comparing import report, run, summary
+from tasks.fitting import scores
+from tasks.parameters import RetrainParameters
+from tasks.releasing import publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, Step, run_step
+
+
+class VoteEvent(Event, frozen=True):
+    """A table of class votes with Gaussian noise: an event of this mechanism's own."""
+
+    mechanism: Literal["noisy-votes"] = "noisy-votes"
+    noise_multiplier: float
+
+
+@claims.claims(VoteEvent, formal=True)
+def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
+    """One record is one vote: the cost of one Gaussian release, of m votes for a unit of m records."""
+    from mechanisms.privacy.events import GaussianReleaseEvent
+
+    release = GaussianReleaseEvent(what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0)
+    epsilon = gaussian_cost.pld_epsilon(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
+    return Claim(
+        guarantee_kind="formal",
+        epsilon=epsilon,
+        delta=delta,
+        epsilon_add_remove=epsilon,
+        neighbouring_relation="add-remove",
+        accountant=gaussian_cost.ACCOUNTANT,
+        assumptions=("one record is one vote",),
+        **unit,
+    )
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Shares of the classes, float32 [classes]: what it says of any record. It knows no `release_to`."""
+
+    shares: Tensor
+
+    def log_probabilities(self, inputs: Inputs) -> Tensor:
+        return self.shares.double().log_softmax(0).expand(len(inputs), -1)
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(folder / "votes.safetensors", {"shares": self.shares}, {})
+
+
+class NoisyVotes(Aimed, frozen=True):
+    """Says the share of each class, from a noisy count, whatever the record."""
+
+    kind: Literal["noisy-votes"] = "noisy-votes"
+
+    def plan(self, task: Task) -> Plan:
+        settled = self.at(task)
+        assert settled.target_epsilon is not None
+
+        def release(noise_multiplier: float) -> Any:
+            from mechanisms.privacy.events import GaussianReleaseEvent
+
+            return GaussianReleaseEvent(what="votes", noise_multiplier=noise_multiplier, l2_sensitivity=1.0)
+
+        noise = gaussian_cost.calibrate(
+            release,
+            target_epsilon=settled.target_epsilon,
+            delta=settled.delta or task.delta,
+            records_per_unit=task.records_per_unit,
+        )
+        return Plan(mechanism=settled, event=VoteEvent(noise_multiplier=noise), records=task.records)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        assert isinstance(plan.event, VoteEvent)
+        counts = torch.bincount(records.labels, minlength=run.classes).float()
+        SecretStream(new_key()).add_normal_(counts, std=plan.event.noise_multiplier, purpose="votes", step=0)
+        return Fitted(Votes(counts.clamp(min=1).log()), plan.event, {"losses": [1.0]})
+
+    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Votes:
+        return Votes(checkpoint.load(folder / "votes.safetensors")[0]["shares"])
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> CompareParameters:
+    """Registered for one test, and a line of a profile that names it."""
+    monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
+    registered(NoisyVotes)
+    branch = {"title": "Noisy votes", "mechanism": {"kind": "noisy-votes"}}
+    return CompareParameters(target_epsilon=4.0, seeds=1, epochs=2, branches={"votes": branch})
+
+
+def parameters(folder: Path, encoder: Path) -> RetrainParameters:
+    written = write_demo_data(folder, records=240, seed=3)
+    phase = {"batch_size": 8, "learning_rate": 0.01}
+    return RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}},
+            "model": {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
+                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
+                "swag": {"rank": 2},
+            },
+            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
+        }
+    )
+
+
+def test_the_walk(
+    tiny_roberta: Path, tmp_path: Path, settings: CompareParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared beside a sibling, audited with reruns, planned, on the report; a release is refused by name."""
+    monkeypatch.setattr(report, "_artifacts", lambda *_: None)  # Prefect's page is not here
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    context.workspace.create()
+    chosen = parameters(tmp_path, tiny_roberta)
+    branches = choose("non-private,votes", model=chosen.model, known=settings.known)
+    do = partial(run_step, context)
+    compared = run.run(context, chosen, settings, branches, do=do)
+    votes = compared.outcomes[1]
+    assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == ("votes", "formal", "noisy-votes")
+    assert votes.claim.epsilon == pytest.approx(4, rel=0.006)
+    page = report.write(compared, summary.summarise(compared.outcomes)).read_text()
+    assert "Noisy votes" in page
+
+    audit = AuditParameters(trials=16, canaries=2)
+    (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do, prefect_run_id=None).branches
+    assert (audited.mechanism, audited.verdict) == ("noisy-votes", "not contradicted")
+    assert audited.figures["trials"] == 16
+
+    plans = run.plans(compared, prefect_run_id=None)
+    assert set(plans) == {"votes"}
+    planned = PlannedRelease.load(Path(plans["votes"]))
+    assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
+    with pytest.raises(MechanismError, match="a model of `noisy-votes` has no bundle; it can be compared and audited"):
+        publish.release.fn(context, planned, chosen.release)
+    assert not list(context.workspace.bundles.glob("*"))
+
+
+def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
+    """The key of the plan and of the fit of each branch."""
+    steps: dict[str, Step] = {}
+    for name in names:
+        branch = study.settings.known[name]
+        steps[f"plan {name}"] = one_fit.plan(study, branch)
+        steps[f"fit {name}"] = one_fit.fit(study, branch, 0, planned=study.dataset)
+    return {name: step.key(study.context.store) for name, step in steps.items()}
+
+
+def test_siblings_keep_their_keys(tmp_path: Path, settings: CompareParameters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One mechanism more, another metric, another page: plans and fits of the others stay found. A change of a
+    mechanism's own file, or of what it imports, changes its own key and no sibling's; a metric changes the scores."""
+    from storage import code_version
+    from storage.artifacts import ArtifactRef
+
+    ref = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
+    context = Context(home=str(tmp_path), device="cpu")
+    chosen = RetrainParameters.model_validate({"data": {"source": "nowhere.csv", "ingest": {}}})
+    study = Study(context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref, target=4.0)
+    names = ("non-private", "dp-sgd", "formal-head", "private-posterior", "votes")
+    score = scores.score("x", seed=0, dataset=ref, prepared=ref, predictions=ref)
+
+    own: list[bool] = []
+
+    def changed(*modules: str) -> tuple[set[str], bool]:
+        """Siblings whose fit would run again if these modules were edited, and whether scores would."""
+        before, scored = keys(study, names), score.key(Store(tmp_path))
+        files = {code_version._file(module) for module in modules}
+        read = Path.read_bytes
+
+        def edited(path: Path) -> bytes:
+            return read(path) + (b"\nEDITED = True\n" if path in files else b"")
+
+        code_version.code_version.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", edited)
+            after, rescored = keys(study, names), score.key(Store(tmp_path))
+        code_version.code_version.cache_clear()
+        own.append(before["fit votes"] != after["fit votes"])
+        rerun = {name for name in names if before[f"fit {name}"] != after[f"fit {name}"]}
+        return rerun - {"votes"}, scored != rescored
+
+    assert changed("mechanisms.formal_head") == ({"formal-head", "private-posterior"}, False)
+    assert changed("mechanisms.private_posterior") == ({"private-posterior"}, False)
+    assert changed("mechanisms.swag_ppm", "mechanisms.posterior.target") == (set(), False)
+    assert changed(__name__) == (set(), False)
+    assert own[-1], "a mechanism's own file is part of its key wherever it lies"
+    assert changed("mechanisms.model.metrics", "tasks.fitting.scores") == (set(), True)
+    assert changed("tasks.comparing.report", "tasks.comparing.figures", "tasks.pages.render") == (set(), False)
+    assert changed("tasks.running.progress", "tasks.running.stage", "storage.ledger.ledger") == (set(), False)
+    assert changed("mechanisms.dp_sgd")[0] == {"dp-sgd", "formal-head", "private-posterior"}
+    assert changed("mechanisms.mechanism")[0] == set(names) - {"votes"}
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"title": "x", "mechanism": {"kind": "nothing"}}, "no mechanism `nothing`; there are"),
+        ({"title": "x", "mechanism": {"kind": "dp-sgd", "noise": 1}}, "own.mechanism.noise"),
+        ({"mechanism": {"kind": "non-private"}}, "own.title"),
+        ("dp-sgd", "a branch is a mapping"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
+    """By name and field, in one text."""
+    from storage.errors import InputError
+    from tasks.branches.branch import parsed
+
+    with pytest.raises(InputError, match=problem):
+        parsed({"own": body}, "branches")
+
+
+def test_two_mechanisms_of_one_kind_are_refused(settings: CompareParameters) -> None:
+    """A kind is a tag: two classes under it could be taken for each other."""
+
+    class Other(NoisyVotes, frozen=True):
+        pass
+
+    with pytest.raises(TypeError, match=r"`noisy-votes` is .*NoisyVotes already"):
+        registered(Other)
+    assert settings.known.keys() == {*standard(), "votes"}
