@@ -1,9 +1,8 @@
 """A mechanism in one file: class means of directions, with noise. docs/adding-a-mechanism.md walks through it."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -38,6 +37,7 @@ class NearestMean:
 @registered
 class OutputPerturbation(Aimed, frozen=True):
     kind: Literal["output-perturbation"] = "output-perturbation"
+    reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features"})
 
     def plan(self, task: Task) -> Plan:
         own = self.at(task)
@@ -66,12 +66,11 @@ def main() -> None:
     """Plan for epsilon 2 of a record, fit on records of nobody, say what is claimed and how good it is."""
     labels = torch.arange(600) % 3
     training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
-    task = Task(records=600, classes=3, target_epsilon=2.0, delta=1e-5)
-    untrained = partial(build, ModelConfig(pooling="none"), num_labels=3, seed=0, width=8)  # this mechanism needs none
-    run = Run(classes=3, seed=0, classifier=untrained)
-    fitted = OutputPerturbation().plan(task).fit(Records(training, labels), run)
+    run = Run(classes=3, seed=0, classifier=lambda: build(ModelConfig(pooling="none"), num_labels=3, seed=0, width=8))
+    plan = OutputPerturbation(target_epsilon=2.0, delta=1e-5).plan(Task(records=600, classes=3))
+    fitted = plan.fit(Records(training, labels), run)
     unit = {"privacy_unit": "record", "max_records_per_unit": 1, "unprotected_inputs": ()}
-    claim = claims.claim_of(fitted.event, delta=task.delta, **unit)
+    claim = claims.claim_of(fitted.event, delta=1e-5, **unit)
     right = fitted.model.log_probabilities(test).argmax(1) == labels
     print(f"accuracy {right.double().mean():.3f}\n{claim.model_dump_json(indent=2)}")
 

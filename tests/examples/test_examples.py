@@ -1,0 +1,123 @@
+"""The examples run as they stand and say what is true; the page quotes its example word for word."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import runpy
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mechanisms import mechanism
+from mechanisms.mechanism import Model, Records, Releasable, Run, Task
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy import noise
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread; and an example's mechanism is not registered for the tests that follow."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    monkeypatch.setattr(mechanism, "_KINDS", dict(mechanism.kinds()))
+
+
+def _model(out: str) -> None:
+    delta, accuracy = (float(found) for found in re.findall(r"\d\.\d{3}", out.splitlines()[0]))
+    claim = json.loads(out[out.index("{") :])
+    assert claim["guarantee_kind"] == "asymptotic-local"
+    assert claim["epsilon"] == pytest.approx(2 * claim["sensitivity"])
+    assert claim["sensitivity"] == pytest.approx(delta, abs=1e-3)
+    assert claim["mc_failure_prob"] == pytest.approx(1 / 101)
+    assert accuracy > 0.7, "one of three classes by chance"
+
+
+def _mechanism(out: str) -> None:
+    claim = json.loads(out[out.index("{") :])
+    assert (claim["guarantee_kind"], claim["delta"]) == ("formal", 1e-5)
+    assert 1.98 <= claim["epsilon"] <= 2
+    assert float(out.split()[1]) > 0.6, "one of three classes by chance"
+
+
+def _data(out: str) -> None:
+    rows = re.findall(r"^(.+): accuracy ([\d.]+), epsilon (\S+) \((.+)\)$", out, flags=re.MULTILINE)
+    kinds = {title: (epsilon, kind) for title, _, epsilon, kind in rows}
+    assert kinds["Non-private"] == ("None", "none")
+    assert kinds["SWAG-PPM"][1] == "asymptotic-local"
+    assert 3.9 <= float(kinds["Formal head, ten steps"][0]) <= 4
+    assert all(float(accuracy) > 0.8 for _, accuracy, _, _ in rows), "one of two codes by chance"
+
+
+CHECKS: Mapping[str, Callable[[str], None]] = {"own_model": _model, "own_mechanism": _mechanism, "own_data": _data}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_says_what_is_true(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short, and its figures are those of its claim. A new example needs a check here."""
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    out = io.StringIO()
+    with redirect_stdout(out):
+        runpy.run_path(str(example), run_name="__main__")
+    CHECKS[example.stem](out.getvalue())
+    assert sum(1 for line in example.read_text().splitlines() if line.strip()) < 60
+
+
+def _from_example() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "examples" / "own_mechanism.py"), run_name="own_mechanism")
+
+
+def _no_classifier() -> Any:
+    raise AssertionError("this mechanism has a model of its own")
+
+
+def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished fit is not drawn again, its model loads itself, and it cannot be released; a record moves
+    the table, and noise is added to it, by what the event says."""
+    example = _from_example()
+    labels = torch.arange(60) % 3
+    features = torch.randn(60, 4)
+    records = Records(FeatureInputs(features), labels)
+    plan = example["OutputPerturbation"]().plan(Task(records=60, classes=3, target_epsilon=4.0, delta=1e-4))
+    run = Run(classes=3, seed=0, classifier=_no_classifier, folder=tmp_path)
+    first = plan.fit(records, run)
+    again = plan.fit(records, run)
+    assert torch.equal(first.model.means, again.model.means)
+    assert first.event == plan.event
+    assert isinstance(first.model, Model)
+    assert not isinstance(first.model, Releasable)
+
+    tables: list[torch.Tensor] = []
+    stds: set[float] = set()
+
+    def spied(_: noise.SecretStream, table: torch.Tensor, *, std: float, purpose: str, step: int) -> torch.Tensor:
+        tables.append(table.clone())
+        stds.add(std)
+        return table
+
+    monkeypatch.setattr(noise.SecretStream, "add_normal_", spied)
+    for kept in (torch.arange(60), torch.arange(1, 60)):
+        fewer = Records(FeatureInputs(features[kept]), labels[kept])
+        plan.fit(fewer, Run(classes=3, seed=0, classifier=_no_classifier, resampled=True))
+    assert stds == {plan.event.noise_multiplier * plan.event.l2_sensitivity}
+    assert float((tables[0] - tables[1]).norm()) == pytest.approx(plan.event.l2_sensitivity, rel=1e-5)
+
+
+def test_the_page_quotes_the_example() -> None:
+    """Every block of Python on the page is a part of the file, whole lines of it, at some indentation."""
+    code = (ROOT / "examples" / "own_mechanism.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "adding-a-mechanism.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert any("\n" + textwrap.indent(block, indent) in "\n" + code for indent in ("", " " * 4, " " * 8)), block
