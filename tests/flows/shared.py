@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
 
@@ -53,7 +54,17 @@ def running(folder: Path, start: Callable[[Path], tuple[Popen[bytes], str]]) -> 
         with lock:
             left, pid, _ = users(-1)
             if not left:
-                process = psutil.Process(pid)
-                process.terminate()
-                process.wait(60)
+                _end(pid)
                 state.unlink()
+
+
+def _end(pid: int) -> None:
+    """Ask a process to end and see that it did. Another worker may have started it, and reaps it in its own time."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        process.terminate()
+        for _ in range(600):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return
+            time.sleep(0.1)
+        process.kill()
