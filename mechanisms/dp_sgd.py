@@ -28,6 +28,7 @@ import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
@@ -194,6 +195,7 @@ def descend(
         purpose=purpose,
         physical_batch_size=physical_batch_size,
         start=start,
+        canaries=run.canaries,
         folder=run.folder,
         progress=run.progress,
     )
@@ -237,6 +239,7 @@ def run_plan(
     physical_batch_size: int = 32,
     sampler: PoissonSampler | None = None,
     start: Callable[[SecretStream, Classifier], None] | None = None,
+    canaries: GradientCanaries | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> DpSgdRun:
@@ -248,6 +251,7 @@ def run_plan(
         physical_batch_size: records in memory at once; changes nothing but speed and memory.
         start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
             records must be a release that the plan's event holds, with noise from the stream.
+        canaries: of an audit: gradients added to each clipped sum, and what the noisy sum shows of them.
         folder: where the checkpoint lies, one an epoch; it holds the noise key until the run ends.
 
     Raises:
@@ -295,8 +299,19 @@ def run_plan(
                         tally[0] += losses.sum()
                         tally[1] += (norms > segment.l2_clip_norm).sum()
                         tally[2] += len(micro)
+                if canaries is not None:
+                    canaries.insert(
+                        gradient,
+                        factors=_coefficients(config, segment, None),
+                        clip=segment.l2_clip_norm,
+                        sampling_prob=sgd.sampling_prob,
+                        stream=stream,
+                        step=step,
+                    )
                 std = segment.noise_multiplier * segment.l2_clip_norm
                 stream.add_normal_(gradient, std=std, purpose="gradient noise", step=step)
+                if canaries is not None:
+                    canaries.look(gradient, segment=segment, sampling_prob=sgd.sampling_prob)
                 theta.grad = gradient.div_(config.batch_size)
                 optimiser.step()
                 state.step = step + 1

@@ -35,6 +35,7 @@ from mechanisms.model.training import Progress
 from mechanisms.privacy.events import AnyEvent, Event
 
 if TYPE_CHECKING:
+    from mechanisms.audit.gradient_canaries import GradientCanaries
     from mechanisms.audit.trials import Records as Pool
 
 ENTRY_POINTS = "autocoder.mechanisms"
@@ -108,6 +109,8 @@ class Run:
     progress: Progress | None = None
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
+    canaries: GradientCanaries | None = None
+    """Of an audit: gradients that a descent adds to its sums, and looks at after the noise."""
 
 
 @runtime_checkable

@@ -26,11 +26,20 @@ class EffortOptions:
     """How much an audit measures."""
 
     trials: Annotated[
-        int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: membership test alone.")
+        int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: none, which satisfies no policy.")
     ] = 32
     trial_draws: Annotated[int, typer.Option(help="Draws for risks and Delta in each rerun.")] = 50
     canaries: Annotated[int, typer.Option(help="Canaries of each family.")] = 32
-    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95
+    gradient_canaries: Annotated[
+        int, typer.Option(help="Coins of a white-box test of DP-SGD's noise, in one more fit of each; 0: none.")
+    ] = 1000
+    left_out: Annotated[
+        int, typer.Option(help="Records that a SWAG posterior is refitted without, to compare densities; 0: none.")
+    ] = 5
+    power: Annotated[
+        bool, typer.Option("--power/--no-power", help="Rerun formal mechanisms at half of their noise as well.")
+    ] = True
+    confidence: Annotated[float, typer.Option(help="Of all that is said of one claim.")] = 0.95
 
 
 @dataclass(frozen=True)
@@ -183,15 +192,33 @@ def _json(audits: Mapping[str, AuditResult]) -> str:
 
 def _lines(change: str, result: AuditResult) -> list[str]:
     """Claim and measurement, a line a branch and seed."""
+    from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE, round_down
+
     lines = [f"with {change}:"] if change else []
     for audited in result.branches:
         claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({audited.guarantee_kind})"
+        if audited.epsilon_add_remove != audited.epsilon:
+            claim += f", {audited.epsilon_add_remove:.3g} for one record more or less"
+        said = audited.verdict
+        if said == CONTRADICTED and audited.delta_refuted:
+            said += f" for every delta up to {round_down(audited.delta_refuted)}"
+        elif said == INCONCLUSIVE:
+            said += f": {_shown(audited, result.trials)}"
         lines.append(
             f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured at least "
             f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
-            f"AUC {audited.auc:.3f}, TPR {audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {audited.verdict}"
+            f"strongest membership test, {audited.attack.replace('_', ' ')}: AUC {audited.auc:.3f}, TPR "
+            f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {said}"
         )
     return lines
+
+
+def _shown(audited: Audited, trials: int) -> str:
+    """Why an audit has no result."""
+    return (
+        f"{trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the claim "
+        f"is {audited.epsilon_add_remove:.3g}: not enough"
+    )
 
 
 def _uncounted(audited: Audited) -> str:
@@ -199,6 +226,6 @@ def _uncounted(audited: Audited) -> str:
     from tasks.auditing.findings import NATURAL, bound_of
 
     natural = bound_of(audited, NATURAL)
-    if natural is None or natural["epsilon"] <= audited.epsilon_lower_bound:
+    if natural is None or natural["claimed_in_trials"] is None or natural["epsilon"] <= audited.epsilon_lower_bound:
         return ""
     return f" (reruns: {natural['epsilon']:.3g}, not counted, as one of them claims {natural['claimed_in_trials']:.3g})"

@@ -43,7 +43,7 @@ def override(
 
     planned = PlannedRelease.load(plan.expanduser())
     ledger = publish.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
-    audit = gate.measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
+    audit = gate.measured(ledger, planned)
     if audit is None:
         raise InputError("override: this plan's candidate was never audited; there is nothing to override")
     decision = sign(

@@ -36,6 +36,11 @@ class Guesses:
     made: int
     coins: int
 
+    @property
+    def perfect(self) -> Guesses:
+        """As many guesses, all right: the most that the test could have shown."""
+        return Guesses(self.made, self.made, self.coins)
+
 
 @dataclass(frozen=True)
 class Rule:

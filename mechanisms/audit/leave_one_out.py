@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.stats import beta
 from torch import Tensor, nn
 
 from mechanisms.audit import trials as audit_trials
@@ -29,6 +30,8 @@ from mechanisms.posterior.checks import Density
 
 _DRAWS, _LOGIT_DRAWS = 10, 1000
 """Draws of all parameters whose density is compared, and of one record's logits."""
+_MARGIN = math.log(1000)
+"""By how much a loss must exceed epsilon to count against a delta, in nats: it then counts for 0.999."""
 
 
 def records_to_leave_out(delta: Tensor, *, count: int, seed: int) -> Tensor:
@@ -130,6 +133,32 @@ class FullFit:
         outside = Density(without)
         ratios = torch.tensor([x - outside.log(theta) for x, theta in zip(self._log_density, self._draws, strict=True)])
         return Effect(*(float(value) for value in (a, s, b, t, losses.median(), ratios.median())))
+
+
+def privacy_losses(within: swag.Posterior, without: swag.Posterior, *, draws: int, seed: int) -> Tensor:
+    """Log density ratios, float64 [2, draws]: within over without at draws of within, then the other way round.
+
+    Exact for the two Gaussians: what somebody who sees all parameters of a draw can hold for and against the record.
+    """
+    densities = [Density(within), Density(without)]
+    rows = []
+    for own, (posterior, name) in enumerate(((within, "with"), (without, "without"))):
+        normals = (swag.seeded_normal(generator(seed, "privacy-losses", name, draw)) for draw in range(draws))
+        thetas = [swag.sample(posterior, normal=normal) for normal in normals]
+        rows.append([densities[own].log(theta) - densities[1 - own].log(theta) for theta in thetas])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def refuted_delta(losses: Tensor, *, epsilon: float, alpha: float) -> float:
+    """The largest delta for which (epsilon, delta) is refuted by privacy losses, float [2, draws], of one record.
+
+    (epsilon, delta) needs delta >= E[(1 - e^(epsilon - loss))_+], which is at least (1 - e^-margin) P[loss > epsilon +
+    margin]: a binomial proportion, bounded from below (Clopper-Pearson) in each direction at alpha / 2.
+    """
+    draws = losses.shape[1]
+    counts = [int(count) for count in (losses > epsilon + _MARGIN).sum(1)]
+    low = max(beta.ppf(alpha / 2, count, draws - count + 1) if count else 0.0 for count in counts)
+    return float(low) * -math.expm1(-_MARGIN)
 
 
 def log_likelihood_draws(post: swag.Posterior, features: Tensor, label: int, noise: torch.Generator) -> Tensor:

@@ -46,6 +46,11 @@ def formal(event: Event) -> bool:
     return type(event) in _FORMAL
 
 
+def of_one_record(claim: Claim) -> float | None:
+    """The epsilon that evidence about one unit more or less is held against: what is claimed for that, else epsilon."""
+    return claim.epsilon if claim.epsilon_add_remove is None else claim.epsilon_add_remove
+
+
 def claim_of(
     event: Event,
     *,

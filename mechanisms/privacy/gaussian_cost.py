@@ -97,6 +97,26 @@ def _add_or_remove(event: Event, delta: float, records_per_unit: int, interval: 
     return float(_pld(event, records_per_unit, interval, NeighboringRelation.ADD_OR_REMOVE_ONE).get_epsilon(delta))
 
 
+def gaussian_rate(event: Event) -> float | None:
+    """mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially private, with
+    mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None where records are sampled.
+
+    Raises:
+        MechanismError: the event is none of Gaussian noise.
+    """
+    runs = list(_gaussian_steps(event))
+    if any(prob < 1 for _, prob, _ in runs):
+        return None
+    return math.sqrt(sum(steps / noise**2 for noise, _, steps in runs))
+
+
+def profile(event: Event, *, epsilons: tuple[float, ...] | None = None) -> tuple[tuple[float, float], ...]:
+    """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on the coarse grid."""
+    at = epsilons or (0.0, *np.geomspace(0.02, 20, 60).tolist())
+    accountant = _pld(event, 1, _COARSE, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    return tuple((epsilon, float(accountant.get_delta(epsilon))) for epsilon in at)
+
+
 def calibrate(
     make_event: Callable[[float], Event],
     *,

@@ -11,7 +11,8 @@ approvals:
       -----BEGIN PUBLIC KEY-----
       …
 require_clean_code: true           # refuse a release from a dirty working tree
-require_audit: true                # refuse a candidate that nobody has audited (`autocoder audit`)
+require_audit: true                # refuse a candidate without an audit that could have contradicted its claim
+audit_reach: 1                     # the share of the claim that perfect guesses in an audit must be able to show
 populations:
   osha-sir:
     formal: {epsilon: 8, delta: 0.00001, composition: basic, neighbouring_relation: add-remove}
@@ -149,6 +150,9 @@ class Policy(BaseModel):
     require_clean_code: bool = False
     require_audit: bool = False
     """Whether a candidate must have been audited. An audit that contradicts the claim blocks in any case."""
+    audit_reach: float = Field(default=1.0, gt=0, le=100, allow_inf_nan=False)
+    """The least power of an audit: the bound that its guesses would show if all were right, over the claim. An audit
+    with less is inconclusive, and does not count as one."""
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
 
@@ -190,8 +194,9 @@ class Policy(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """Return the policy as plain data, decimals as text."""
         told = self.model_dump(mode="json", by_alias=True)
-        if not told["require_audit"]:  # a policy keeps the digest it had before there were audits
-            del told["require_audit"]
+        for name, before in (("require_audit", False), ("audit_reach", 1.0)):
+            if told[name] == before:  # a policy keeps the digest it had before there was such a field
+                del told[name]
         return told
 
     @property

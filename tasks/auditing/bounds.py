@@ -1,16 +1,20 @@
-"""Lower bounds of one audit, from pairs of records and from trials; what was memorised."""
+"""Lower bounds of one audit, from pairs of records and from trials, and what they could have shown; what was memorised."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.audit import bounds
+from mechanisms.audit import bounds, curves
+from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed
+from mechanisms.privacy.events import Event
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
 
@@ -22,6 +26,8 @@ class Bound:
     name: str
     epsilon: float
     guesses: bounds.Guesses
+    reach: float = 0.0
+    """What as many guesses would have shown if all had been right: 0 where the test could not have failed."""
     auc: float | None = None
     claimed: float | None = None
     """The largest epsilon that a trial measured here would have claimed for its own records; None: nothing of its own.
@@ -29,6 +35,8 @@ class Bound:
     SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large losses raise that claim,
     is no evidence against a claim made without them.
     """
+    at_half_noise: float | None = None
+    """What the same test said, or would have said, of the mechanism with half of its noise."""
 
     @property
     def refutes(self) -> float:
@@ -39,6 +47,14 @@ class Bound:
 def finite(value: float) -> float | None:
     """The value, None where there is none: JSON has no nan."""
     return value if np.isfinite(value) else None
+
+
+def of_noise(event: Event | None) -> Event | None:
+    """The event if its trade-off curve can be tested, else None."""
+    try:
+        return None if event is None or curves.curve_of(event) is None else event
+    except MechanismError:
+        return None
 
 
 def pairs(
@@ -68,14 +84,31 @@ def pairs(
     choosing, measuring = order[: len(order) // 2], order[len(order) // 2 :]
     rule = bounds.choose(difference[choosing], bits[choosing])
     guesses = rule.apply(difference[measuring], bits[measuring])
-    return Bound("pairs", bounds.replace_one_bound(guesses, delta=delta, confidence=confidence) / 2, guesses)
+    found, reach = (
+        bounds.replace_one_bound(counted, delta=delta, confidence=confidence) / 2
+        for counted in (guesses, guesses.perfect)
+    )
+    return Bound("pairs", found, guesses, reach)
 
 
-def of_trials(pool: Pool, trials: Trials, *, delta: float, confidence: float) -> list[Bound]:
-    """One bound a family over the measured trials, and Clopper-Pearson for the one canary that stands alone."""
+@dataclass(frozen=True)
+class _Family:
+    """Scores of a family's coins, float [runs, coins], and the coins, in choosing and in measured runs."""
+
+    name: str
+    choosing: np.ndarray
+    measuring: np.ndarray
+    chosen: np.ndarray
+    truth: np.ndarray
+    separation: np.ndarray
+    """How far apart each record's runs with and without it lie in the reference runs, float [coins]."""
+    claimed: float | None
+
+
+def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
+    """Each family's likelihood ratios in its turns: half are reference, an eighth choose rules, the rest measure."""
     seen = bounds.confidence_logit(trials.ell.numpy())
     bits = trials.included.numpy()
-    found = []
     for number, name in enumerate(FAMILIES):
         rows = (pool.family == number).numpy()
         turn = [t for t in range(len(bits)) if bool(pool.on_trial(t)[torch.from_numpy(rows)].all())]
@@ -86,36 +119,109 @@ def of_trials(pool: Pool, trials: Trials, *, delta: float, confidence: float) ->
         observed = [seen[:, rows]]
         if name == "alpha-mover":
             observed.append(_others(pool, trials)[:, None])
-        ratio = sum(
-            bounds.reference(one[parts[0]], bits[parts[0]][:, rows]).likelihood_ratio(one[[*parts[1], *parts[2]]])
-            for one in observed
+        known = [bounds.reference(one[parts[0]], bits[parts[0]][:, rows]) for one in observed]
+        ratio = np.asarray(
+            sum(ref.likelihood_ratio(one[[*parts[1], *parts[2]]]) for ref, one in zip(known, observed, strict=True))
         )
-        choosing, measuring = np.asarray(ratio)[:chosen], np.asarray(ratio)[chosen:]
-        if name == "alpha-mover":  # one coin a trial: a sign test, no choice to make
+        yield _Family(
+            name,
+            ratio[:chosen],
+            ratio[chosen:],
+            bits[parts[1]][:, rows],
+            bits[parts[2]][:, rows],
+            (known[0].mean_in - known[0].mean_out) / (known[0].std_in + known[0].std_out),
+            finite(float(trials.epsilon[parts[2]].max())),
+        )
+
+
+def of_trials(
+    pool: Pool,
+    trials: Trials,
+    *,
+    delta: float,
+    confidence: float,
+    event: Event | None = None,
+    halved: Trials | None = None,
+) -> list[Bound]:
+    """One bound a family over the measured trials, and Clopper-Pearson for the one canary that stands alone.
+
+    Args:
+        event: of Gaussian noise: its trade-off curve is what guesses are held against. None: one point, delta.
+        halved: trials of the same mechanism at half of its noise, to show what the tests would have said then.
+    """
+    found = []
+    for family in _families(pool, trials):
+        auc = None
+        if family.truth.any() and not family.truth.all():
+            auc = bounds.membership(family.measuring[family.truth], family.measuring[~family.truth]).auc
+        if event is not None:
+            made = _of_curve(family, event, delta=delta, alpha=1 - confidence)
+            found.append(replace(made, auc=auc, claimed=family.claimed))
+            continue
+        if family.name == "alpha-mover":  # one coin a trial: a sign test, no choice to make
             rule = bounds.Rule(low=-1e-300, high=0.0)
         else:
-            rule = bounds.choose(choosing.ravel(), bits[parts[1]][:, rows].ravel())
-        truth = bits[parts[2]][:, rows]
-        guesses = rule.apply(measuring.ravel(), truth.ravel())
-        auc = None
-        if truth.any() and not truth.all():
-            auc = bounds.membership(measuring[truth], measuring[~truth]).auc
-        bound = bounds.one_run_bound(guesses, delta=delta, confidence=confidence)
-        claimed = finite(float(trials.epsilon[parts[2]].max()))
-        found.append(Bound(name, bound, guesses, auc, claimed))
-        if name == "alpha-mover":
-            said = measuring.ravel() >= 0
-            here = truth.ravel()
-            over_trials = bounds.clopper_pearson_bound(
-                true_in=int((said & here).sum()),
-                runs_in=int(here.sum()),
-                true_out=int((~said & ~here).sum()),
-                runs_out=int((~here).sum()),
-                delta=delta,
-                confidence=confidence,
+            rule = bounds.choose(family.choosing.ravel(), family.chosen.ravel())
+        guesses = rule.apply(family.measuring.ravel(), family.truth.ravel())
+        bound, reach = (
+            bounds.one_run_bound(counted, delta=delta, confidence=confidence) for counted in (guesses, guesses.perfect)
+        )
+        found.append(Bound(family.name, bound, guesses, reach, auc, family.claimed))
+        if family.name == "alpha-mover":
+            said, here = family.measuring.ravel() >= 0, family.truth.ravel()
+            over_trials, reach = (
+                bounds.clopper_pearson_bound(
+                    true_in=int((guess & here).sum()),
+                    runs_in=int(here.sum()),
+                    true_out=int((~guess & ~here).sum()),
+                    runs_out=int((~here).sum()),
+                    delta=delta,
+                    confidence=confidence,
+                )
+                for guess in (said, here)
             )
-            found.append(Bound("alpha-mover, over trials", over_trials, guesses, auc, claimed))
-    return found
+            found.append(Bound("alpha-mover, over trials", over_trials, guesses, reach, auc, family.claimed))
+    if halved is None:
+        return found
+    half = of_trials(pool, halved, delta=delta, confidence=confidence, event=event)
+    return [replace(one, at_half_noise=other.epsilon) for one, other in zip(found, half, strict=True)]
+
+
+def _of_curve(family: _Family, event: Event, *, delta: float, alpha: float) -> Bound:
+    """All coins guessed in every run; how many must be right for a run to count is set by the choosing runs."""
+    right, before = (
+        ((scores >= 0) == coins).sum(1)
+        for scores, coins in ((family.measuring, family.truth), (family.choosing, family.chosen))
+    )
+    coins = family.truth.shape[1]
+    threshold = max(1, math.floor(before.mean() - math.sqrt(coins) / 2)) if coins > 1 else 1
+    runs = curves.Runs(tuple(int(count) for count in right), coins, threshold)
+    bound, reach = (
+        curves.epsilon_at(event, factor=curves.noise_at_most([counted], event, alpha=alpha), delta=delta)
+        for counted in (runs, runs.perfect())
+    )
+    made = coins * len(right)
+    return Bound(family.name, bound, bounds.Guesses(int(right.sum()), made, made), reach)
+
+
+_MOST_EXPOSED = 100
+"""Records that the test for the largest delta guesses: more of them hide those that can be told apart."""
+
+
+def largest_delta(pool: Pool, trials: Trials, *, claimed: float, alpha: float) -> float:
+    """The largest delta for which (claimed, delta) is refuted by natural reruns; 0 where it is not, even at delta 0.
+
+    The records that the reference runs tell apart best are guessed in every measured run; a run counts with as many
+    right as all choosing runs had, less one. Claims that the reruns make for themselves are refuted too, or none.
+    """
+    family = next(_families(pool, trials))
+    picked = np.argsort(-family.separation, kind="stable")[:_MOST_EXPOSED]
+    right, before = (
+        ((scores[:, picked] >= 0) == coins[:, picked]).sum(1)
+        for scores, coins in ((family.measuring, family.truth), (family.choosing, family.chosen))
+    )
+    runs = curves.Runs(tuple(int(count) for count in right), len(picked), max(1, int(before.min()) - 1))
+    return curves.largest_delta(runs, epsilon=max(claimed, family.claimed or 0.0), alpha=alpha)
 
 
 def _natural(turn: list[int], crafted: np.ndarray) -> list[int]:

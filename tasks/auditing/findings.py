@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.auditing.audited import Audited
 from tasks.comparing.published import Effect
+from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE, round_down
 
 NATURAL = "in-distribution"
 """Name of the bound from reruns in which every record was tossed a coin for and none was crafted."""
@@ -55,9 +56,13 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def verdict(group: Sequence[Audited]) -> str:
-    """The verdict over seeds, in words."""
-    refuted = sum(audit.verdict == "contradicted" for audit in group)
-    return group[0].verdict if len(group) == 1 or not refuted else f"contradicted at {refuted} of {len(group)}"
+    """The verdict over seeds, in words; of a contradiction, the largest delta that it holds for where none is claimed."""
+    refuted = [audit for audit in group if audit.verdict == CONTRADICTED]
+    if not refuted:
+        return INCONCLUSIVE if any(audit.verdict == INCONCLUSIVE for audit in group) else group[0].verdict
+    often = "contradicted" if len(group) == 1 else f"contradicted at {len(refuted)} of {len(group)}"
+    delta = min(audit.delta_refuted or 0.0 for audit in refuted)
+    return f"{often}, δ up to {round_down(delta)}" if delta > 0 else often
 
 
 def changed_groups(
@@ -95,24 +100,41 @@ def findings(runs: Mapping[str, Sequence[Audited]], effects: Sequence[Effect] = 
 
 def _branch(group: Sequence[Audited]) -> str:
     first, bound = group[0], max(audit.epsilon_lower_bound for audit in group)
-    contradicted = sum(audit.verdict == "contradicted" for audit in group)
     refuted = f"every ε below {bound:.2f} is refuted" if bound >= 0.005 else "no ε is refuted"
-    claim = f"{first.title}: claims ε {mean(group, 'epsilon'):.2f}, {refuted}"
-    if contradicted:
-        return f"{claim}: **contradicted** at {contradicted} of {len(group)} seeds."
+    own = ""
+    if first.epsilon != first.epsilon_add_remove:
+        own = f", {mean(group, 'epsilon_add_remove'):.2f} for one record more or less"
+    claim = f"{first.title}: claims ε {mean(group, 'epsilon'):.2f}{own}; {refuted}"
+    told = [audit for audit in group if audit.verdict == CONTRADICTED]
+    if told:
+        delta = min(audit.delta_refuted or 0.0 for audit in told)
+        largest = f", for every δ up to {round_down(delta)}" if delta > 0 else ""
+        return f"{claim}: **contradicted** at {len(told)} of {len(group)} seeds{largest}."
+    claim += _power(first)
     natural = bound_of(first, NATURAL)
-    if natural is not None and natural["epsilon"] > bound:
-        return (
-            f"{claim}: not contradicted. Reruns on natural records measured {natural['epsilon']:.2f}, which does not "
-            f"count: one of them claims {natural['claimed_in_trials']:.2f} for itself."
+    if natural is not None and natural["epsilon"] > bound and natural["claimed_in_trials"] is not None:
+        claim += (
+            f". Reruns on natural records measured {natural['epsilon']:.2f}, which does not count: one of them claims "
+            f"{natural['claimed_in_trials']:.2f} for itself"
         )
-    return f"{claim}: not contradicted by these tests."
+    if any(audit.verdict == INCONCLUSIVE for audit in group):
+        reach = max(audit.reach for audit in group)
+        return (
+            f"{claim}. **Inconclusive**: perfect guesses could have shown at most ε {reach:.2f}, which is not enough."
+        )
+    return f"{claim}. Not contradicted by these tests."
+
+
+def _power(audit: Audited) -> str:
+    """What the tests would have said of half of the noise, where that was tried."""
+    halved = [bound["at_half_noise"] for bound in audit.figures["bounds"] if bound.get("at_half_noise") is not None]
+    return f" (at half of its noise: every ε below {max(halved):.2f})" if halved else ""
 
 
 def _effect(name: str, without: Sequence[Audited], within: Sequence[Audited]) -> str:
     """Loss and, where there were reruns, the likelihood ratio and the natural bound, without and with it."""
     groups = (without, within)
-    parts = [f"AUC of the loss {mean(without, 'auc'):.3f} without and {mean(within, 'auc'):.3f} with them"]
+    parts = [f"AUC of the loss {mean(without, 'loss_auc'):.3f} without and {mean(within, 'loss_auc'):.3f} with them"]
     ratios = [figure(group, LIKELIHOOD_RATIO) for group in groups]
     if ratios[0] is not None and ratios[1] is not None:
         parts.append(f"of the likelihood ratio {ratios[0]:.3f} and {ratios[1]:.3f}")
@@ -132,7 +154,7 @@ def _change(name: str, group: Sequence[Audited], unchanged: Sequence[Audited]) -
         measured = f"measured in {reruns(group)} reruns {comparable}{after['epsilon']:.2f}, "
     return (
         f"`{name}`, {group[0].title}: claim {mean(unchanged, 'epsilon'):.2f} to {mean(group, 'epsilon'):.2f}, "
-        f"{measured}AUC {mean(unchanged, 'auc'):.3f} to {mean(group, 'auc'):.3f}, weighted F1 "
+        f"{measured}AUC of the loss {mean(unchanged, 'loss_auc'):.3f} to {mean(group, 'loss_auc'):.3f}, weighted F1 "
         f"{mean(unchanged, 'weighted_f1'):.3f} to {mean(group, 'weighted_f1'):.3f} "
         f"({change_of_f1(group, unchanged):+.3f} at the same seeds): {verdict(group)}."
     )

@@ -1,18 +1,20 @@
 """Stage: what can be measured of one candidate, beside what is claimed of it.
 
-Three kinds of evidence. A membership test of one draw of the candidate itself, training half against test half, which
+Five kinds of evidence. A membership test of one draw of the candidate itself, training half against test half, which
 costs nothing and bounds epsilon by pairs of records. Trials, which rerun everything on records and canaries that took
-part by the toss of a coin, and bound epsilon under add/remove. Memorisation: wrong codes learnt, sequences recognised.
+part by the toss of a coin, and bound epsilon under add/remove; guesses are held against the curve that a formal claim
+rests on, not against one of its points. Gradient canaries in a DP-SGD branch's sums. Densities of a SWAG posterior with
+and without a record. Memorisation: wrong codes learnt, sequences recognised.
 Trials fall into three: the first half are reference runs, from the next eighth guessing rules are chosen, the rest are
-measured. Every bound that may become the headline holds at the stated confidence together with the others
-(Bonferroni).
+measured. All that may become a headline holds together at the stated confidence (Bonferroni), over the candidates
+that are audited together and over the audits that the claim has had.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,66 +22,84 @@ import numpy as np
 from torch import Tensor
 
 from mechanisms.audit import bounds as audit
+from mechanisms.audit import gradient_canaries, leave_one_out
+from mechanisms.dp_sgd import descent_of
+from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
-from tasks.auditing.bounds import finite
+from tasks.auditing import densities
+from tasks.auditing.bounds import Bound, finite
 from tasks.auditing.pool import FAMILIES, Pool
-from tasks.auditing.settings import AuditParameters
 from tasks.auditing.trials import Trials
 from tasks.fitting.fits import predictions as read
 from tasks.fitting.prepared import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
+RERUNS, WHITE_BOX = ("trials", "halved"), ("gradients", "densities")
+"""Inputs of reruns, and of tests by somebody who sees more than a draw."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What an audit of one claim set itself before it measured.
+
+    alpha: false-alarm rate that this audit may spend on the claim; candidates: seeds that are audited together.
+    claimed: epsilon for one record more or less that the claim states, None for no claim.
+    event: of a formal claim whose noise is Gaussian, as JSON.
+    """
+
+    alpha: float
+    candidates: int
+    claimed: float | None
+    delta: float
+    event: Mapping[str, Any] | None = None
+
 
 def measure(
     name: str,
-    settings: AuditParameters,
+    design: Design,
     *,
     seed: int,
-    delta: float,
-    prepared: ArtifactRef,
-    predictions: ArtifactRef,
-    pool: ArtifactRef | None,
-    trials: ArtifactRef | None,
+    inputs: Mapping[str, ArtifactRef | None],
     trials_of: str,
 ) -> Step:
     """Audit one candidate.
 
     Args:
-        delta: of the claim; 0 where none is quantified, so that the bound is one on pure epsilon.
-        predictions: of both halves by the candidate; of a posterior, by a repeatable draw of the audit's own: the one
-            that is released does not exist yet, and is drawn once.
+        inputs: `prepared`; `predictions` of both halves by the candidate (of a posterior, by a repeatable draw of the
+            audit's own: the one that is released does not exist yet, and is drawn once); where there are such, `pool`
+            and `trials`, `halved` (trials at half noise), `gradients` and `densities`.
         trials_of: name of the candidate's mechanism in the trials.
     """
-    inputs: dict[str, ArtifactRef | None] = {"prepared": prepared, "predictions": predictions}
-    if pool is not None and trials is not None:
-        inputs |= {"pool": pool, "trials": trials}
-    config = {"seed": seed, "delta": delta, "confidence": settings.confidence, "trials_of": trials_of}
     return Step(
         name="audit",
         label=f"audit {name}, seed {seed}",
-        config=config,
-        inputs=inputs,
-        body=partial(_measure, **config),
+        config={"seed": seed, "trials_of": trials_of, **asdict(design)},
+        inputs={key: ref for key, ref in inputs.items() if ref is not None},
+        body=partial(_measure, seed=seed, design=design, trials_of=trials_of),
         modules=("tasks.auditing.membership",),
     )
 
 
-def _measure(work: Work, *, seed: int, delta: float, confidence: float, trials_of: str) -> Mapping[str, Any]:
+def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mapping[str, Any]:
     codes = [load_inputs(work.inputs["prepared"], split)[1] for split in SPLITS]
     scores = [read(work.inputs["predictions"], split)["log_probabilities"] for split in SPLITS]
     ell = [_log_likelihood(s, y) for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
-    trials = Trials.load(work.inputs["trials"], trials_of) if pool is not None else None
-    tests = 1 if trials is None else 2 + len(FAMILIES)
-    each = 1 - (1 - confidence) / tests
+    trials, halved = (Trials.load(work.inputs[key], trials_of) if key in work.inputs else None for key in RERUNS)
+    # pairs of each candidate, families and the canary over trials, the largest delta by counts; gradients, densities
+    tests = design.candidates + (0 if trials is None else 2 + len(FAMILIES)) + len(work.inputs.keys() & set(WHITE_BOX))
+    alpha = design.alpha / tests
     known = None if pool is None or trials is None else _reference_runs(pool, trials)
+    event = audit_bounds.of_noise(None if design.event is None else decode(dict(design.event)))
 
     figures, curves = _membership(ell, known)
-    bounds = [audit_bounds.pairs(ell, codes, known, delta=delta, confidence=each, seed=seed)]
+    bounds = [audit_bounds.pairs(ell, codes, known, delta=design.delta, confidence=1 - alpha, seed=seed)]
     figures["epsilon_lower_bound_replace_one"] = finite(2 * bounds[0].epsilon)
     if pool is not None and trials is not None:
-        bounds += audit_bounds.of_trials(pool, trials, delta=delta, confidence=each)
+        bounds += audit_bounds.of_trials(
+            pool, trials, delta=design.delta, confidence=1 - alpha, event=event, halved=halved
+        )
         figures |= audit_bounds.memorisation(pool, trials)
         figures |= {
             "trials": len(trials.ell),
@@ -88,13 +108,26 @@ def _measure(work: Work, *, seed: int, delta: float, confidence: float, trials_o
         }
     if trials is not None and float(trials.epsilon.std()) == 0:  # a claim that does not depend on the records
         bounds = [replace(bound, claimed=None) for bound in bounds]
+    if "gradients" in work.inputs and event is not None:
+        bounds.append(_gradients(work.context.store.figures(work.refs["gradients"]), event, design, alpha=alpha))
+        figures["gradient_runs"] = 1
+    if design.claimed is not None and design.event is None:
+        figures |= _largest_deltas(work, pool, trials, claimed=design.claimed, alpha=alpha)
     best = max(bounds, key=lambda bound: bound.refutes)
     (work.out / "curves.json").write_text(json.dumps(curves))
+    attack = max(curves, key=lambda score: figures[f"{score}_auc"])
     return figures | {
         "epsilon_lower_bound": best.refutes,
         "from": best.name,
-        "confidence": confidence,
-        "delta": delta,
+        "reach": max(bound.reach for bound in bounds),
+        "reach_at_half_noise": max((bound.at_half_noise or 0.0 for bound in bounds), default=0.0),
+        "alpha": design.alpha,
+        "tests": tests,
+        "delta": design.delta,
+        "attack": attack,
+        "attack_auc": figures[f"{attack}_auc"],
+        "attack_tpr_at_fpr_0.01": figures[f"{attack}_tpr_at_fpr_0.01"],
+        "attack_tpr_at_fpr_0.001": figures[f"{attack}_tpr_at_fpr_0.001"],
         "fit_gap": float(ell[0].mean() - ell[1].mean()),
         "bounds": [
             {
@@ -103,12 +136,45 @@ def _measure(work: Work, *, seed: int, delta: float, confidence: float, trials_o
                 "guesses": bound.guesses.made,
                 "correct": bound.guesses.correct,
                 "coins": bound.guesses.coins,
+                "reach": bound.reach,
+                "at_half_noise": bound.at_half_noise,
                 "auc": bound.auc,
                 "claimed_in_trials": bound.claimed,
             }
             for bound in bounds
         ],
     }
+
+
+def _gradients(counted: Mapping[str, Any], event: Event, design: Design, *, alpha: float) -> Bound:
+    """What gradient canaries say of the descent in the event; beside it, of half of its noise and of perfect guesses."""
+    descent, coins = descent_of(event), counted["coins"]
+    found, halved, perfect = (
+        gradient_canaries.found(descent, right=right, coins=coins, delta=design.delta, alpha=alpha).epsilon
+        for right in (counted["right"], counted["right_at_half_noise"], coins)
+    )
+    guesses = audit.Guesses(counted["right"], coins, coins)
+    return Bound("gradients", found, guesses, perfect, at_half_noise=halved)
+
+
+def _largest_deltas(
+    work: Work, pool: Pool | None, trials: Trials | None, *, claimed: float, alpha: float
+) -> dict[str, Any]:
+    """For which deltas a claim that names none stays refuted, by counts of guesses and by exact densities."""
+    told: dict[str, Any] = {"refuted_delta_epsilon": claimed}
+    if pool is not None and trials is not None:
+        told["refuted_delta_by_counts"] = audit_bounds.largest_delta(pool, trials, claimed=claimed, alpha=alpha)
+    if "densities" in work.inputs:
+        losses = densities.losses_of(work.inputs["densities"])
+        refuted = [leave_one_out.refuted_delta(own, epsilon=claimed, alpha=alpha / len(losses)) for own in losses]
+        trained = work.context.store.figures(work.refs["densities"])["trained"]
+        told |= {
+            "refuted_delta_by_densities": max(refuted),
+            "densities_records": len(refuted),
+            "densities_records_beyond": sum(delta > trained**-0.5 for delta in refuted),
+            "delta_rate": trained**-0.5,
+        }
+    return told
 
 
 def _log_likelihood(scores: Tensor, labels: Tensor) -> np.ndarray:

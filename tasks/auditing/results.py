@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ TESTS = {
     "near-duplicate": ("reruns: second report of a case", "reruns, second report"),
     "alpha-mover": ("reruns: one that moves others' α", "reruns, α mover"),
     "alpha-mover, over trials": ("the same, Clopper-Pearson over reruns", "reruns, α mover"),
+    "gradients": ("white box: gradient canaries", "gradient canaries"),
 }
 """Each test's heading, and its name in the table of claims."""
 _CURVES = 9
@@ -106,6 +108,7 @@ def page(
         findings=findings(runs, effects),
         claims=claims_table(unchanged),
         bounds=bounds_table(unchanged),
+        deltas=deltas_table(unchanged),
         largest_exposure=next(
             (f"{value:.1f}" for audit in unchanged if (value := audit.figures.get("exposure_largest_possible"))),
             _MISSING,
@@ -121,16 +124,42 @@ def page(
 
 def claims_table(audits: Sequence[Audited]) -> Table:
     """Claim and measurement, a row a branch."""
-    head = ["branch", "guarantee", "ε claimed", "ε refuted below", "by", "natural reruns measured {claimed}"]
-    head += ["verdict", "AUC of the loss", "TPR at FPR 0.1 %", "weighted F1", "macro F1"]
+    head = ["branch", "guarantee", "ε claimed", "ε claimed, one record more or less", "ε refuted below", "by"]
+    head += ["perfect guesses", "natural reruns measured {claimed}", "verdict", "strongest membership test", "its AUC"]
+    head += ["its TPR at FPR 0.1 %", "weighted F1", "macro F1"]
     rows = []
     for group in grouped(audits):
         tests = sorted({TESTS[audit.figures["from"]][1] for audit in group if audit.epsilon_lower_bound > 0})
-        row = [group[0].title, group[0].guarantee_kind, _values(group, "epsilon")]
-        row += [_values(group, "epsilon_lower_bound"), ", ".join(tests) or _MISSING, _natural(group[0])]
-        row += [verdict(group), _values(group, "auc", 3), _values(group, "tpr_at_fpr_0001", 4)]
+        row = [group[0].title, group[0].guarantee_kind, _values(group, "epsilon"), _values(group, "epsilon_add_remove")]
+        row += [_values(group, "epsilon_lower_bound"), ", ".join(tests) or _MISSING, _values(group, "reach")]
+        row += [
+            _natural(group[0]),
+            verdict(group),
+            ", ".join(sorted({audit.attack.replace("_", " ") for audit in group})),
+        ]
+        row += [_values(group, "auc", 3), _values(group, "tpr_at_fpr_0001", 4)]
         rows.append([*row, _values(group, "weighted_f1", 3), _values(group, "macro_f1", 3)])
     return head, rows
+
+
+def deltas_table(audits: Sequence[Audited]) -> Table:
+    """For which deltas claims that name none stay refuted; no rows where none was looked at."""
+    rows = []
+    for group in grouped(audits):
+        told = [audit.figures for audit in group if audit.figures.get("refuted_delta_epsilon") is not None]
+        if not told:
+            continue
+        records = [(one.get("densities_records_beyond"), one.get("densities_records")) for one in told]
+        beyond = ", ".join(sorted({_MISSING if few is None else f"{few} of {of}" for few, of in records}))
+        row = [group[0].title, _least(told, "refuted_delta_epsilon", 2), _least(told, "refuted_delta_by_counts", 4)]
+        rows.append([*row, _least(told, "refuted_delta_by_densities", 4), beyond, _least(told, "delta_rate", 4)])
+    head = ["branch", "ε claimed, one record more or less", "refuted for every δ up to, by counts", "by densities"]
+    return [*head, "records whose densities refute more than n^-1/2", "n^-1/2"], rows
+
+
+def _least(told: Sequence[Mapping[str, Any]], name: str, digits: int) -> str:
+    values = [one[name] for one in told if one.get(name) is not None]
+    return f"{math.floor(min(values) * 10**digits) / 10**digits:.{digits}f}" if values else _MISSING
 
 
 def bounds_table(audits: Sequence[Audited]) -> Table:
@@ -163,14 +192,20 @@ def changes_table(runs: Mapping[str, Sequence[Audited]]) -> Table:
     changes = list(changed_groups(runs))
     touched = {group[0].branch for _, group, _ in changes}
     unchanged = [("", group, None) for group in grouped(runs[""]) if group[0].branch in touched]
-    head = ["changed", "branch", "ε claimed", "natural reruns measured {claimed}", "ε refuted below", "verdict"]
+    head = ["changed", "branch", "ε claimed, one record more or less", "natural reruns measured {claimed}"]
+    head += ["ε refuted below", "verdict"]
     head += ["AUC of the loss", "AUC, online LiRA", "weighted F1", "change of F1", "macro F1"]
     rows = []
     for change, group, before in [*unchanged, *changes]:
         gain = _MISSING if before is None else f"{change_of_f1(group, before):+.3f}"
         row = [f"`{change}`" if change else f"nothing ({reruns(group)} reruns)", group[0].title]
-        row += [_values(group, "epsilon"), _natural(group[0]), _values(group, "epsilon_lower_bound"), verdict(group)]
-        row += [_values(group, "auc", 3), _figure(group, LIKELIHOOD_RATIO), _values(group, "weighted_f1", 3)]
+        row += [_values(group, "epsilon_add_remove"), _natural(group[0]), _values(group, "epsilon_lower_bound")]
+        row += [
+            verdict(group),
+            _values(group, "loss_auc", 3),
+            _figure(group, LIKELIHOOD_RATIO),
+            _values(group, "weighted_f1", 3),
+        ]
         rows.append([*row, gain if change else "", _values(group, "macro_f1", 3)])
     return head, rows
 
@@ -181,7 +216,12 @@ def _natural(audit: Audited) -> str:
 
 
 def _bound(bound: Mapping[str, Any]) -> str:
-    return f"{bound['epsilon']:.2f} ({bound['correct']}/{bound['guesses']}){_own_claim(bound)}"
+    counts = f"({bound['correct']}/{bound['guesses']})"
+    if not bound["reach"]:
+        return f"cannot be measured here {counts}"
+    halved = bound.get("at_half_noise")
+    power = "" if halved is None else f"; half noise {halved:.2f}"
+    return f"{bound['epsilon']:.2f} {counts} of {bound['reach']:.2f}{power}{_own_claim(bound)}"
 
 
 def _own_claim(bound: Mapping[str, Any]) -> str:
@@ -202,7 +242,7 @@ def _values(group: Sequence[Audited], name: str, digits: int = 2) -> str:
 def _curves(audits: Sequence[Audited]) -> list[Audited]:
     """First seed of each branch; of more than colours tell apart, those whose records are recognised best."""
     firsts = [group[0] for group in grouped(audits)]
-    best = sorted(firsts, key=lambda audit: -audit.auc)[:_CURVES]
+    best = sorted(firsts, key=lambda audit: -audit.loss_auc)[:_CURVES]
     return [audit for audit in firsts if audit in best]
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Row
+from tasks.auditing.looks import Look
 from tasks.branches.outcome import Outcome, Study
 from tasks.releasing import rows
-from tasks.releasing.gate import AUDITED, verdict
+from tasks.releasing.gate import AUDITED
+
+_DELTAS = ("refuted_delta_epsilon", "refuted_delta_by_counts", "refuted_delta_by_densities", "delta_rate")
 
 
 def record(
@@ -19,22 +22,32 @@ def record(
     measured: ArtifactRef,
     figures: Mapping[str, Any],
     *,
+    verdict: str,
+    look: Look,
     prefect_run_id: str | None,
 ) -> Row:
     """Write claim and measurement to the ledger; the same audit again returns its row."""
     kept = {
-        "verdict": verdict(outcome.claim, figures["epsilon_lower_bound"]),
+        "verdict": verdict,
         "epsilon_lower_bound": _down(figures["epsilon_lower_bound"]),
         "bound_from": figures["from"],
-        "confidence": figures["confidence"],
+        "reach": _down(figures["reach"]),
+        "confidence": look.confidence,
         "bound_delta": figures["delta"],
-        "auc": figures["loss_auc"],
-        "tpr_at_fpr_0.01": figures["loss_tpr_at_fpr_0.01"],
-        "tpr_at_fpr_0.001": figures["loss_tpr_at_fpr_0.001"],
+        "attack": figures["attack"],
+        "auc": figures["attack_auc"],
+        "tpr_at_fpr_0.01": figures["attack_tpr_at_fpr_0.01"],
+        "tpr_at_fpr_0.001": figures["attack_tpr_at_fpr_0.001"],
         "trials": figures.get("trials", 0),
+        "gradient_runs": figures.get("gradient_runs", 0),
         "branch": outcome.branch.name,
         "seed": outcome.seed,
+        "claim_of": look.claim_of,
+        "design": look.design,
+        "look": look.number,
+        "alpha_spent": look.alpha,
     }
+    kept |= {name: _down(figures[name]) for name in _DELTAS if figures.get(name) is not None}
     return rows.record(
         study.context,
         study.parameters,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mechanisms.privacy.claims import of_one_record
+from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
-from tasks.auditing import membership, row, trials
+from tasks.auditing import densities, gradients, membership, row, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.audited import Audited, AuditResult
+from tasks.auditing.bounds import of_noise
+from tasks.auditing.looks import Look, look
 from tasks.auditing.settings import AuditParameters, check
 from tasks.branches import search
 from tasks.branches.branch import Branch, CompareParameters
@@ -19,6 +23,7 @@ from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
 from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
+from tasks.releasing.publish import open_ledger
 from tasks.running.stage import Context
 
 
@@ -41,13 +46,15 @@ def run(
     parameters, compare = as_retrained(context, parameters, compare, do=do, prefect_run_id=prefect_run_id)
     compared = comparison.run(context, parameters, compare, chosen, do=do)
     study = compared.study
+    before = open_ledger(context, parameters.release).rows()
     pool = None
     if settings.trials:
         pool = study.do(
             audit_pool.pool(parameters.model, canaries=settings.canaries, seed=parameters.fit.seed, **study.records)
         )
     audited = tuple(
-        _audit(study, settings, outcome, pool, prefect_run_id=prefect_run_id) for outcome in compared.outcomes
+        _audit(study, outcome, settings, pool, look(study, settings, outcome, before), prefect_run_id=prefect_run_id)
+        for outcome in compared.outcomes
     )
     return AuditResult(branches=audited, trials=settings.trials, target_epsilon=study.target)
 
@@ -74,8 +81,10 @@ def as_retrained(
     return parameters, compare
 
 
-def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
-    """(the stage that holds a branch's trials, its mechanism's name there)."""
+def reruns(
+    study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef, *, noise: float = 1.0
+) -> tuple[ArtifactRef, str]:
+    """(the stage that holds a branch's trials, its mechanism's name there); `noise`: times the planned."""
     mechanism, name = study.mechanism(branch).audited_as(settings.trial_draws)
     planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
     step = trials.reruns(
@@ -89,61 +98,100 @@ def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: Artifa
         dataset=study.dataset,
         planned=planned,
         mechanism=mechanism,
+        noise=noise,
     )
     return study.do(step), name
 
 
-def _audit(
-    study: Study,
-    settings: AuditParameters,
-    outcome: Outcome,
-    pool: ArtifactRef | None,
-    *,
-    prefect_run_id: str | None,
-) -> Audited:
-    branch, seed, claim = outcome.branch, outcome.seed, outcome.claim
-    trials_ref, trials_of = (None, "") if pool is None else reruns(study, settings, branch, pool)
+def _evidence(
+    study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None, event: Event | None
+) -> tuple[dict[str, ArtifactRef | None], str]:
+    """Every stage that a measurement reads, by name; and the mechanism's name in its trials."""
+    branch, seed, model = outcome.branch, outcome.seed, study.parameters.model
     predictions = fits.predict(
         branch.name,
         outcome.mechanism,
-        study.parameters.model,
+        model,
         seed=seed,
         fitted=outcome.fitted,
         purpose="audit-candidate",
         splits=("train", "test"),
         **study.records,
     )
-    step = membership.measure(
-        branch.name,
-        settings,
-        seed=seed,
-        delta=(claim.delta or 0.0) if claim.guarantee_kind == "formal" else 0.0,
-        prepared=study.prepared,
-        predictions=study.do(predictions),
-        pool=pool,
-        trials=trials_ref,
-        trials_of=trials_of,
+    inputs: dict[str, ArtifactRef | None] = {"prepared": study.prepared, "predictions": study.do(predictions)}
+    trials_of = ""
+    if pool is not None:
+        inputs["pool"] = pool
+        inputs["trials"], trials_of = reruns(study, settings, branch, pool)
+        if settings.power and event is not None:
+            inputs["halved"], _ = reruns(study, settings, branch, pool, noise=0.5)
+    if settings.gradient_canaries and event is not None and gradients.descends(event):
+        planned = study.do(fits.plan(branch.name, study.mechanism(branch), study.task(branch)))
+        step = gradients.gradients(
+            branch.name,
+            outcome.mechanism,
+            model,
+            seed=study.parameters.fit.seed,
+            canaries=settings.gradient_canaries,
+            planned=planned,
+            **study.records,
+        )
+        inputs["gradients"] = study.do(step)
+    if settings.left_out and densities.applies(study, outcome):
+        inputs["densities"] = study.do(densities.densities(study, outcome, records=settings.left_out))
+    return inputs, trials_of
+
+
+def _audit(
+    study: Study,
+    outcome: Outcome,
+    settings: AuditParameters,
+    pool: ArtifactRef | None,
+    look: Look,
+    *,
+    prefect_run_id: str | None,
+) -> Audited:
+    branch, claim = outcome.branch, outcome.claim
+    formal = claim.guarantee_kind == "formal"
+    event = of_noise(outcome.event) if formal else None
+    inputs, trials_of = _evidence(study, outcome, settings, pool, event)
+    design = membership.Design(
+        alpha=look.alpha,
+        candidates=study.settings.seeds,
+        claimed=of_one_record(claim),
+        delta=(claim.delta or 0.0) if formal else 0.0,
+        event=None if event is None else event.model_dump(mode="json"),
     )
-    measured = study.do(step)
+    measured = study.do(membership.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
     figures = study.context.store.figures(measured)
-    entry = row.record(study, outcome, measured, figures, prefect_run_id=prefect_run_id)
+    evidence = gate.Evidence.model_validate(
+        figures
+        | {"auc": figures["attack_auc"], "tpr": figures["attack_tpr_at_fpr_0.001"], "confidence": settings.confidence}
+    )
+    verdict = evidence.verdict(claim)
+    entry = row.record(study, outcome, measured, figures, verdict=verdict, look=look, prefect_run_id=prefect_run_id)
     return Audited(
         branch=branch.name,
         title=branch.title,
-        seed=seed,
+        seed=outcome.seed,
         mechanism=outcome.event.mechanism,
         guarantee_kind=claim.guarantee_kind,
         epsilon=claim.epsilon,
+        epsilon_add_remove=design.claimed,
         delta=figures["delta"],
         epsilon_lower_bound=figures["epsilon_lower_bound"],
-        confidence=figures["confidence"],
-        auc=figures["loss_auc"],
-        tpr_at_fpr_001=figures["loss_tpr_at_fpr_0.01"],
-        tpr_at_fpr_0001=figures["loss_tpr_at_fpr_0.001"],
-        verdict=gate.verdict(claim, figures["epsilon_lower_bound"]),
+        reach=figures["reach"],
+        confidence=settings.confidence,
+        delta_refuted=None if design.claimed is None else evidence.delta_refuted(design.claimed),
+        attack=figures["attack"],
+        auc=figures["attack_auc"],
+        tpr_at_fpr_001=figures["attack_tpr_at_fpr_0.01"],
+        tpr_at_fpr_0001=figures["attack_tpr_at_fpr_0.001"],
+        loss_auc=figures["loss_auc"],
+        verdict=verdict,
         weighted_f1=outcome.figures["weighted_f1"],
         macro_f1=outcome.figures["macro_f1"],
-        figures=figures,
+        figures=figures | {"look": look.number},
         curves=str(measured.path),
         ledger_sequence=entry.sequence,
     )

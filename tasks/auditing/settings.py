@@ -20,12 +20,35 @@ class AuditParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Audit")
 
-    trials: int = Field(default=32, ge=0, le=100_000, title="Trials", description="0: the membership test alone.")
+    trials: int = Field(
+        default=32, ge=0, le=100_000, title="Trials", description="Reruns of the whole mechanism; 0: none."
+    )
     trial_draws: int = Field(
         default=50, ge=2, le=100_000, title="Draws a trial", description="For risks and for Delta in each trial."
     )
     canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family")
-    confidence: float = Field(default=0.95, gt=0.5, le=0.999, title="Confidence of the lower bound")
+    gradient_canaries: int = Field(
+        default=1000,
+        ge=0,
+        le=100_000,
+        title="Gradient canaries",
+        description="Coins of a white-box test of DP-SGD's noise, in one more fit of such a branch; 0: none.",
+    )
+    left_out: int = Field(
+        default=5,
+        ge=0,
+        le=1000,
+        title="Records left out",
+        description="Of a SWAG posterior refitted without each, to compare exact densities; 0: none.",
+    )
+    power: bool = Field(
+        default=True,
+        title="Power",
+        description="Rerun formal mechanisms at half of their noise as well: what the tests would have said.",
+    )
+    confidence: float = Field(
+        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Of all that an audit says of one claim."
+    )
 
 
 def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[str, Branch]) -> tuple[Branch, ...]:
@@ -51,5 +74,5 @@ def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
     if settings.trials and not (parameters.model.linear_head and parameters.data.ingest.kind == "text"):
         raise InputError(
             "--trials: reruns plant canaries in narratives, and need model.trainable=head and model.pooling=mean; "
-            "--trials 0 gives the membership test alone"
+            "--trials 0 gives the tests without reruns"
         )

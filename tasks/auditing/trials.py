@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.audit import trials as audit_trials
+from mechanisms.audit.curves import noise_scaled
 from mechanisms.audit.trials import Records as PoolRecords
 from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
 from mechanisms.model import checkpoint
@@ -24,7 +25,7 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import derive_seed
 from mechanisms.model.threads import using
 from mechanisms.model.training import Progress
-from mechanisms.privacy.claims import claim_of, formal
+from mechanisms.privacy.claims import claim_of, formal, of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from tasks.auditing.pool import Pool
@@ -42,7 +43,8 @@ class Trials:
     """What one mechanism's draws say of the pool, trial by trial.
 
     included bool [T, n]; ell float32 [T, n], the log-likelihood at the trial's draw; right bool [T, n], whether the
-    draw predicts the row's code; epsilon float64 [T], what each trial would have claimed (nan: nothing).
+    draw predicts the row's code; epsilon float64 [T], what each trial would have claimed for one record more or less
+    (nan: nothing).
     """
 
     included: Tensor
@@ -70,26 +72,31 @@ def reruns(
     dataset: ArtifactRef,
     planned: ArtifactRef,
     mechanism: Mechanism,
+    noise: float = 1.0,
 ) -> Step:
-    """A planned mechanism in each trial, with the noise, sampling and scale of its plan. Its noise has no seed.
+    """A planned mechanism in each trial, with the sampling and scale of its plan. Its noise has no seed.
 
     Args:
         delta, unit: what each rerun's own claim is stated for: delta of a formal one; privacy unit and its records.
+        noise: times the plan's; less shows what an audit would have said of a mechanism that leaks.
     """
     return Step(
         name="audit-trials",
-        label=f"audit trials ({name})",
-        config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit},
+        label=f"audit trials ({name}{', half noise' if noise < 1 else ''})",
+        config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit}
+        | ({} if noise == 1 else {"noise": noise}),
         inputs={"pool": pool, "dataset": dataset, "plan": planned},
-        body=partial(_reruns, model=model, seed=seed, trials=trials, delta=delta, unit=unit),
+        body=partial(_reruns, model=model, seed=seed, trials=trials, delta=delta, unit=unit, noise=noise),
         modules=(type(mechanism).__module__, "tasks.auditing.trials"),
     )
 
 
 def _reruns(
-    work: Work, *, model: ModelConfig, seed: int, trials: int, delta: float, unit: tuple[str, int]
+    work: Work, *, model: ModelConfig, seed: int, trials: int, delta: float, unit: tuple[str, int], noise: float
 ) -> Mapping[str, Any]:
     plan = plan_of(work.inputs["plan"])
+    if noise != 1 and plan.event is not None:
+        plan = plan.model_copy(update={"event": noise_scaled(plan.event, noise)})
     head = build(work.context, model, work.inputs["dataset"], seed=seed)
     start, classes = head.flat.clone(), label_count(work.inputs["dataset"])
 
@@ -123,7 +130,8 @@ def _reruns(
             max_records_per_unit=unit[1],
             unprotected_inputs=(),
         )
-        return float("nan") if claim.epsilon is None else claim.epsilon
+        epsilon = of_one_record(claim)
+        return float("nan") if epsilon is None else epsilon
 
     several = isinstance(plan.mechanism, Batched)
     return _side_by_side(

@@ -1,19 +1,23 @@
 """The gate: what audits say of a candidate, held against its claim before anything is reserved.
 
-A lower bound above the claimed epsilon contradicts the claim. The release is refused then, the ledger says so, and only
-a signed override with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the
-plan and the measurement that they saw.
+A lower bound above what is claimed for one record more or less contradicts the claim, and so do densities that refute it
+for every delta that vanishes as fast as theory says. The release is refused then, the ledger says so, and only a signed
+override with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and
+the measurement that they saw. An audit whose perfect guesses could not have shown as much as is claimed is inconclusive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim
+from storage.artifacts import digest
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
@@ -24,65 +28,179 @@ USUAL_CONFIDENCE = 0.95
 """An audit at more than this bounds less: enough more, and it can contradict nothing."""
 AUDITED = "audited"
 """Name, among a row's artifacts, of the fit or posterior that an audit looked at."""
+CONTRADICTED, INCONCLUSIVE = "contradicted", "inconclusive"
 
 
-def verdict(claim: Claim, lower_bound: float) -> str:
-    """What the measurement says of the claim: nothing proves a claim, some refute it."""
-    if claim.epsilon is None:
-        return "no claim"
-    return "contradicted" if lower_bound > claim.epsilon else "not contradicted"
+class Evidence(BaseModel):
+    """What one audit measured, as its row of the ledger has it; fields that older rows lack have defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    epsilon_lower_bound: float
+    """For one unit more or less."""
+    confidence: float
+    reach: float = 0.0
+    """The bound that perfect guesses would have given; 0 in rows from before it was recorded."""
+    trials: int = 0
+    gradient_runs: int = 0
+    auc: float
+    tpr: float = Field(alias="tpr_at_fpr_0.001")
+    attack: str = "loss"
+    look: int = 1
+    """Which audit of its claim this was, the first being 1."""
+    refuted_delta_epsilon: float | None = None
+    """What the three below are for: claims of at most so much."""
+    refuted_delta_by_counts: float | None = None
+    refuted_delta_by_densities: float | None = None
+    delta_rate: float | None = None
+    """n^(-1/2): densities that refute no larger delta say nothing of a claim that is asymptotic."""
+
+    def delta_refuted(self, claimed: float) -> float | None:
+        """The largest delta for which this claim stays refuted; None where it names one, or was not measured."""
+        told = (self.refuted_delta_by_counts, self.refuted_delta_by_densities)
+        if self.refuted_delta_epsilon is None or claimed > self.refuted_delta_epsilon * (1 + 1e-9):
+            return None
+        return max((delta for delta in told if delta is not None), default=None)
+
+    def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
+        """What the measurement says of the claim: nothing proves a claim, some refute it, some could not have.
+
+        Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
+
+        Args:
+            minimum: the least share of the claim that perfect guesses must have been able to show.
+        """
+        claimed = of_one_record(claim)
+        if claimed is None:
+            return "no claim"
+        by_densities = claimed <= (self.refuted_delta_epsilon or 0) * (1 + 1e-9) and (
+            (self.refuted_delta_by_densities or 0) > (self.delta_rate or 1)
+        )
+        if self.epsilon_lower_bound > claimed or by_densities:
+            return CONTRADICTED
+        return "not contradicted" if self.reach > minimum * claimed else INCONCLUSIVE
 
 
 class Measured(BaseModel):
-    """What audits say of one candidate, in the words of a statement: the largest bound of them."""
+    """What audits say of one candidate, in the words of a statement."""
 
     model_config = ConfigDict(frozen=True)
 
     epsilon_claimed: float | None
+    epsilon_claimed_add_remove: float | None
     epsilon_lower_bound: float
+    epsilon_reach: float
     confidence: float
+    delta_refuted: float | None
+    attack: str
     auc: float
     tpr_at_fpr_0001: float
     trials: int
+    gradient_runs: int
+    look: int
     verdict: str
     ledger_sequence: int
 
     @property
     def line(self) -> str:
         """Claim and measurement in one line."""
-        claimed = "nothing" if self.epsilon_claimed is None else f"ε {self.epsilon_claimed:.4g}"
-        by = f"{self.trials} reruns and " if self.trials else ""
         return (
-            f"claimed {claimed}, measured at least ε {self.epsilon_lower_bound:.3g} "
-            f"({100 * self.confidence:.6g} % confidence, {by}one membership test: AUC {self.auc:.3f}, "
-            f"TPR {self.tpr_at_fpr_0001:.2%} at FPR 0.1 %): {self.verdict}"
+            f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured at least "
+            f"ε {self.epsilon_lower_bound:.3g} ({100 * self.confidence:.6g} % confidence, {self._tests}; strongest "
+            f"membership test, {self.attack.replace('_', ' ')}: AUC {self.auc:.3f}, TPR {self.tpr_at_fpr_0001:.2%} at "
+            f"FPR 0.1 %): {self._told}"
         )
+
+    @property
+    def _tests(self) -> str:
+        several = [f"{self.trials} reruns"] if self.trials else []
+        several += [f"{self.gradient_runs} fit with gradient canaries"] if self.gradient_runs else []
+        again = f", audit {self.look} of this claim" if self.look > 1 else ""
+        return " and ".join([*several, "one draw"]) + again
+
+    @property
+    def _told(self) -> str:
+        if self.verdict == INCONCLUSIVE:
+            return (
+                f"inconclusive: perfect guesses could have shown at most ε {self.epsilon_reach:.3g}, the claim is "
+                f"{self.epsilon_claimed_add_remove:.3g}: not enough"
+            )
+        if self.verdict == CONTRADICTED and self.delta_refuted:
+            return f"contradicted for every δ up to {round_down(self.delta_refuted)}"
+        return self.verdict
+
+
+def _claimed(epsilon: float | None, add_remove: float | None) -> str:
+    if epsilon is None:
+        return "nothing"
+    own = "" if add_remove in (None, epsilon) else f" (ε {add_remove:.4g} for one record more or less)"
+    return f"ε {epsilon:.4g}{own}"
+
+
+def round_down(share: float) -> str:
+    """Three digits of a lower bound, which stays one."""
+    digits = 3 - 1 - math.floor(math.log10(share))
+    return f"{math.floor(share * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
 
 def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
     """Audits of one fit or posterior, by its digest, oldest first."""
-    return [row for row in ledger.rows() if row.kind == "audit" and row.artifact_digests.get(AUDITED) == fitted]
+    return [row for row in _audits(ledger) if row.artifact_digests.get(AUDITED) == fitted]
 
 
-def measured(ledger: Ledger, fitted: str, claim: Claim) -> Measured | None:
-    """The audit with the largest bound of a candidate, held against this claim; None where there is no audit.
+def _audits(ledger: Ledger) -> Iterator[Row]:
+    """Measurements; overrides and blocks are rows of the same kind without any."""
+    return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
 
-    A smaller bound takes nothing back: each of them holds with its confidence.
+
+def same_method(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
+    """What a contradiction belongs to, beside the claim: the records, and what their event says was done to them.
+
+    Seed, label, population, draws and what they measured are no part of it: fitted again, it is the same method.
     """
-    rows = audits_of(ledger, fitted)
-    if not rows:
+    done = {name: value for name, value in (event or {}).items() if name not in ("sensitivity", "sensitivity_draws")}
+    return digest({"records": fingerprint, "method": done})
+
+
+def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
+    """What counts against a plan's claim, or else most for it; None where its candidate was never audited.
+
+    A contradiction by another fit of the same method counts as one by the candidate's own. A smaller bound takes
+    nothing back: each of them holds with its confidence, and repeated audits share one.
+    """
+    plan, minimum = planned.plan, ledger.policy().audit_reach
+    subject = same_method(plan.data_fingerprint, plan.event.model_dump(mode="json"))
+    own = audits_of(ledger, planned.candidate.fitted.sha256)
+    others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) == subject]
+    told = {row.sequence: Evidence.model_validate(row.details) for row in [*others, *own]}
+
+    def against(rows: Sequence[Row]) -> list[int]:
+        numbers = [row.sequence for row in rows]
+        return [n for n in numbers if told[n].verdict(plan.claim, minimum=minimum) == CONTRADICTED]
+
+    refuting = against(own) or against(others)
+    if not refuting and not own:
         return None
-    row = max(rows, key=lambda one: one.details["epsilon_lower_bound"])
-    told = row.details
+    if refuting:
+        number = max(refuting, key=lambda n: told[n].epsilon_lower_bound)
+    else:
+        number = max((row.sequence for row in own), key=lambda n: (told[n].reach, told[n].epsilon_lower_bound))
+    found, claimed = told[number], of_one_record(plan.claim)
     return Measured(
-        epsilon_claimed=claim.epsilon,
-        epsilon_lower_bound=told["epsilon_lower_bound"],
-        confidence=told["confidence"],
-        auc=told["auc"],
-        tpr_at_fpr_0001=told["tpr_at_fpr_0.001"],
-        trials=told["trials"],
-        verdict=verdict(claim, told["epsilon_lower_bound"]),
-        ledger_sequence=row.sequence,
+        epsilon_claimed=plan.claim.epsilon,
+        epsilon_claimed_add_remove=claimed,
+        epsilon_lower_bound=found.epsilon_lower_bound,
+        epsilon_reach=found.reach,
+        confidence=found.confidence,
+        delta_refuted=None if claimed is None else found.delta_refuted(claimed),
+        attack=found.attack,
+        auc=found.auc,
+        tpr_at_fpr_0001=found.tpr,
+        trials=found.trials,
+        gradient_runs=found.gradient_runs,
+        look=found.look,
+        verdict=found.verdict(plan.claim, minimum=minimum),
+        ledger_sequence=number,
     )
 
 
@@ -91,20 +209,15 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
 
     Raises:
         BudgetRefused: an audit contradicts the claim and nobody has overridden it, or the policy wants an audit and
-            there is none. Nothing was drawn or charged.
+            there is none that could have contradicted the claim. Nothing was drawn or charged.
     """
-    plan = planned.plan
-    found = measured(ledger, planned.candidate.fitted.sha256, plan.claim)
-    audited = [row.details["confidence"] for row in audits_of(ledger, planned.candidate.fitted.sha256)]
-    if ledger.policy().require_audit and min(audited, default=1.0) > USUAL_CONFIDENCE:
-        raise BudgetRefused(
-            f"policy {ledger.policy().name} releases nothing that was not audited at a confidence of "
-            f"{USUAL_CONFIDENCE:g} or less; run `autocoder audit` with the options of the retrain"
-        )
+    found = measured(ledger, planned)
+    if ledger.policy().require_audit and (found is None or found.verdict != CONTRADICTED):
+        _require_audit(ledger, planned, found)
     if found is None:
         return None
     told = found.model_dump(mode="json") | {"line": found.line}
-    if found.verdict != "contradicted":
+    if found.verdict != CONTRADICTED:
         return told
     overridden = _overridden(ledger, planned, found)
     if overridden is not None:
@@ -123,6 +236,26 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
 
 
+def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | None) -> None:
+    """Refuse a plan whose candidate no audit put to a test that it could have failed."""
+    policy = ledger.policy()
+    rows = [Evidence.model_validate(row.details) for row in audits_of(ledger, planned.candidate.fitted.sha256)]
+    usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
+    reran = [one for one in usual if one.trials or one.gradient_runs]
+    if any(one.verdict(planned.plan.claim, minimum=policy.audit_reach) != INCONCLUSIVE for one in reran):
+        return
+    if not usual:
+        why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
+    elif not reran:
+        why = "was audited without reruns of its mechanism (--trials 0), which refute next to nothing"
+    else:
+        why = f"was audited without result ({'' if found is None else found.line})"
+    raise BudgetRefused(
+        f"policy {policy.name} asks for an audit that could have contradicted the claim, and this candidate {why}; run "
+        "`autocoder audit` with the options of the retrain and more --trials"
+    )
+
+
 def override_terms(planned: PlannedRelease, found: Measured) -> dict[str, str]:
     """What an override is signed over, beside the plan's digest: a larger bound found later makes it stale."""
     return release_terms(planned.plan) | {
@@ -137,8 +270,8 @@ def override(ledger: Ledger, planned: PlannedRelease, decision: Decision) -> Row
     Raises:
         InputError: nothing contradicts the claim, there is no reason, or the signature does not count.
     """
-    found = measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
-    if found is None or found.verdict != "contradicted":
+    found = measured(ledger, planned)
+    if found is None or found.verdict != CONTRADICTED:
         raise InputError("override: no audit contradicts this plan's claim; there is nothing to override")
     by = _signer(ledger, planned, found, decision)
     return _record(

@@ -12,7 +12,7 @@ from tasks.releasing.plan import PlannedRelease
 def plan_markdown(planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str) -> str:
     """The plan as Markdown; `file` is the path that the officer gives to `autocoder approve`."""
     plan = planned.plan
-    audit = gate.measured(ledger, planned.candidate.fitted.sha256, plan.claim)
+    audit = gate.measured(ledger, planned)
     released, charges, refusal = ledger.release_of(plan), (), None
     if released is None:
         try:

@@ -1,0 +1,116 @@
+"""Canaries that are gradients: the strongest attack on DP-SGD's own noise, by somebody who sees every noisy sum.
+
+Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of its
+own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956; Steinke et
+al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records, sees the noisy sum x (in clips) and
+adds up the log-likelihood ratios of the steps, in noise multipliers s and sampling probability q:
+
+    log( 1 - q + q exp((x - 1/2) / s^2) ),     guess `in` where the sum is above 0.
+
+Axes are orthogonal and the claimed noise is independent along them, so if the event ran as stated the guesses are
+independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event, which a half of its noise
+fails by far. What is audited is the descent: its clip rule, its sampling and its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mechanisms.audit import curves
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
+
+_LENGTH = 10.0
+"""Norm of a canary's gradient before it is cut, in clips."""
+
+
+@dataclass
+class GradientCanaries:
+    """Axes int64 [m], places in the flat gradient; included bool [m]; what one run showed of them.
+
+    ratio, halved float64 [m]: summed log-likelihood ratios, and what they would have been at half of the noise that
+    was added, all else equal.
+    """
+
+    axes: Tensor
+    included: Tensor
+    ratio: Tensor = field(init=False)
+    halved: Tensor = field(init=False)
+    _clean: Tensor = field(init=False)
+    _before: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ratio = torch.zeros(len(self.axes), dtype=torch.float64)
+        self.halved = torch.zeros(len(self.axes), dtype=torch.float64)
+
+    @staticmethod
+    def toss(*, parameters: int, canaries: int, generator: torch.Generator) -> GradientCanaries:
+        """Axes at random among `parameters`, and a fair coin for each."""
+        axes = torch.randperm(parameters, generator=generator)[: min(canaries, parameters)]
+        return GradientCanaries(axes, torch.rand(len(axes), generator=generator) < 0.5)
+
+    def insert(
+        self,
+        gradient: Tensor,
+        *,
+        factors: Callable[[Tensor], Tensor],
+        clip: float,
+        sampling_prob: float,
+        stream: SecretStream,
+        step: int,
+    ) -> None:
+        """Add the sampled canaries to the clipped sum, float [P], before its noise.
+
+        Args:
+            factors: what the run multiplies gradients of these norms by.
+        """
+        self._clean = gradient[self.axes.to(gradient.device)].double().cpu()
+        sampled = stream.poisson_sample(len(self.axes), prob=sampling_prob, purpose="canary sample", step=step)
+        taking = torch.zeros(len(self.axes), dtype=torch.bool)
+        taking[sampled] = True
+        taking &= self.included
+        norms = torch.full((len(self.axes),), _LENGTH * clip, device=gradient.device)
+        gradient[self.axes.to(gradient.device)] += norms * factors(norms) * taking.to(gradient.device)
+        self._before = gradient[self.axes.to(gradient.device)].double().cpu()
+
+    def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
+        """What the noisy sum, float [P], says of each canary. The records' part is known to the attacker."""
+        told = (noisy[self.axes.to(noisy.device)].double().cpu() - self._clean) / segment.l2_clip_norm
+        quiet = (self._before - self._clean) / segment.l2_clip_norm
+        variance = segment.noise_multiplier**2
+        for x, total in ((told, self.ratio), ((told + quiet) / 2, self.halved)):
+            power = (x - 0.5) / variance
+            total += power if sampling_prob == 1 else torch.log1p(sampling_prob * torch.expm1(power.clamp(max=700)))
+
+    def right(self, *, halved: bool = False) -> int:
+        """How many coins the ratios guess."""
+        seen = self.halved if halved else self.ratio
+        return int(((seen > 0) == self.included).sum())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What gradient canaries show of a descent.
+
+    noise_at_most: relative to the event's; 1 or less contradicts it. epsilon: what the descent costs at that noise, at
+    least, if it is Gaussian noise at all.
+    """
+
+    noise_at_most: float
+    epsilon: float
+    right: int
+    coins: int
+
+
+def found(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> Found:
+    """Hold the guesses of independent runs together against the descent that is claimed, at a false-alarm rate of alpha.
+
+    Raises:
+        MechanismError: the event's sampling is not one that the accountants support.
+    """
+    noise = curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)
+    return Found(noise, curves.epsilon_at(descent, factor=noise, delta=delta), right, coins)
