@@ -1,15 +1,15 @@
 """Canaries that are gradients: the strongest attack on DP-SGD's own noise, by somebody who sees every noisy sum.
 
-Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of its
-own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956; Steinke et
-al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records, sees the noisy sum x (in clips) and
+Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of
+its own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956;
+Steinke et al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records, sees the noisy sum x (in clips) and
 adds up the log-likelihood ratios of the steps, in noise multipliers s and sampling probability q:
 
     log( 1 - q + q exp((x - 1/2) / s^2) ),     guess `in` where the sum is above 0.
 
 Axes are orthogonal and the claimed noise is independent along them, so if the event ran as stated the guesses are
-independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event, which a half of its noise
-fails by far. What is audited is the descent: its clip rule, its sampling and its noise.
+independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event, which a half of its
+noise fails by far. What is audited is the descent: its clip rule, its sampling and its noise.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Found:
 
 
 def found(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> Found:
-    """Hold the guesses of independent runs together against the descent that is claimed, at a false-alarm rate of alpha.
+    """Hold guesses against the descent that is claimed, at a false-alarm rate of alpha.
 
     Raises:
         MechanismError: the event's sampling is not one that the accountants support.

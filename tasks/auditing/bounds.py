@@ -1,4 +1,4 @@
-"""Lower bounds of one audit, from pairs of records and from trials, and what they could have shown; what was memorised."""
+"""Lower bounds of one audit, from pairs of records and from trials; what they could have shown; what was memorised."""
 
 from __future__ import annotations
 

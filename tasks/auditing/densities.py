@@ -15,7 +15,6 @@ from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.swag_ppm import SwagPpm
-from storage.artifacts import ArtifactRef
 from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import parameters_of
 from tasks.fitting.prepared import build, load_inputs

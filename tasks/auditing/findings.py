@@ -56,7 +56,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def verdict(group: Sequence[Audited]) -> str:
-    """The verdict over seeds, in words; of a contradiction, the largest delta that it holds for where none is claimed."""
+    """The verdict over seeds, in words; of a contradiction, up to which delta it holds where none is claimed."""
     refuted = [audit for audit in group if audit.verdict == CONTRADICTED]
     if not refuted:
         return INCONCLUSIVE if any(audit.verdict == INCONCLUSIVE for audit in group) else group[0].verdict

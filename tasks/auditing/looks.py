@@ -1,7 +1,8 @@
 """How often a claim has been audited: what one false-alarm rate is spent on, over all of its audits.
 
-Somebody who audits until one audit contradicts, or shows the largest bound of several, would find too much at the stated
-confidence. The k-th audit of a claim may raise a false alarm with probability alpha / (k (k + 1)), which add up to alpha.
+Somebody who audits until one audit contradicts, or shows the largest bound of several, would find too much at the
+stated confidence. The k-th audit of a claim may raise a false alarm with probability alpha / (k (k + 1)), which add up
+to alpha.
 """
 
 from __future__ import annotations

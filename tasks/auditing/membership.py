@@ -147,7 +147,7 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
 
 
 def _gradients(counted: Mapping[str, Any], event: Event, design: Design, *, alpha: float) -> Bound:
-    """What gradient canaries say of the descent in the event; beside it, of half of its noise and of perfect guesses."""
+    """What gradient canaries say of the event's descent; beside it, of half of its noise and of perfect guesses."""
     descent, coins = descent_of(event), counted["coins"]
     found, halved, perfect = (
         gradient_canaries.found(descent, right=right, coins=coins, delta=design.delta, alpha=alpha).epsilon

@@ -1,9 +1,9 @@
 """The gate: what audits say of a candidate, held against its claim before anything is reserved.
 
-A lower bound above what is claimed for one record more or less contradicts the claim, and so do densities that refute it
-for every delta that vanishes as fast as theory says. The release is refused then, the ledger says so, and only a signed
-override with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and
-the measurement that they saw. An audit whose perfect guesses could not have shown as much as is claimed is inconclusive.
+A lower bound above what is claimed for one record more or less contradicts the claim, and so do densities that refute
+it for every delta as small as theory has it. The release is refused then, the ledger says so, and only a signed override
+with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and the
+measurement that they saw. An audit whose perfect guesses could not have shown as much as is claimed is inconclusive.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Evidence(BaseModel):
     epsilon_lower_bound: float
     """For one unit more or less."""
     confidence: float
-    reach: float = 0.0
-    """The bound that perfect guesses would have given; 0 in rows from before it was recorded."""
+    reach: float | None = None
+    """The bound that perfect guesses would have given; None in rows from before it was recorded."""
     trials: int = 0
     gradient_runs: int = 0
     auc: float
@@ -78,7 +78,7 @@ class Evidence(BaseModel):
         )
         if self.epsilon_lower_bound > claimed or by_densities:
             return CONTRADICTED
-        return "not contradicted" if self.reach > minimum * claimed else INCONCLUSIVE
+        return "not contradicted" if (self.reach or 0.0) > minimum * claimed else INCONCLUSIVE
 
 
 class Measured(BaseModel):
@@ -89,7 +89,7 @@ class Measured(BaseModel):
     epsilon_claimed: float | None
     epsilon_claimed_add_remove: float | None
     epsilon_lower_bound: float
-    epsilon_reach: float
+    epsilon_reach: float | None
     confidence: float
     delta_refuted: float | None
     attack: str
@@ -120,6 +120,8 @@ class Measured(BaseModel):
 
     @property
     def _told(self) -> str:
+        if self.verdict == INCONCLUSIVE and self.epsilon_reach is None:
+            return "inconclusive: what it could have shown was not recorded then; audit again"
         if self.verdict == INCONCLUSIVE:
             return (
                 f"inconclusive: perfect guesses could have shown at most ε {self.epsilon_reach:.3g}, the claim is "
@@ -184,7 +186,7 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     if refuting:
         number = max(refuting, key=lambda n: told[n].epsilon_lower_bound)
     else:
-        number = max((row.sequence for row in own), key=lambda n: (told[n].reach, told[n].epsilon_lower_bound))
+        number = max((row.sequence for row in own), key=lambda n: (told[n].reach or 0, told[n].epsilon_lower_bound))
     found, claimed = told[number], of_one_record(plan.claim)
     return Measured(
         epsilon_claimed=plan.claim.epsilon,
