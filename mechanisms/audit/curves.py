@@ -32,8 +32,8 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
 from mechanisms.privacy.numerics import safe_root
 
-_SCALES = (1 / 16, 16.0)
-"""Noise, relative to the claimed, among which the least refuted is looked for."""
+_SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
+"""Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least refuted is."""
 
 
 class Curve(Protocol):
@@ -120,7 +120,7 @@ def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:
 
 def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
     """What the event would cost at this delta with its noise times the factor."""
-    if factor >= _SCALES[1]:
+    if factor >= _SCALES[0]:
         return 0.0
     curve = curve_of(event, factor=factor)
     if isinstance(curve, Gaussian):
@@ -199,14 +199,15 @@ def largest_delta(runs: Runs, *, epsilon: float, alpha: float) -> float:
 
 
 def least_noise(refuted: Callable[[float], bool]) -> float:
-    """The largest factor (of the claimed noise) that is refuted, within 1 %; infinite: the noise is at most that.
+    """The least factor (of the claimed noise) that is refuted, within 1 %: an upper bound on the noise.
 
-    refuted(factor): whether a curve with so much of the claimed noise is. It is for every factor above one that is.
-    The answer is an upper bound on the noise: every larger factor is refuted. Infinite where none is.
+    Infinite where no factor is refuted; a quarter where all are. `refuted` holds for every factor above one that is.
     """
-    low, high = (math.log(scale) for scale in _SCALES)
-    if not refuted(math.exp(high)):
-        return math.inf
+    # From above: with little noise the accountant of a sampled event takes long, and is seldom asked for.
+    told = next((scale for scale in _SCALES if not refuted(scale)), 0.0)
+    if told in (0.0, _SCALES[0]):
+        return _SCALES[-1] if told == 0.0 else math.inf
+    low, high = math.log(told), math.log(told * math.sqrt(2))
     while high - low > 0.01:
         middle = (low + high) / 2
         low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)

@@ -2,8 +2,9 @@
 
 Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of
 its own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956;
-Steinke et al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records, sees the noisy sum x (in clips) and
-adds up the log-likelihood ratios of the steps, in noise multipliers s and sampling probability q:
+Steinke et al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records,
+sees the noisy sum x (in clips) and adds up log-likelihood ratios of steps, s the noise multiplier, q how often a record
+is sampled:
 
     log( 1 - q + q exp((x - 1/2) / s^2) ),     guess `in` where the sum is above 0.
 

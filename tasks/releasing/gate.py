@@ -1,9 +1,10 @@
 """The gate: what audits say of a candidate, held against its claim before anything is reserved.
 
 A lower bound above what is claimed for one record more or less contradicts the claim, and so do densities that refute
-it for every delta as small as theory has it. The release is refused then, the ledger says so, and only a signed override
-with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and the
-measurement that they saw. An audit whose perfect guesses could not have shown as much as is claimed is inconclusive.
+it for every delta as small as theory has it. The release is refused then, the ledger says so, and only a signed
+override with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and
+the measurement that they saw. Where perfect guesses could not have shown as much as is claimed, an audit is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -123,13 +124,14 @@ class Measured(BaseModel):
         if self.verdict == INCONCLUSIVE and self.epsilon_reach is None:
             return "inconclusive: what it could have shown was not recorded then; audit again"
         if self.verdict == INCONCLUSIVE:
-            return (
-                f"inconclusive: perfect guesses could have shown at most ε {self.epsilon_reach:.3g}, the claim is "
-                f"{self.epsilon_claimed_add_remove:.3g}: not enough"
-            )
+            return f"inconclusive: {_not_enough(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
         if self.verdict == CONTRADICTED and self.delta_refuted:
             return f"contradicted for every δ up to {round_down(self.delta_refuted)}"
         return self.verdict
+
+
+def _not_enough(reach: float | None, claimed: float | None) -> str:
+    return f"perfect guesses could have shown at most ε {reach:.3g}, the claim is {claimed:.3g}: not enough"
 
 
 def _claimed(epsilon: float | None, add_remove: float | None) -> str:
@@ -215,7 +217,7 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     """
     found = measured(ledger, planned)
     if ledger.policy().require_audit and (found is None or found.verdict != CONTRADICTED):
-        _require_audit(ledger, planned, found)
+        _require_audit(ledger, planned)
     if found is None:
         return None
     told = found.model_dump(mode="json") | {"line": found.line}
@@ -238,7 +240,7 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
 
 
-def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | None) -> None:
+def _require_audit(ledger: Ledger, planned: PlannedRelease) -> None:
     """Refuse a plan whose candidate no audit put to a test that it could have failed."""
     policy = ledger.policy()
     rows = [Evidence.model_validate(row.details) for row in audits_of(ledger, planned.candidate.fitted.sha256)]
@@ -251,10 +253,11 @@ def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | No
     elif not reran:
         why = "was audited without reruns of its mechanism (--trials 0), which refute next to nothing"
     else:
-        why = f"was audited without result ({'' if found is None else found.line})"
+        most = max(one.reach or 0.0 for one in reran)
+        why = f"was audited without result: {_not_enough(most, of_one_record(planned.plan.claim))}"
     raise BudgetRefused(
-        f"policy {policy.name} asks for an audit that could have contradicted the claim, and this candidate {why}; run "
-        "`autocoder audit` with the options of the retrain and more --trials"
+        f"policy {policy.name} asks for an audit that could have contradicted the claim, and this candidate {why}. "
+        "Run `autocoder audit` with the options of the retrain and more --trials"
     )
 
 

@@ -9,8 +9,17 @@ import torch
 from scipy.stats import kstest
 from small_heads import MakeLinear
 
-from mechanisms.audit.leave_one_out import FullFit, log_likelihood_draws, records_to_leave_out, refit, trial_weights
+from mechanisms.audit.leave_one_out import (
+    FullFit,
+    log_likelihood_draws,
+    privacy_losses,
+    records_to_leave_out,
+    refit,
+    refuted_delta,
+    trial_weights,
+)
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.seeding import generator
 from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import swag
 
@@ -105,3 +114,41 @@ def test_effect_of_a_record() -> None:
     assert abs(same.own_loss) < 0.1
     assert other.without_mean < other.with_mean == same.with_mean
     assert 0.1 < other.own_loss < other.density_loss
+
+
+def test_privacy_losses_are_of_both_directions_and_exact() -> None:
+    """Two SWAG Gaussians in full (torch's own density): the same ratios; none where nothing changed."""
+    one, two = posterior(), posterior(-0.5)
+    losses = privacy_losses(one, two, draws=20, seed=3)
+    assert losses.shape == (2, 20)
+    assert privacy_losses(one, one, draws=5, seed=3).abs().max() == 0
+
+    def dense(post: swag.Posterior) -> torch.distributions.MultivariateNormal:
+        columns = torch.stack([d.double() for d in post.deviations]) * post.std_scale / (2 * (post.rank - 1)) ** 0.5
+        diagonal = post.std_scale**2 / 2 * post.diag_std.double().square()
+        return torch.distributions.MultivariateNormal(post.mean.double(), diagonal.diag() + columns.T @ columns)
+
+    normal = swag.seeded_normal(generator(3, "privacy-losses", "without", 0))
+    theta = swag.sample(two, normal=normal).double()
+    ratio = dense(two).log_prob(theta) - dense(one).log_prob(theta)
+    assert float(losses[1, 0]) == pytest.approx(float(ratio), rel=1e-6, abs=1e-6)
+    assert losses.mean() > 0, "a divergence"
+
+
+def test_the_delta_that_losses_refute() -> None:
+    """All of 200 draws far beyond epsilon: every delta up to 0.05^(1/200) = 0.985, each direction at half of alpha. Of
+    a Gaussian mechanism whose delta at this epsilon is Phi(1) = 0.841, a larger one is refuted in at most 5 % of 200
+    audits (more than 19 have 0.3 %), and a smaller one, 0.5, in all.
+    """
+    assert refuted_delta(torch.full((2, 200), 1e4), epsilon=5.0, alpha=0.1) == pytest.approx(0.985 * 0.999, abs=1e-4)
+    assert refuted_delta(torch.full((2, 200), 5.1), epsilon=5.0, alpha=0.1) == 0.0
+    assert refuted_delta(torch.stack([torch.zeros(200), torch.full((200,), 1e4)]), epsilon=5.0, alpha=0.1) > 0.98
+    pick = torch.Generator().manual_seed(0)
+    mu = 18.0  # of N(0, 1) from N(mu, 1): losses are N(mu^2 / 2, mu^2)
+    epsilon = mu**2 / 2 - mu  # delta at this epsilon is Phi(1) - e^epsilon Phi(1 - mu), to 1e-6 Phi(1) = 0.841
+    found = [
+        refuted_delta(mu**2 / 2 + mu * torch.randn(2, 200, generator=pick), epsilon=epsilon, alpha=0.05)
+        for _ in range(200)
+    ]
+    assert sum(delta > 0.8413 for delta in found) <= 19
+    assert min(found) > 0.5

@@ -4,32 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
+from mechanisms.privacy.events import Claim
 from tasks.auditing import results
 from tasks.auditing.audited import Audited
 from tasks.auditing.findings import changed_groups, findings
 from tasks.comparing.published import Effect
+from tasks.releasing.gate import Evidence
 
 
 def audited(
-    branch: str, *, seed: int = 1, epsilon: float | None = 4.0, refuted: float = 1.0, natural: float = 1.0, **other: Any
+    branch: str,
+    *,
+    seed: int = 1,
+    epsilon: float | None = 4.0,
+    refuted: float = 1.0,
+    natural: float = 1.0,
+    claimed: float | None = 2.5,
+    reach: float = 6.0,
+    **other: Any,
 ) -> Audited:
-    """One branch at one seed, as far as sentences need it."""
-    bound = {"name": "in-distribution", "epsilon": natural, "claimed_in_trials": 5.0, "correct": 9, "guesses": 10}
-    figures = {"bounds": [bound], "trials": 16, "from": "in-distribution", "online_lira_auc": 0.7}
+    """One branch at one seed, as far as sentences need it. It claims half as much for one record more or less, and the
+    gate's own rule says what the bound says of that.
+    """
+    bound = {"name": "in-distribution", "epsilon": natural, "claimed_in_trials": claimed, "reach": reach}
+    bound |= {"correct": 9, "guesses": 10}
+    figures: dict[str, Any] = {"bounds": [bound], "trials": 16, "from": "in-distribution", "online_lira_auc": 0.7}
+    figures |= {"epsilon_lower_bound": refuted, "confidence": 0.95, "reach": reach, "auc": 0.7, "tpr": 0.001}
+    half = None if epsilon is None else epsilon / 2
+    claim = Claim(
+        guarantee_kind="none" if epsilon is None else "asymptotic-local",
+        epsilon=epsilon,
+        epsilon_add_remove=half,
+        neighbouring_relation="add-remove",
+        accountant="test",
+    )
     fields: dict[str, Any] = {
         "branch": branch,
         "title": branch,
         "seed": seed,
         "mechanism": "swag-ppm",
-        "guarantee_kind": "none" if epsilon is None else "asymptotic-local",
+        "guarantee_kind": claim.guarantee_kind,
         "epsilon": epsilon,
+        "epsilon_add_remove": half,
         "delta": 0.0,
         "epsilon_lower_bound": refuted,
+        "reach": reach,
         "confidence": 0.95,
-        "verdict": "contradicted" if epsilon is not None and refuted > epsilon else "not contradicted",
-        "auc": 0.6,
+        "delta_refuted": None,
+        "verdict": Evidence.model_validate(figures).verdict(claim),
+        "attack": "online_lira",
+        "auc": 0.7,
         "tpr_at_fpr_001": 0.01,
         "tpr_at_fpr_0001": 0.001,
+        "loss_auc": 0.6,
         "weighted_f1": 0.5,
         "macro_f1": 0.3,
         "curves": f"{branch}-{seed}",
@@ -40,24 +67,66 @@ def audited(
 
 
 def test_each_verdict_has_its_sentence() -> None:
-    """Contradicted at so many seeds; measured more, but not counted; nothing refuted at all; no claim, no sentence."""
+    """Contradicted at so many seeds and for every delta up to the least; measured more, but not counted; nothing
+    refuted and no power to; what half of the noise would have shown; no claim, no sentence.
+    """
+    formal = audited("formal", refuted=0.9, natural=0.5, claimed=None, epsilon_add_remove=4.0)
+    formal.figures["bounds"][0]["at_half_noise"] = 5.5
     lines = findings(
         {
             "": [
-                audited("broken", refuted=6.0),
-                audited("broken", refuted=3.0, seed=2),
-                audited("undecided", natural=4.5),
-                audited("quiet", refuted=0.0, natural=0.0),
+                audited("broken", refuted=6.0, delta_refuted=0.98519),
+                audited("broken", refuted=1.5, seed=2),
+                audited("halved", refuted=3.0),
+                audited("undecided", natural=2.2),
+                audited("quiet", refuted=0.0, natural=0.0, reach=1.9),
+                formal,
                 audited("plain", epsilon=None),
             ]
         }
     )
     assert lines == [
-        "broken: claims ε 4.00, every ε below 6.00 is refuted: **contradicted** at 1 of 2 seeds.",
-        "undecided: claims ε 4.00, every ε below 1.00 is refuted: not contradicted. Reruns on natural records measured "
-        "4.50, which does not count: one of them claims 5.00 for itself.",
-        "quiet: claims ε 4.00, no ε is refuted: not contradicted by these tests.",
+        "broken: claims ε 4.00, 2.00 for one record more or less; every ε below 6.00 is refuted: **contradicted** at 1 "
+        "of 2 seeds, for every δ up to 0.985.",
+        "halved: claims ε 4.00, 2.00 for one record more or less; every ε below 3.00 is refuted: **contradicted** at 1 "
+        "of 1 seeds.",
+        "undecided: claims ε 4.00, 2.00 for one record more or less; every ε below 1.00 is refuted. Reruns on natural "
+        "records measured 2.20, which does not count: one of them claims 2.50 for itself. Not contradicted by these "
+        "tests.",
+        "quiet: claims ε 4.00, 2.00 for one record more or less; no ε is refuted. **Inconclusive**: perfect guesses "
+        "could have shown at most ε 1.90, which is not enough.",
+        "formal: claims ε 4.00; every ε below 0.90 is refuted (at half of its noise: every ε below 5.50). Not "
+        "contradicted by these tests.",
     ]
+
+
+def test_the_page_marks_what_is_refuted_for_one_record() -> None:
+    """Rows that a published page once had as not contradicted, since their bounds lie below 2 Delta: they lie above
+    Delta. A bound below Delta still contradicts nothing.
+    """
+    before = [audited("a", epsilon=5.14, refuted=6.12, natural=6.12)]
+    changes = {"c": (5.31, 3.91), "epochs": (4.60, 2.64), "scale": (5.44, 4.10), "fine": (5.31, 2.60)}
+    runs = {"": before} | {
+        name: [audited("a", epsilon=epsilon, refuted=bound, natural=bound, curves=name)]
+        for name, (epsilon, bound) in changes.items()
+    }
+    head, rows = results.changes_table(runs)
+    verdicts = {row[0]: row[head.index("verdict")] for row in rows}
+    claims = {row[0]: row[head.index("ε claimed, one record more or less")] for row in rows}
+    assert [verdicts[f"`{name}`"] for name in changes] == ["contradicted"] * 3 + ["not contradicted"]
+    assert [claims[f"`{name}`"] for name in changes] == ["2.65", "2.30", "2.72", "2.65"]
+    (bounded,) = results.claims_table([audited("bounded", epsilon=5.0, refuted=5.04)])[1]
+    assert "contradicted" in bounded
+
+
+def test_a_test_that_could_not_have_failed_says_so() -> None:
+    """Where perfect guesses show nothing, a bound of 0.00 is no news; elsewhere the cell has what they would show, and
+    what half of the noise did.
+    """
+    told = {"epsilon": 0.0, "correct": 9, "guesses": 10}
+    assert results._bound(told | {"reach": 0.0}) == "cannot be measured here (9/10)"
+    shown = results._bound(told | {"epsilon": 0.9, "reach": 7.25, "at_half_noise": 5.1})
+    assert shown == "0.90 (9/10) of 7.25; half noise 5.10"
 
 
 def test_a_change_is_held_against_the_same_seeds() -> None:
@@ -83,5 +152,5 @@ def test_an_effect_is_measured_by_its_two_branches() -> None:
 
 def test_curves_are_those_that_are_recognised_best() -> None:
     """Nine at most, first seeds alone, in their order."""
-    audits = [audited(f"b{n}", auc=0.5 + n / 100, seed=seed) for n in range(12) for seed in (1, 2)]
+    audits = [audited(f"b{n}", loss_auc=0.5 + n / 100, seed=seed) for n in range(12) for seed in (1, 2)]
     assert [audit.branch for audit in results._curves(audits)] == [f"b{n}" for n in range(3, 12)]

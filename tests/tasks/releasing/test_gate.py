@@ -10,7 +10,7 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, ReleasePlan
+from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.decisions import sign
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.fitting.candidate import Candidate
@@ -70,28 +70,39 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
 
 
-def _audit(ledger: Ledger, planned: PlannedRelease, bound: float) -> None:
-    ledger.record(
+def _audit(
+    ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: object
+) -> Row:
+    """An audit of this plan's candidate, or of another fit of its method."""
+    return ledger.record(
         Evaluation(
             kind="audit",
             label="audit",
             population="injuries",
             data_fingerprint="f",
+            event=planned.plan.event,
             requester="auditor",
-            artifact_digests={gate.AUDITED: planned.candidate.fitted.sha256},
+            artifact_digests={gate.AUDITED: fitted or planned.candidate.fitted.sha256},
             details={
                 "epsilon_lower_bound": bound,
+                "reach": 9.0,
                 "confidence": 0.95,
-                "auc": 0.75,
-                "tpr_at_fpr_0.001": 0.02,
+                "auc": 0.878,
+                "tpr_at_fpr_0.001": 0.177,
+                "attack": "online_lira",
                 "trials": 32,
-            },
+            }
+            | details,
         )
     )
 
 
+OLD = {"reach": None, "attack": "loss"}
+"""What rows had before audits said what they could have shown."""
+
+
 def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str = "memo 12") -> Decision:
-    found = gate.measured(ledger, planned.candidate.fitted.sha256, planned.plan.claim)
+    found = gate.measured(ledger, planned)
     assert found is not None
     return sign(
         load_private_key(folder / "signing-key.pem"),
@@ -111,8 +122,79 @@ def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: Pla
     assert told is not None
     assert told["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
-    assert "claimed ε 4, measured at least ε 3.9" in row.details["audit"]["line"]
+    line = row.details["audit"]["line"]
+    assert line.startswith("claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 reruns and one draw; strongest")
+    assert "online lira: AUC 0.878, TPR 17.70% at FPR 0.1 %" in line
     assert ledger.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "add_remove", "bound", "expected"),
+    [
+        (5.31, 2.66, 3.91, "contradicted"),
+        (4.60, 2.30, 2.64, "contradicted"),
+        (5.44, 2.72, 4.10, "contradicted"),
+        (5.00, 2.50, 5.04, "contradicted"),
+        (5.31, 2.66, 2.65, "not contradicted"),
+        (5.00, None, 4.99, "not contradicted"),
+        (5.00, 5.00, 4.99, "not contradicted"),
+    ],
+)
+def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bound: float, expected: str) -> None:
+    """A bound for one record more or less, against what is claimed for that: twice as much is claimed for one replaced.
+    Where a claim has one number (formal, or of an older row), against that.
+    """
+    claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
+    row = {"epsilon_lower_bound": bound, "confidence": 0.95, "reach": 9.0, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    assert gate.Evidence.model_validate(row).verdict(claim) == expected
+
+
+@pytest.mark.parametrize(
+    ("reach", "minimum", "expected"),
+    [
+        (3.1, 1.0, "inconclusive"),
+        (4.1, 1.0, "not contradicted"),
+        (4.1, 1.5, "inconclusive"),
+        (None, 1.0, "inconclusive"),
+    ],
+)
+def test_what_could_not_have_failed_says_nothing(reach: float | None, minimum: float, expected: str) -> None:
+    """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
+    for more; a row that does not say has none either. What contradicts does so all the same.
+    """
+    row = {"epsilon_lower_bound": 0.5, "confidence": 0.95, "reach": reach, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    assert gate.Evidence.model_validate(row).verdict(CLAIM, minimum=minimum) == expected
+    refuted = gate.Evidence.model_validate(row | {"epsilon_lower_bound": 4.1})
+    assert refuted.verdict(CLAIM, minimum=minimum) == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("delta", "rate", "at", "expected"),
+    [(0.985, 0.02, 4.0, "contradicted"), (0.01, 0.02, 4.0, "not contradicted"), (0.985, 0.02, 3.9, "not contradicted")],
+)
+def test_densities_contradict_beyond_the_rate_of_the_theory(
+    ledger: Ledger, planned: PlannedRelease, delta: float, rate: float, at: float, expected: str
+) -> None:
+    """A delta of 0.985 is none that vanishes; one below n^(-1/2) is; one found for a smaller claim says nothing here.
+    The verdict names the delta.
+    """
+    told = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
+    _audit(ledger, planned, 0.5, **told)
+    found = gate.measured(ledger, planned)
+    assert found is not None
+    assert found.verdict == expected
+    if expected == "contradicted":
+        assert found.line.endswith(": contradicted for every δ up to 0.985")
+
+
+def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
+    """The officer reads what was measured of this candidate, where that refutes too."""
+    _audit(ledger, planned, 6.0, fitted="9" * 64)
+    own = _audit(ledger, planned, 4.3)
+    _audit(ledger, planned, 1.0)
+    found = gate.measured(ledger, planned)
+    assert found is not None
+    assert (found.ledger_sequence, found.epsilon_lower_bound) == (own.sequence, 4.3)
 
 
 def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: PlannedRelease) -> None:
@@ -173,5 +255,28 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
     with pytest.raises(BudgetRefused, match="not audited"):
         gate.check(ledger, planned)
+    for useless, why in (
+        ({"confidence": 0.999}, "0.95 or less"),
+        ({"trials": 0}, "without reruns"),
+        (OLD, "at most ε 0, the claim is 4: not enough"),
+        ({"reach": 3.1}, r"at most ε 3\.1, the claim is 4: not enough"),
+    ):
+        _audit(ledger, planned, 0.5, **useless)
+        with pytest.raises(BudgetRefused, match=why):
+            gate.check(ledger, planned)
     _audit(ledger, planned, 0.5)
+    assert gate.check(ledger, planned) is not None
+
+
+def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
+    """Twice the claim of 4 is more than perfect guesses at 7 could have shown; the default keeps a policy's digest."""
+    plain = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
+    assert Policy.parse(plain | {"audit_reach": 1}).digest == Policy.parse(plain).digest
+    strict = Policy.parse(plain | {"audit_reach": 2})
+    assert strict.digest != Policy.parse(plain).digest
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=strict)
+    _audit(ledger, planned, 0.5, reach=7.0)
+    with pytest.raises(BudgetRefused, match="audited without result"):
+        gate.check(ledger, planned)
+    _audit(ledger, planned, 0.5, reach=8.5)
     assert gate.check(ledger, planned) is not None

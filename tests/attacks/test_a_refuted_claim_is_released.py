@@ -1,0 +1,137 @@
+"""Would win: the release of what an audit has refuted, by a fit that the audit did not see, or by a weaker audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.privacy.events import Claim, SwagPpmEvent
+from storage.artifacts import ArtifactRef
+from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
+from tasks.fitting.candidate import Candidate
+from tasks.releasing import gate
+from tasks.releasing.plan import PlannedRelease
+
+EVENT = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
+CLAIM = Claim(
+    guarantee_kind="asymptotic-local",
+    epsilon=4.0,
+    epsilon_add_remove=2.0,
+    neighbouring_relation="add-remove",
+    accountant="test",
+)
+
+
+def plan(fitted: str = "c", **changes: Any) -> PlannedRelease:
+    """A plan of one draw of the posterior with this digest."""
+    told: dict[str, Any] = {
+        "idempotency_key": fitted,
+        "release_label": "first",
+        "population": "injuries",
+        "cohorts": ("2015",),
+        "data_fingerprint": "f",
+        "records_rounded": 100,
+        "event": EVENT,
+        "claim": CLAIM,
+        "requester": "operator",
+    }
+    refs = {n: ArtifactRef(uri=f"file:///nowhere/{d}", sha256=d * 64, kind="test") for n, d in zip("abd", "abd")}
+    posterior = ArtifactRef(uri=f"file:///nowhere/{fitted}", sha256=fitted * 64, kind="test")
+    candidate = Candidate(
+        dataset=refs["a"],
+        prepared=refs["b"],
+        fitted=posterior,
+        measured=refs["d"],
+        model=ModelConfig(trainable="head"),
+        seed=1,
+    )
+    return PlannedRelease(plan=ReleasePlan(**told | changes), candidate=candidate)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A ledger whose policy asks for an audit."""
+    policy = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
+    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy))
+
+
+def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> None:
+    """A row as audits write them."""
+    told = {"epsilon_lower_bound": bound, "reach": 6.0, "confidence": 0.95, "trials": 32}
+    told |= {"auc": 0.88, "tpr_at_fpr_0.001": 0.18, "attack": "online_lira"}
+    ledger.record(
+        Evaluation(
+            kind="audit",
+            label="audit",
+            population=of.plan.population,
+            data_fingerprint=of.plan.data_fingerprint,
+            event=of.plan.event,
+            requester="auditor",
+            artifact_digests={gate.AUDITED: of.candidate.fitted.sha256},
+            details=told | changes,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"release_label": "second"},
+        {"population": "others", "cohorts": ("2016",)},
+        {"event": EVENT.model_copy(update={"sensitivity": 1.9})},
+        {"event": EVENT.model_copy(update={"sensitivity_draws": 501})},
+    ],
+    ids=["seed", "label", "population", "sensitivity", "draws"],
+)
+def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[str, Any]) -> None:
+    """An audit refutes 2 for one record; a posterior fitted at another seed, never audited or audited with less luck, is
+    blocked by it, under whatever name.
+    """
+    audit(ledger, plan(), 2.4)
+    other = plan("9", **changes)
+    for _ in range(2):
+        with pytest.raises(
+            BudgetRefused, match=r"contradicts the claim: claimed ε 4 \(ε 2 for one record more or less\)"
+        ):
+            gate.check(ledger, other)
+        audit(ledger, other, 0.3)
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_fingerprint": "g"},
+        {"event": EVENT.model_copy(update={"reweighted": True})},
+        {"claim": CLAIM.model_copy(update={"epsilon": 5.0, "epsilon_add_remove": 2.5})},
+    ],
+    ids=["records", "method", "claim"],
+)
+def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None:
+    """Other records, another method, a claim above what was measured: an audit of its own is all that they need."""
+    audit(ledger, plan(), 2.4)
+    other = plan("9", **changes)
+    audit(ledger, other, 0.3)
+    told = gate.check(ledger, other)
+    assert told is not None
+    assert told["verdict"] == "not contradicted"
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [{"trials": 0}, {"confidence": 0.999}, {"reach": 1.9}, {"reach": None}, {"trials": 0, "gradient_runs": 0}],
+    ids=["no reruns", "confidence", "few guesses", "of old", "nothing"],
+)
+def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak: dict[str, Any]) -> None:
+    """The policy asks for an audit; one that had no chance is none."""
+    with pytest.raises(BudgetRefused, match="was not audited"):
+        gate.check(ledger, plan())
+    audit(ledger, plan(), 0.0, **weak)
+    with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
+        gate.check(ledger, plan())
+    audit(ledger, plan(), 0.3)
+    assert gate.check(ledger, plan()) is not None

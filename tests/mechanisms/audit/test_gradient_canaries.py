@@ -1,0 +1,95 @@
+"""Gradient canaries: they find half of the noise, or a clip that does not hold, and pass what ran as stated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_heads import MakeLinear
+
+from mechanisms import dp_sgd
+from mechanisms.audit import curves, gradient_canaries
+from mechanisms.audit.gradient_canaries import GradientCanaries
+from mechanisms.dp_sgd import DpSgd
+from mechanisms.formal_head import FormalHead
+from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
+from mechanisms.privacy.noise import SecretStream
+from mechanisms.private_posterior import PrivatePosterior
+
+DELTA, ALPHA = 1e-4, 1e-3
+TASK = Task(records=60, classes=4, target_epsilon=4.0, delta=DELTA)
+MECHANISMS: dict[str, Mechanism] = {
+    "full batch": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=10, sampling_prob=1.0),
+    "sampled": DpSgd(learning_rate=0.01, epochs=5, batch_size=15),
+    "formal head": FormalHead(steps=5),
+    "langevin": PrivatePosterior(steps=10),
+}
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+
+
+def audit(linear: MakeLinear, plan: Plan) -> GradientCanaries:
+    """One fit of the plan with 800 canaries among 4,004 parameters."""
+    head, inputs, labels = linear(60, width=1000)
+    toss = torch.Generator().manual_seed(3)
+    coins = GradientCanaries.toss(parameters=head.num_parameters, canaries=800, generator=toss)
+    plan.fit(Records(inputs, labels), Run(classes=4, seed=1, classifier=lambda: head, canaries=coins))
+    return coins
+
+
+def noise_found(plan: Plan, right: int) -> float:
+    """The upper bound on the noise of the plan's descent, relative to what it states."""
+    descent = dp_sgd.descent_of(plan.event)
+    return gradient_canaries.found(descent, right=right, coins=800, delta=DELTA, alpha=ALPHA).noise_at_most
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_stated_noise_passes_and_half_of_it_is_caught(linear: MakeLinear, name: str) -> None:
+    """False alarm 0.1 % for each mechanism (and the key is fixed). With half of the noise of its plan a mechanism is
+    refuted, and what the honest run says of half of its noise is what half of the noise shows.
+    """
+    plan = MECHANISMS[name].plan(TASK)
+    honest = audit(linear, plan)
+    assert noise_found(plan, honest.right()) >= 1.0
+    assert noise_found(plan, honest.right(halved=True)) < 1.0
+    assert plan.event is not None
+    cheat = plan.model_copy(update={"event": curves.noise_scaled(plan.event, 0.5)})
+    cheating = audit(linear, cheat)
+    assert noise_found(plan, cheating.right()) < 1.0
+    if name != "sampled":  # full batches are guessed alike whatever noise the attacker takes for true
+        assert abs(cheating.right() - honest.right(halved=True)) < 60
+
+
+def test_the_bound_is_below_what_is_claimed_and_near_it(linear: MakeLinear) -> None:
+    """For a descent that is all of its mechanism: at least two thirds of the epsilon that it costs."""
+    plan = MECHANISMS["full batch"].plan(TASK)
+    found = gradient_canaries.found(
+        dp_sgd.descent_of(plan.event), right=audit(linear, plan).right(), coins=800, delta=DELTA, alpha=ALPHA
+    )
+    assert 4.0 * 2 / 3 < found.epsilon < 4.0
+
+
+def test_a_clip_that_does_not_hold_is_caught(linear: MakeLinear, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that come through ten times as long are recognised nearly always."""
+    plan = MECHANISMS["full batch"].plan(TASK)
+
+    def uncut(*_: Any) -> Any:
+        return torch.ones_like
+
+    monkeypatch.setattr(dp_sgd, "_coefficients", uncut)
+    assert noise_found(plan, audit(linear, plan).right()) < 0.5
+
+
+def test_coins_that_are_out_add_nothing(linear: MakeLinear) -> None:
+    """The sum before noise moves along the axes of canaries that are in, by the clip each, and nowhere else."""
+    axes = torch.tensor([1, 4, 7])
+    coins = GradientCanaries(axes, torch.tensor([True, False, True]))
+    gradient = torch.zeros(10)
+    stream = SecretStream(bytes(range(32)))
+    coins.insert(gradient, factors=lambda norms: 2.0 / norms, clip=2.0, sampling_prob=1.0, stream=stream, step=0)
+    assert gradient.tolist() == [0, 2, 0, 0, 0, 0, 0, 2, 0, 0]
