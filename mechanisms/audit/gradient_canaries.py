@@ -3,10 +3,12 @@
 Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of
 its own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956;
 Steinke et al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records,
-sees the noisy sum x (in clips) and adds up log-likelihood ratios of steps, s the noise multiplier, q how often a record
-is sampled:
+sees the noisy sum x (in clips) of every step and guesses `in` where
 
-    log( 1 - q + q exp((x - 1/2) / s^2) ),     guess `in` where the sum is above 0.
+    sum over steps of (x - q/2) / s^2 > 0
+
+s the step's noise multiplier and q how often a record is sampled. The threshold lies half-way whatever the noise really
+is; where every record is in every step, this is the likelihood ratio.
 
 Axes are orthogonal and the claimed noise is independent along them, so if the event ran as stated the guesses are
 independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event, which a half of its
@@ -33,19 +35,19 @@ _LENGTH = 10.0
 class GradientCanaries:
     """Axes int64 [m], places in the flat gradient; included bool [m]; what one run showed of them.
 
-    ratio, halved float64 [m]: summed log-likelihood ratios, and what they would have been at half of the noise that
-    was added, all else equal.
+    seen, halved float64 [m]: the sums above, and what they would have been at half of the noise that was added, all
+    else equal.
     """
 
     axes: Tensor
     included: Tensor
-    ratio: Tensor = field(init=False)
+    seen: Tensor = field(init=False)
     halved: Tensor = field(init=False)
     _clean: Tensor = field(init=False)
     _before: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ratio = torch.zeros(len(self.axes), dtype=torch.float64)
+        self.seen = torch.zeros(len(self.axes), dtype=torch.float64)
         self.halved = torch.zeros(len(self.axes), dtype=torch.float64)
 
     @staticmethod
@@ -83,13 +85,12 @@ class GradientCanaries:
         told = (noisy[self.axes.to(noisy.device)].double().cpu() - self._clean) / segment.l2_clip_norm
         quiet = (self._before - self._clean) / segment.l2_clip_norm
         variance = segment.noise_multiplier**2
-        for x, total in ((told, self.ratio), ((told + quiet) / 2, self.halved)):
-            power = (x - 0.5) / variance
-            total += power if sampling_prob == 1 else torch.log1p(sampling_prob * torch.expm1(power.clamp(max=700)))
+        for x, total in ((told, self.seen), ((told + quiet) / 2, self.halved)):
+            total += (x - sampling_prob / 2) / variance
 
     def right(self, *, halved: bool = False) -> int:
-        """How many coins the ratios guess."""
-        seen = self.halved if halved else self.ratio
+        """How many coins the sums guess."""
+        seen = self.halved if halved else self.seen
         return int(((seen > 0) == self.included).sum())
 
 
