@@ -38,12 +38,11 @@ def plan(fitted: str = "c", **changes: Any) -> PlannedRelease:
         "claim": CLAIM,
         "requester": "operator",
     }
-    refs = {n: ArtifactRef(uri=f"file:///nowhere/{d}", sha256=d * 64, kind="test") for n, d in zip("abd", "abd")}
-    posterior = ArtifactRef(uri=f"file:///nowhere/{fitted}", sha256=fitted * 64, kind="test")
+    refs = {d: ArtifactRef(uri=f"file:///nowhere/{d}", sha256=d * 64, kind="test") for d in {*"abd", fitted}}
     candidate = Candidate(
         dataset=refs["a"],
         prepared=refs["b"],
-        fitted=posterior,
+        fitted=refs[fitted],
         measured=refs["d"],
         model=ModelConfig(trainable="head"),
         seed=1,
@@ -88,8 +87,8 @@ def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> N
     ids=["seed", "label", "population", "sensitivity", "draws"],
 )
 def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[str, Any]) -> None:
-    """An audit refutes 2 for one record; a posterior fitted at another seed, never audited or audited with less luck, is
-    blocked by it, under whatever name.
+    """An audit refutes 2 for one record; a posterior fitted at another seed, never audited or audited with less luck,
+    is blocked by it, under whatever name.
     """
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
