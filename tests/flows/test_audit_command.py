@@ -92,10 +92,15 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert swag["auc"] > 0.6
     assert swag["confidence"] == 0.95
     assert {bound["name"] for bound in swag["figures"]["bounds"]} >= {"pairs", "in-distribution", "mislabelled"}
+    assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
+    assert swag["delta_refuted"] > 0.9, "densities with and without a record hardly overlap"
     for one in formal:
         assert one["guarantee_kind"] == "formal"
         assert one["epsilon"] == pytest.approx(3.0, rel=0.01)
         assert one["verdict"] == "not contradicted", one["branch"]
+        assert one["reach"] > 3.0, "perfect guesses would have refuted it"
+        halved = [bound["at_half_noise"] for bound in one["figures"]["bounds"]]
+        assert max(epsilon for epsilon in halved if epsilon is not None) > 3.0, "half of its noise is caught"
     (varied,) = site.audited["varied"][VARIED]["branches"]
     assert varied["epsilon"] > 1.0, "weights of about 1 claim what the losses are"
 
@@ -105,7 +110,9 @@ def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Sit
     text = site.page.read_text()
     assert "SWAG-PPM: claims ε" in text
     assert "**contradicted** at 1 of 1 seeds" in text
-    assert "| ε refuted below | by | natural reruns measured {claimed} |" in text
+    assert "| ε refuted below | by | perfect guesses | natural reruns measured {claimed} |" in text
+    assert "## For which δ" in text
+    assert "; half noise " in text
     assert f"| `{VARIED}` | SWAG-PPM |" in text
     assert "Private posterior (Langevin)" in text
     assert str(site.job.home) not in text
@@ -141,7 +148,8 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert said["verdict"] == "contradicted"
     assert said["overridden_by"] == "officer"
     assert re.fullmatch(
-        r"claimed ε 0\.0\S+, measured at least ε \S+ \(95 % .*\): contradicted; overridden by officer: memo 12",
+        r"claimed ε 0\.0\S+ \(ε 0\.0\S+ for one record more or less\), measured at least ε \S+ \(95 % .*16 reruns.*\): "
+        r"contradicted for every δ up to 0\.\d+; overridden by officer: memo 12",
         said["line"],
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]

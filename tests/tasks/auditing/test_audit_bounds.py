@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from scipy.stats import binom
 
 from mechanisms.audit.bounds import Guesses
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, NonPrivateEvent
 from tasks.auditing import bounds as audit_bounds
 from tasks.auditing.bounds import Bound
 from tasks.auditing.pool import FAMILIES, NEVER, Pool
@@ -92,6 +94,45 @@ def test_nothing_is_found_in_nothing() -> None:
     assert binom.sf(12, 100, 0.05) < 0.0016
     assert alarms <= 12
     assert careless > 30
+
+
+def test_guesses_at_a_formal_claim_are_held_against_its_curve() -> None:
+    """A leak of five standard deviations where the noise allows 1.26: refuted by natural records, which the one point
+    at delta 1e-4 could not be with every guess right. No leak: nothing above the claim. What the same tests said of
+    half of the noise stands beside.
+    """
+    step = NoiseSegment(steps=20, noise_multiplier=3.56, l2_clip_norm=1.0)
+    event, made = DpSgdEvent(sampling_prob=1.0, segments=(step,)), pool()
+    leaky, tight = (trials(made, leak=leak, seed=1) for leak in (5.0, 0.0))
+
+    def told(these: Trials, **options: Any) -> dict[str, Bound]:
+        found = audit_bounds.of_trials(made, these, delta=1e-4, confidence=TOGETHER, **options)
+        return {bound.name: bound for bound in found}
+
+    assert told(leaky)["in-distribution"].reach < 5.0
+    caught = told(leaky, event=event)["in-distribution"]
+    assert 5.0 < caught.epsilon <= caught.reach
+    assert caught.guesses.made == caught.guesses.coins
+    quiet = told(tight, event=event, halved=leaky)
+    assert set(quiet) == set(FAMILIES)
+    assert all(bound.epsilon < 5.0 for bound in quiet.values())
+    assert quiet["in-distribution"].at_half_noise == caught.epsilon
+    assert audit_bounds.of_noise(event) == event
+    assert audit_bounds.of_noise(NonPrivateEvent(epochs=1)) is None
+
+
+def test_the_largest_delta_by_counts() -> None:
+    """Records that are told apart in every rerun: refuted for deltas up to what so few natural reruns can show, and not
+    where the reruns claim as much themselves; without a leak for none, in any of 20 audits.
+    """
+    made = pool()
+    leaky = trials(made, leak=12.0, seed=1)
+    delta = audit_bounds.largest_delta(made, leaky, claimed=2.0, alpha=0.01)
+    assert 0.02 < delta < 0.5
+    strict = Trials(leaky.included, leaky.ell, leaky.right, torch.full((TRIALS,), 50.0).double())
+    assert audit_bounds.largest_delta(made, strict, claimed=2.0, alpha=0.01) == 0.0
+    quiet = (trials(made, leak=0.0, seed=seed) for seed in range(20))
+    assert all(audit_bounds.largest_delta(made, one, claimed=2.0, alpha=0.01) == 0.0 for one in quiet)
 
 
 def test_claims_count_of_the_trials_that_were_measured() -> None:
