@@ -74,7 +74,7 @@ class Gaussian:
             return float(ndtr(self.mu / 2 - epsilon / self.mu)) - tail - delta
 
         high = self.mu**2 / 2 + self.mu * 40
-        return safe_root(excess, 0.0, high, xtol=1e-9) if self.mu > 0 and excess(0.0) > 0 else 0.0
+        return safe_root(excess, high, 0.0, xtol=1e-9) if self.mu > 0 and excess(0.0) > 0 else 0.0
 
 
 @dataclass(frozen=True)
