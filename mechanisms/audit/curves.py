@@ -1,7 +1,7 @@
 """Tests of a claimed trade-off curve: what a mechanism may let anybody tell, error against error, and not one point.
 
 A claim at one delta says little of many coins: theorem 5.2 of Steinke et al. adds 2 delta for each, guessed or not, and
-a thousand guesses at 128,000 coins refute nothing at delta 1e-4 though all be right. A mechanism of Gaussian noise
+a thousand guesses at 300,000 coins refute nothing at delta 1e-4 though all be right. A mechanism of Gaussian noise
 claims more: for every event E,
 
     P[E | record in] <= rise(P[E | record out])  and the other way round,  rise(x) = 1 - f(x)

@@ -97,10 +97,10 @@ def test_reruns_refute_half_of_the_noise_and_not_the_noise_itself() -> None:
 
 
 def test_a_point_of_the_curve_says_nothing_of_many_coins() -> None:
-    """What the curve is for: 1,000 of 1,000 guesses at 128,000 coins of pooled reruns refute no epsilon at delta 1e-4.
+    """What the curve is for: 1,000 of 1,000 guesses at 300,000 coins of pooled reruns refute no epsilon at delta 1e-4.
     The same reruns, 1,000 coins each, refute more than a half of the noise if all but ten are right.
     """
-    assert bounds.one_run_bound(bounds.Guesses(1000, 1000, 128_000), delta=1e-4) == 0.0
+    assert bounds.one_run_bound(bounds.Guesses(1000, 1000, 300_000), delta=1e-4) == 0.0
     assert curves.noise_at_most([Runs((1000,) * 24, 1000, 990)], FULL, alpha=ALPHA) < 0.4
 
 
