@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,22 @@ def evaluate(
     posteriors: Mapping[str, ArtifactRef | None],
 ) -> Step:
     """F1 and accuracy of the base fit and of one seeded draw (not the released one) of each later posterior."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
+        records, labels = load_inputs(work.inputs["prepared"], "test")
+        work.sized(len(labels) * len(posteriors))
+        figures: dict[str, Any] = {}
+        for done, name in enumerate(posteriors, start=1):
+            posterior = swag.load(work.inputs[f"posterior_{name}"], std_scale=fit.swag.std_scale)
+            if name == "base":
+                trained.flat.copy_(posterior.mean)
+            else:
+                risks.load_draw(trained, posterior, seed=fit.seed, purpose="evaluate", draw=0)
+            figures |= {f"{name}_{key}": value for key, value in scores(trained, records, labels).items()}
+            work.progress(done, len(posteriors))
+        return figures
+
     return Step(
         name="evaluate",
         label="evaluate",
@@ -36,25 +51,9 @@ def evaluate(
             "rounds": list(posteriors),
         },
         inputs={"dataset": dataset, "prepared": prepared} | {f"posterior_{k}": ref for k, ref in posteriors.items()},
-        body=partial(_evaluate, model=model, fit=fit, rounds=tuple(posteriors)),
+        body=body,
         modules=("tasks.fitting.evaluate",),
     )
-
-
-def _evaluate(work: Work, *, model: ModelConfig, fit: FitParameters, rounds: tuple[str, ...]) -> Mapping[str, Any]:
-    trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
-    records, labels = load_inputs(work.inputs["prepared"], "test")
-    work.sized(len(labels) * len(rounds))
-    figures: dict[str, Any] = {}
-    for done, name in enumerate(rounds):
-        posterior = swag.load(work.inputs[f"posterior_{name}"], std_scale=fit.swag.std_scale)
-        if name == "base":
-            trained.flat.copy_(posterior.mean)
-        else:
-            risks.load_draw(trained, posterior, seed=fit.seed, purpose="evaluate", draw=0)
-        figures |= {f"{name}_{key}": value for key, value in scores(trained, records, labels).items()}
-        work.progress(done + 1, len(rounds))
-    return figures
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
