@@ -17,7 +17,7 @@ from torch import Tensor
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd, PoissonSampler
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Plan, Records, Run, Task
+from mechanisms.mechanism import Plan, Task
 from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier, ModelConfig
@@ -276,15 +276,6 @@ class TestRefused:
     def test_batch_larger_than_the_data(self) -> None:
         with pytest.raises(MechanismError, match=r"batch_size is 512, larger than the data \(100 training records\)"):
             DpSgd().plan(Task(records=100, classes=4, target_epsilon=4.0))
-
-    def test_another_number_of_records(self, linear: MakeLinear) -> None:
-        """The sampling probability was calibrated for n records."""
-        plan = plan_of(
-            DpSgd(batch_size=6, epochs=1), NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=1.0), records=12
-        )
-        trained, inputs, labels = linear(13)
-        with pytest.raises(MechanismError, match="plan again"):
-            plan.fit(Records(inputs, labels), Run(classes=4, seed=1, classifier=lambda: trained))
 
     def test_samplers_that_are_not_the_plans(self, linear: MakeLinear) -> None:
         """A shuffling loader, or Poisson at another rate, cannot be paired with the plan's claim."""
