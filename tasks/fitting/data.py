@@ -126,19 +126,15 @@ def _features(
     count = 0 if finished is None else len(finished)
     files = len(kept)
 
-    def flush() -> None:
-        nonlocal files
-        index, rows = (torch.cat(column) for column in zip(*pending, strict=True))
-        checkpoint.save(parts / f"{files:06d}.safetensors", {"index": index, "features": rows}, {})
-        files += 1
-        pending.clear()
-
     def on_batch(index: torch.Tensor, rows: torch.Tensor) -> None:
-        nonlocal count
+        nonlocal count, files
         count += len(index)
         pending.append((index, rows))
         if sum(len(i) for i, _ in pending) >= 2048:
-            flush()
+            indices, features = (torch.cat(column) for column in zip(*pending, strict=True))
+            checkpoint.save(parts / f"{files:06d}.safetensors", {"index": indices, "features": features}, {})
+            files += 1
+            pending.clear()
         work.progress(before + count, total)
 
     made = encoder.encode(tokens, done=finished, on_batch=on_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -58,6 +59,4 @@ def evaluate(
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
     """Weighted and macro F1 and accuracy at the classifier's present parameters."""
-    predicted = trained.predict(records).argmax(-1)
-    result = metrics.classification(labels.numpy(), predicted.numpy())
-    return {"weighted_f1": result.weighted_f1, "macro_f1": result.macro_f1, "accuracy": result.accuracy}
+    return asdict(metrics.classification(labels.numpy(), trained.predict(records).argmax(-1).numpy()))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from small_heads import collected
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -21,16 +22,6 @@ from mechanisms.model.seeding import generator
 from mechanisms.posterior import swag
 
 ALARM = 1e-6
-
-
-def collected(folder: Path, thetas: Tensor, *, rank: int, std_scale: float = 1.0) -> swag.Posterior:
-    """The posterior of these snapshots [T, P], written and opened again."""
-    state = swag.init(thetas.shape[1], rank=rank, folder=folder)
-    for epoch, theta in enumerate(thetas, start=1):
-        state.after_epoch(epoch, theta)
-        state.after_checkpoint(epoch)
-    swag.save(state)
-    return swag.load(folder, std_scale=std_scale)
 
 
 def closed_form(thetas: Tensor, *, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
