@@ -56,7 +56,6 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
             config={},
             inputs={"dataset": dataset},
             body=_scale,
-            modules=("tasks.fitting.data",),
         )
     head = model.trainable == "head"
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})

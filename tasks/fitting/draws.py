@@ -107,7 +107,6 @@ def shard(draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
         config=draws.model_dump(mode="json"),
         inputs=dict(inputs),
         body=body,
-        modules=("tasks.fitting.draws",),
     )
 
 

@@ -53,7 +53,6 @@ def evaluate(
         },
         inputs={"dataset": dataset, "prepared": prepared} | {f"posterior_{k}": ref for k, ref in posteriors.items()},
         body=body,
-        modules=("tasks.fitting.evaluate",),
     )
 
 

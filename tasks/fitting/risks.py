@@ -50,7 +50,6 @@ def risks(
         config=_config(model, fit, config, config.risk_draws),
         inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior},
         body=body,
-        modules=("tasks.fitting.risks",),
     )
 
 
@@ -67,7 +66,6 @@ def weights(config: PseudoPosteriorConfig, *, risks: ArtifactRef | None) -> Step
         config={"c": config.c, "g": config.g},
         inputs={"risks": risks},
         body=body,
-        modules=("tasks.fitting.risks",),
     )
 
 
@@ -103,7 +101,6 @@ def sensitivity(
         inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior}
         | ({"weights": weights} if weighted else {}),
         body=body,
-        modules=("tasks.fitting.risks",),
     )
 
 
@@ -121,7 +118,6 @@ def reweight(config: PseudoPosteriorConfig, *, measured: ArtifactRef | None) -> 
         config={"k": config.k},
         inputs={"measured": measured},
         body=body,
-        modules=("tasks.fitting.risks",),
     )
 
 

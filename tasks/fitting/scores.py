@@ -26,7 +26,6 @@ def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, 
         config={},
         inputs={"dataset": dataset, "prepared": prepared, "predictions": predictions},
         body=_score,
-        modules=("tasks.fitting.scores",),
     )
 
 

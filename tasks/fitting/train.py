@@ -44,7 +44,6 @@ def fine_tune(
         config=_config(model, fit.adamw, fit.seed, bounded),
         inputs={"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {}),
         body=body,
-        modules=("tasks.fitting.train",),
     )
 
 
@@ -77,7 +76,6 @@ def collect_swag(
         config=_config(model, fit.sgd, fit.seed, bounded) | {"rank": fit.swag.rank},
         inputs=needed | ({"weights": weights} if weighted else {}),
         body=body,
-        modules=("tasks.fitting.train",),
     )
 
 

@@ -88,6 +88,9 @@ class Step:
     """One stage to run: name, everything its output depends on, and the function that does it.
 
     An input of None is one that does not exist yet, which only a dry run meets.
+
+    Args:
+        modules: where the code lies that the output depends on; the body's own module, unless others are named.
     """
 
     name: str
@@ -100,7 +103,7 @@ class Step:
     @property
     def code(self) -> str:
         """Version of the code behind this step."""
-        return code_version(*self.modules)
+        return code_version(*(self.modules or (self.body.__module__,)))
 
     def find(self, store: Store) -> ArtifactRef | None:
         """The finished stage, or None when it would have to run."""
