@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from storage.codelist import normalise_code
 from storage.durable import replacing
@@ -31,10 +31,8 @@ ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP = 1000
 
 
-class Policy(BaseModel):
+class Policy(BaseModel, frozen=True, extra="forbid"):
     """What an agency has decided to have coded twice."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float = Field(default=0.05, gt=0, le=1, description="Of all coded rows.")
     sensitive_codes: tuple[str, ...] = Field(default=(), description="Coded twice always.")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import ModelConfig
@@ -28,10 +28,8 @@ _SAVE_EVERY = 64
 _FILE = "pass.safetensors"
 
 
-class Draws(BaseModel):
+class Draws(BaseModel, frozen=True, extra="forbid", title="Draws"):
     """What a pass evaluates, but for its inputs: the records, the posterior and, if any, the weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Draws")
 
     model: ModelConfig = Field(title="Model")
     seed: int = Field(ge=0, lt=2**53, title="Seed", description="Of the fit; draw s depends on it, the purpose and s.")

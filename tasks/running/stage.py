@@ -17,7 +17,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef, Stage, Store
@@ -32,10 +32,8 @@ Device = Literal["auto", "cpu", "cuda"]
 """What a form of the page offers."""
 
 
-class Context(BaseModel):
+class Context(BaseModel, frozen=True, extra="forbid"):
     """Where a run works and on what device. Not part of any key: it does not change what is computed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: str
     device: str = "auto"
