@@ -24,6 +24,7 @@ from storage.egress.sequences import SequenceFilter, load_key
 from storage.errors import InputError
 from storage.ledger import Row
 from tasks.bundle import golden
+from tasks.bundle import statement as statement_page
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.fitting.candidate import Candidate
@@ -58,7 +59,7 @@ def fill(
     _write_codes(folder / bundle.CODELIST, codes, classification, version)
     claimed = statement(row)
     bundle.write_json(folder / bundle.STATEMENT, claimed)
-    (folder / bundle.PAGE).write_text(render("statement.md", statement=claimed), encoding="utf-8")
+    (folder / bundle.PAGE).write_text(statement_page.statement_page(claimed), encoding="utf-8")
     released = export.load(folder)
     golden.write(released, folder / bundle.GOLDEN)
     thresholds = calibration.thresholds_on_generated(released)
