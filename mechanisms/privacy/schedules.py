@@ -107,11 +107,7 @@ Schedule = Annotated[
 
 
 def segments(
-    schedule: ConstantSchedule | SadSchedule | AutoStepSchedule | AutoLinearSchedule,
-    *,
-    steps: int,
-    final_noise_multiplier: float,
-    final_l2_clip_norm: float,
+    schedule: Schedule, *, steps: int, final_noise_multiplier: float, final_l2_clip_norm: float
 ) -> tuple[NoiseSegment, ...]:
     """The schedule as it will run.
 
