@@ -49,7 +49,7 @@ def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def refuses(folder: Path, expected: Expected, file: str, secret: str, match: str = "") -> None:
+def refuses(folder: Path, expected: Expected, file: str, secret: str, match: str | None = None) -> None:
     """The gate names the file, and doesn't repeat what was planted in it."""
     with pytest.raises(UnsoundBundle, match=match) as refused:
         inspect(folder, expected)
