@@ -36,11 +36,12 @@ class GradientCanaries:
     """Axes int64 [m], places in the flat gradient; included bool [m]; what one run showed of them.
 
     seen, halved float64 [m]: the sums above, and what they would have been at half of the noise that was added, all
-    else equal.
+    else equal. steps: noisy sums looked at; 0 where a mechanism takes no canaries.
     """
 
     axes: Tensor
     included: Tensor
+    steps: int = 0
     seen: Tensor = field(init=False)
     halved: Tensor = field(init=False)
     _clean: Tensor = field(init=False)
@@ -84,6 +85,7 @@ class GradientCanaries:
         """What the noisy sum, float [P], says of each canary. The records' part is known to the attacker."""
         told = (noisy[self.axes.to(noisy.device)].double().cpu() - self._clean) / segment.l2_clip_norm
         quiet = (self._before - self._clean) / segment.l2_clip_norm
+        self.steps += 1
         variance = segment.noise_multiplier**2
         for x, total in ((told, self.seen), ((told + quiet) / 2, self.halved)):
             total += (x - sampling_prob / 2) / variance

@@ -108,8 +108,9 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
         }
     if trials is not None and float(trials.epsilon.std()) == 0:  # a claim that does not depend on the records
         bounds = [replace(bound, claimed=None) for bound in bounds]
-    if "gradients" in work.inputs and event is not None:
-        bounds.append(_gradients(work.context.store.figures(work.refs["gradients"]), event, design, alpha=alpha))
+    counted = work.context.store.figures(work.refs["gradients"]) if "gradients" in work.inputs else {"coins": 0}
+    if event is not None and counted["coins"]:
+        bounds.append(_gradients(counted, event, design, alpha=alpha))
         figures["gradient_runs"] = 1
     if design.claimed is not None and design.event is None:
         figures |= _largest_deltas(work, pool, trials, claimed=design.claimed, alpha=alpha)
