@@ -74,7 +74,7 @@ def fit(
 
     def body(work: Work) -> Mapping[str, Any]:
         records = Records(*load_inputs(work.inputs["prepared"], "train"))
-        fitted = plan_of(work.inputs["plan"]).fit(records, _run(work, model, seed))
+        fitted = plan_of(work.inputs["plan"]).fit(records, run_of(work, model, seed))
         fitted.model.save(work.out)
         (work.out / "event.json").write_text(fitted.event.model_dump_json())
         return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
@@ -89,7 +89,7 @@ def fit(
     )
 
 
-def _run(work: Work, model: ModelConfig, seed: int) -> Run:
+def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
     """What a mechanism is given of a stage."""
 
     def classifier() -> Classifier:
@@ -120,7 +120,7 @@ def predict(
     """Log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
 
     def body(work: Work) -> Mapping[str, Any]:
-        fitted = mechanism.load(work.inputs["fitted"], _run(work, model, seed), purpose=purpose)
+        fitted = mechanism.load(work.inputs["fitted"], run_of(work, model, seed), purpose=purpose)
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
             scores = fitted.log_probabilities(inputs)
