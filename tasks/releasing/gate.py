@@ -32,10 +32,8 @@ AUDITED = "audited"
 CONTRADICTED, INCONCLUSIVE = "contradicted", "inconclusive"
 
 
-class Evidence(BaseModel):
+class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     """What one audit measured, as its row of the ledger has it; fields that older rows lack have defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     epsilon_lower_bound: float
     """For one unit more or less."""
