@@ -57,9 +57,13 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     def delta_refuted(self, claimed: float) -> float | None:
         """The largest delta for which this claim stays refuted; None where it names one, or was not measured."""
         told = (self.refuted_delta_by_counts, self.refuted_delta_by_densities)
-        if self.refuted_delta_epsilon is None or claimed > self.refuted_delta_epsilon * (1 + 1e-9):
+        if not self._tells_deltas_of(claimed):
             return None
         return max((delta for delta in told if delta is not None), default=None)
+
+    def _tells_deltas_of(self, claimed: float) -> bool:
+        """Rows hold six decimals."""
+        return self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """What the measurement says of the claim: nothing proves a claim, some refute it, some could not have.
@@ -72,7 +76,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         claimed = of_one_record(claim)
         if claimed is None:
             return "no claim"
-        by_densities = claimed <= (self.refuted_delta_epsilon or 0) * (1 + 1e-9) and (
+        by_densities = self._tells_deltas_of(claimed) and (
             (self.refuted_delta_by_densities or 0) > (self.delta_rate or 1)
         )
         if self.epsilon_lower_bound > claimed or by_densities:

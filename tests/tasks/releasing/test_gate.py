@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
 
 
-def _audit(
-    ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: object
-) -> Row:
+def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: Any) -> Row:
     """An audit of this plan's candidate, or of another fit of its method."""
     return ledger.record(
         Evaluation(
@@ -178,7 +177,7 @@ def test_densities_contradict_beyond_the_rate_of_the_theory(
     """A delta of 0.985 is none that vanishes; one below n^(-1/2) is; one found for a smaller claim says nothing here.
     The verdict names the delta.
     """
-    told = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
+    told: dict[str, Any] = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
     _audit(ledger, planned, 0.5, **told)
     found = gate.measured(ledger, planned)
     assert found is not None
@@ -255,12 +254,13 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
     with pytest.raises(BudgetRefused, match="not audited"):
         gate.check(ledger, planned)
-    for useless, why in (
+    weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
         ({"trials": 0}, "without reruns"),
         (OLD, "at most ε 0, the claim is 4: not enough"),
         ({"reach": 3.1}, r"at most ε 3\.1, the claim is 4: not enough"),
-    ):
+    )
+    for useless, why in weak:
         _audit(ledger, planned, 0.5, **useless)
         with pytest.raises(BudgetRefused, match=why):
             gate.check(ledger, planned)
