@@ -67,7 +67,7 @@ def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str,
 
 
 def test_a_bundle_holds_them(sealed: Sealed) -> None:
-    """In the statement for machines and on its page; a bundle made before there were any is still as the schema has it."""
+    """In the statement for machines and on its page; a bundle made before there were any still fits the schema."""
     told = json.loads((sealed.folder / bundle.STATEMENT).read_text())
     assert told["sentences"] == said_of(told)
     page = (sealed.folder / bundle.PAGE).read_text()

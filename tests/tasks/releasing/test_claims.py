@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
-from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, WEIGHTS, unprotected_inputs
+from tasks.fitting.data import ingest
+from tasks.parameters import DataParameters
+from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, unprotected_inputs
+from tasks.running.stage import Context, run_step
 
 FACTS: dict[str, Any] = {
     "label_space_source": "codelist",
@@ -30,6 +35,24 @@ def test_each_is_listed_where_it_holds(changed: dict[str, Any], line: str) -> No
     """And only there."""
     assert line not in unprotected_inputs(FACTS, weights=False)
     assert line in unprotected_inputs(FACTS | changed, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, {COUPLED, COHORTS}),
+        ({"sampling": "per-record", "cohorts": ["2019", "2020", "2021", "2022", "2023"]}, set()),
+        ({"sampling": "per-record", "cohort": "none"}, set()),
+    ],
+)
+def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: set[str]) -> None:
+    """From the stage's own figures, which a plan is held against."""
+    written = write_demo_data(tmp_path, records=120, seed=3)
+    data = {"source": str(written.csv), "codelist": str(written.codelist), "ingest": options}
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    context.workspace.create()
+    facts = context.store.figures(run_step(context, ingest(DataParameters.model_validate(data))))
+    assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
 
 
 def test_weights_are_listed_where_there_are_any() -> None:
