@@ -42,6 +42,7 @@ def ingest(data: DataParameters) -> Step:
         features = {} if schema is None else {"features": len(schema.names), "bounds_source": schema.bounds_source}
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
         figures = features | named | {name: getattr(result, name) for name in counted}
+        figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 
     return Step(name="ingest", label="ingest", config=config, inputs={}, body=body, modules=("storage.ingest",))
