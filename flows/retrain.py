@@ -96,9 +96,9 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
         measured=measured,
         prefect_run_id=str(flow_run.get_id() or "") or None,
     )
+    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    planned, plan_file = publish.keep_plan(context, planned, parameters.release)
     plan = planned.plan
-    plan_file = planned.save(context)
-    publish.record_internal(context, parameters, plan, evaluated=made.evaluated, measured=made.measured)
     ledger = publish.open_ledger(context, parameters.release)
     stands = approval.standing(context, ledger, planned)
     prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file)))
