@@ -276,13 +276,14 @@ class Reading:
         sets = sa.select(_T.body, _T.hash, record_set.c.marks).join_from(
             record_set, ledger_row, record_set.c.sequence == _T.sequence
         )
-        for body, row_hash, marks in connection.execute(sets.where(reserved).execution_options(yield_per=1)):
-            other = RecordSet.decode(marks)
-            if other.key_id != records.key_id:
-                raise InputError(
-                    "registry key: the ledger's records are marked with another key than this workspace's; give that "
-                    "of the workspace that released first (its private/registry.key) by AUTOCODER_REGISTRY_KEY"
-                )
-            if records.overlaps(other):
-                found.append(chain.parse(body, row_hash))
+        with connection.execute(sets.where(reserved).execution_options(yield_per=1)) as rows:
+            for body, row_hash, marks in rows:
+                other = RecordSet.decode(marks)
+                if other.key_id != records.key_id:
+                    raise InputError(
+                        "registry key: the ledger's records are marked with another key than this workspace's; give "
+                        "that of the workspace that released first (private/registry.key) by AUTOCODER_REGISTRY_KEY"
+                    )
+                if records.overlaps(other):
+                    found.append(chain.parse(body, row_hash))
         return [self._current(connection, str(row.release_id)) for row in sorted(found, key=lambda row: row.sequence)]
