@@ -79,7 +79,8 @@ def test_from_file_to_release(
         measured=measured,
         prefect_run_id=None,
     )
-    assert PlannedRelease.load(planned.save(context)) == planned
+    planned, file = publish.keep_plan(context, planned, chosen.release)
+    assert PlannedRelease.load(file) == planned
     assert isinstance(planned.plan.event, BoundedSwagEvent)
     assert planned.plan.claim.epsilon == 3.0
     assert planned.plan.event.weighted == (mechanism == "both")

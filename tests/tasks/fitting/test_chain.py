@@ -76,7 +76,7 @@ def release(context: Context, chosen: RetrainParameters, made: Chain) -> Release
         measured=measured,
         prefect_run_id=None,
     )
-    file = planned.save(context)
+    planned, file = publish.keep_plan(context, planned, chosen.release)
     assert PlannedRelease.load(file) == planned
     return publish.release.fn(context, planned, chosen.release)
 
