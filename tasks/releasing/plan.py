@@ -20,7 +20,7 @@ from mechanisms.model import encoders
 from mechanisms.model.export import Precision
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
-from storage.artifacts import ArtifactRef, Store, digest
+from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig
@@ -199,9 +199,8 @@ class PlannedRelease(BaseModel):
             as_run = decode(json.loads((fitted / "event.json").read_text())) == plan.event
         else:
             moments = store.figures(made.fitted)
-            as_run = self._as_measured(store.figures(made.measured)) and all(
-                getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank")
-            )
+            as_run = self._as_measured(store.figures(made.measured)) and self._as_weighted(store, made.measured)
+            as_run = as_run and all(getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank"))
         wrong += [] if as_run else ["event"]
         if wrong:
             raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured; plan again")
@@ -278,6 +277,23 @@ class PlannedRelease(BaseModel):
                 return bound is None and stated >= at_least and draws == figures["draws"]
             case BoundedSwagEvent(bound=stated):
                 return bound == stated and stated >= at_least
+            case _:
+                return False
+
+    def _as_weighted(self, store: Store, measured: ArtifactRef) -> bool:
+        """Whether the event tells where the weights came from, as far as their stage lies here."""
+        weights = store.recipe(measured)["inputs"].get("weights")
+        made_by = [
+            kind
+            for kind in ("risk-weights", "reweight")
+            for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}")
+            if file_digest(manifest) == weights
+        ]
+        match self.plan.event:
+            case SwagPpmEvent(reweighted=reweighted):
+                return not made_by or reweighted == (made_by[0] == "reweight")
+            case BoundedSwagEvent(weighted=weighted):
+                return weighted == (weights is not None)
             case _:
                 return False
 

@@ -72,8 +72,8 @@ SETS: dict[str, tuple[RecordSet, RecordSet, bool]] = {
     "blanks about a name": (records(0, 5), RecordSet.of([(" 3 ", b"narrative number 3 of many")], key=KEY), True),
     "apart": (records(0, 1000), records(1000, 2000), False),
     "apart, without names": (records(0, 1000, named=False), records(1000, 2000, named=False), False),
-    "two persons' equal narrative": (records(0, 1000), RecordSet.of(
-        [("x", b"narrative number 5 of many"), *((str(n), f"other {n}".encode()) for n in range(2000))], key=KEY), False),
+    "two persons' equal narrative": (records(0, 1000), RecordSet.of([("x", b"narrative number 5 of many"),
+                                     *((str(n), f"other {n}".encode()) for n in range(2000))], key=KEY), False),
 }  # fmt: skip
 
 
