@@ -137,6 +137,11 @@ class Charge(BaseModel):
     epsilon_cap: Amount
     delta_cap: Amount | None
 
+    @property
+    def account(self) -> str:
+        """Cohort of the account, with its population where it is another release's."""
+        return self.cohort if self.population is None else f"{self.population}/{self.cohort}"
+
     @model_serializer(mode="wrap")
     def _short(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # The release's own population stays out, so that rows keep the hash that they had before there were others.
