@@ -173,7 +173,7 @@ def test_verify_checks_the_signatures_of_a_chain_forged_whole(sqlite_site, plan,
     ledger = sqlite_site.open(make_policy())
     if change == "after a refusal":
         ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
-        monkeypatch.setattr(module.Ledger, "_require_not_refused", lambda *_: None)
+        monkeypatch.setattr(module.Ledger, "_refusal", lambda *_: None)
         reserve(ledger, planned, decide("officer", planned))
     else:
         monkeypatch.setattr(module, "_require_persons", lambda *_: None)
