@@ -60,7 +60,7 @@ with listening(Seconds()):
     planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
                                           posterior=made.posteriors[last], measured=made.measured[last],
                                           prefect_run_id=None)
-    planned.save(context)
+    planned, _ = publish.keep_plan(context, planned, parameters.release)
     publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
     publish.release.fn(context, planned, parameters.release)
 print(json.dumps(said))

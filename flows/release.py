@@ -59,7 +59,10 @@ def release(
         preflight.check_device(context)
         publish.check(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
-        _wait_for_approvals(context, planned, publish.open_ledger(context, settings), plan=plan, days=wait_days)
+        opened = publish.open_ledger(context, settings)
+        if opened.release_of(planned.plan) is None:
+            opened.require_here(planned.plan)  # before anybody is asked
+        _wait_for_approvals(context, planned, opened, plan=plan, days=wait_days)
         prefect_page.publish_budget(context, settings)
         return publish.release(context, planned, settings)
 

@@ -26,6 +26,7 @@ from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import approval, plan_page, prefect_page, preflight, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
+from tasks.releasing.records import record_set
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
 from tasks.running.stage import Context, Device, Step, submit
@@ -96,12 +97,12 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
         measured=measured,
         prefect_run_id=str(flow_run.get_id() or "") or None,
     )
+    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    planned, plan_file = publish.keep_plan(context, planned, parameters.release)
     plan = planned.plan
-    plan_file = planned.save(context)
-    publish.record_internal(context, parameters, plan, evaluated=made.evaluated, measured=made.measured)
     ledger = publish.open_ledger(context, parameters.release)
-    stands = approval.standing(context, ledger, planned)
-    prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file)))
+    stands, records = approval.standing(context, ledger, planned), record_set(context, made.dataset)
+    prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records))
     released, asked = None, None
     if parameters.release.enabled and parameters.release.deployment:
         asked = request(context, planned, plan_file, parameters.release, parameters.release.deployment)

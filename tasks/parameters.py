@@ -169,7 +169,7 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
         default="float32", title="Precision", description="Of the released weights; bfloat16 halves the bundle."
     )
     licence: str | None = Field(
-        default=None, title="Licence", description="Text file that goes into the bundle; empty: Apache 2.0."
+        default=None, title="Licence", description="SPDX name, or a text file, which the plan pins; empty: Apache 2.0."
     )
 
     @model_validator(mode="after")

@@ -57,7 +57,10 @@ class Site:
             names = self.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
             self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
         else:
-            self.sql(*(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "spend")), owner=True)
+            self.sql(
+                *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "spend", "record_set")),
+                owner=True,
+            )
 
 
 @pytest.fixture(scope="session")

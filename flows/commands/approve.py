@@ -40,6 +40,10 @@ def approve(
     policy: Annotated[
         Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
+    recovery: Annotated[
+        Path | None,
+        typer.Option(help="Approve going on with another ledger (`autocoder ledger recover --ask`); prints the line."),
+    ] = None,
 ) -> None:
     """Approve a planned release: sign it, and keep the signature beside the plan.
 
@@ -56,10 +60,12 @@ def approve(
     """
     from storage.errors import InputError
 
-    if (plan is None) == (policy is None):
-        raise InputError("name a plan, or a policy with --policy")
+    if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
+        raise InputError("name a plan, or a policy with --policy, or a recovery with --recovery")
     if policy is not None:
         _approve_policy(policy, key)
+    elif recovery is not None:
+        _approve_recovery(recovery, key)
     elif plan is not None:
         _decide(plan, key, "approve", "", to)
 
@@ -91,6 +97,25 @@ def _approve_policy(policy: Path, key: Path) -> None:
         load_private_key(key), subject="policy", decision="approve", digest=loaded.digest, terms={"name": loaded.name}
     )
     typer.echo(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
+    typer.echo(decision.token)
+
+
+def _approve_recovery(recovery: Path, key: Path) -> None:
+    import json
+
+    from storage.artifacts import digest
+    from storage.errors import InputError
+    from storage.ledger.content import recovery_terms
+    from storage.ledger.decisions import sign
+    from storage.ledger.heads import load_private_key
+
+    try:
+        content = json.loads(recovery.read_text(encoding="utf-8"))
+        terms, spent = recovery_terms(content), len(content["releases"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--recovery {recovery}: not what `autocoder ledger recover --ask` wrote") from None
+    decision = sign(load_private_key(key), subject="recovery", decision="approve", digest=digest(content), terms=terms)
+    typer.echo(f"given up: {terms['lost']}, with {spent} releases; gone on with: {terms['found']}", err=True)
     typer.echo(decision.token)
 
 
@@ -136,7 +161,7 @@ def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_u
     context = Context(home=str(workspace))
     ledger = publish.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
     name = approval.admit(context, ledger, planned, decision)
-    row = ledger.refusal(planned.digest)
+    row = ledger.refusal(planned.plan)
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
     missing = approval.standing(context, ledger, planned).missing

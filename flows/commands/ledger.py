@@ -121,6 +121,7 @@ def verify(
 
     key = None if public_key is None else load_public_key(public_key)
     heads = [read_head(path, key=key) for path in head or ()]
+    kept = place.kept_heads()
     earlier: Sequence[Row] = () if against is None else read_export(against)
     from flows.commands.console import ConsoleListener
 
@@ -128,7 +129,9 @@ def verify(
     rows = ledger.head()[0]
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
-        report = ledger.verify(heads=heads, earlier=earlier, progress=lambda done: tell(done, max(rows, done)))
+        report = ledger.verify(
+            heads=[*heads, *kept], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
+        )
     if as_json:
         _print_json({"ok": report.ok} | asdict(report))
     else:
@@ -137,9 +140,9 @@ def verify(
             typer.echo(f"note: {note}")
         if not report.ok:
             typer.echo(f"first bad row: {report.first_bad_row}: {report.problem}")
-        elif key is None and any(kept.signature for kept in heads):
+        elif key is None and any(one.signature for one in heads):
             typer.echo("note: the heads' signatures weren't checked; give --public-key")
-        elif not (heads or earlier):
+        elif not (heads or kept or earlier):
             typer.echo("note: without --head nobody can tell that rows were cut off at the end")
     if not report.ok:
         raise typer.Exit(1)
@@ -195,7 +198,8 @@ def change_policy(
     decisions = [Decision.read(_content(text)) for text in approval or ()]
     if place.url == place.workspace.ledger_url:
         place.workspace.create()
-    row = Ledger.open(place.url).change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
+    ledger = Ledger.open(place.url, journals=place.journals())
+    row = ledger.change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
     text = f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}"
     _answer(row.as_json(), text, as_json=as_json)
 
@@ -279,12 +283,31 @@ def recover(
     place: options.LedgerOptions,
     apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
+    ask: Annotated[
+        Path | None, typer.Option(help="Write what approvers sign to go on with a ledger that went back or is new.")
+    ] = None,
+    requester: Annotated[str, typer.Option(help="Who asks that; with --ask.")] = "operator",
+    reason: Annotated[str, typer.Option(help="Why; with --ask.")] = "",
+    accept: Annotated[Path | None, typer.Option(help="That file, signed; with --approval.")] = None,
+    approval: Annotated[
+        list[str] | None,
+        typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --recovery`); repeatable."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say in what state a crash left each release, and with --apply bring it on or burn it.
 
     Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while
-    anything is open.
+    anything is open. A ledger that went back to an older state gets the rows that it lacks from this workspace; where
+    that can't be, it is gone on with only when those who approve releases have signed that.
+
+    [bold]Example[/bold]
+
+      autocoder ledger recover --apply
+
+      autocoder ledger recover --ask recovery.json --requester lead --reason "the disk is lost"
+      autocoder approve --recovery recovery.json --key officer/signing-key.pem > approval.txt
+      autocoder ledger recover --accept recovery.json --approval approval.txt
     """
     from storage.errors import InputError
     from storage.ledger import recovery
@@ -294,6 +317,10 @@ def recover(
         raise InputError(f"--home {workspace.home}: no such folder; every draw would look lost")
     if burn and not apply:
         raise InputError("--burn: nothing is changed without --apply")
+    if accept is not None:
+        return _accept(place, accept, approval or ())
+    if not _in_its_place(place, apply=apply, ask=ask, requester=requester, reason=reason):
+        raise typer.Exit(1)
     ledger = place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
     if as_json:
@@ -304,6 +331,43 @@ def recover(
         _show_findings(findings)
     if not all(finding.done for finding in findings):
         raise typer.Exit(1)
+
+
+def _in_its_place(place: options.LedgerOptions, *, apply: bool, ask: Path | None, requester: str, reason: str) -> bool:
+    """Whether the ledger is the one that was used before, or is again with the rows that it lacked."""
+    from storage.ledger import lost
+
+    found = lost.look(place.url, place.workspace)
+    if found is None:
+        return True
+    if ask is not None:
+        content = lost.ask(place.url, place.workspace, found, requester=requester, reason=reason)
+        _write(ask, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        typer.echo(f"{found.problem}\nto be signed: {ask} (`autocoder approve --recovery`)")
+    elif found.missing and apply:
+        typer.echo(f"{lost.put_back(place.url, place.workspace, found)} rows put back: {found.mark}")
+        return True
+    elif found.missing:
+        typer.echo(f"{found.problem}\n{len(found.missing)} rows that it lacks are kept here: --apply puts them back")
+    else:
+        typer.echo(
+            f"{found.problem}\nwhat it lacks is not kept here, or it went another way: restore it, or have it signed "
+            "that it is gone on with (--ask)"
+        )
+    return False
+
+
+def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -> None:
+    from storage.errors import InputError
+    from storage.ledger import Decision, lost
+
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        decisions = [Decision.read(_content(text)) for text in approval]
+        row = lost.accept(place.url, place.workspace, content, decisions)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--accept {file}: not what `autocoder ledger recover --ask` wrote") from None
+    typer.echo(f"recovered: ledger row {row.sequence}; plans and approvals from before it count no more")
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:

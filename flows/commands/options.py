@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from flows.commands.console import ConsoleListener
     from storage.ledger import Ledger
+    from storage.ledger.heads import Head
+    from storage.ledger.journal import Journal
     from storage.paths import Workspace
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
@@ -133,6 +135,20 @@ class LedgerOptions:
     def url(self) -> str:
         """Of the option, else of this machine, else of the workspace."""
         return self.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
+
+    def journals(self) -> Sequence[Journal]:
+        """What the workspace and the machine's witness keep of their ledger; of one named by --ledger-url nothing."""
+        from storage.ledger.journal import journals_of
+
+        there = self.ledger_url is None and (self.workspace.private.is_dir() or self.url == self.workspace.ledger_url)
+        return journals_of(self.workspace) if there else ()
+
+    def kept_heads(self) -> list[Head]:
+        """The newest of them as heads that the ledger must go through."""
+        from storage.ledger.heads import state_head
+
+        marks = [mark for journal in self.journals() if (mark := journal.last()) is not None]
+        return [state_head(n, h) for mark in marks for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))]
 
     def open(self) -> Ledger:
         """Make none where there is none."""

@@ -25,7 +25,9 @@ class SettingOptions:
     certificate_chain: Annotated[list[Path] | None, typer.Option(help="Authorities above it (PEM); repeatable.")] = None
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the bundle without a signature.")] = False
     precision: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32"
-    licence: Annotated[Path | None, typer.Option(help="Licence text for the bundle.", show_default="Apache 2.0")] = None
+    licence: Annotated[
+        str | None, typer.Option(help="SPDX name or text file; must be the plan's.", show_default="the plan's")
+    ] = None
 
     def values(self) -> dict[str, Any]:
         """As the flow's parameters hold them: paths as text."""

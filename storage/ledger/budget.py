@@ -48,6 +48,25 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What one release costs, as its claim states it."""
+
+    relation: str
+    privacy_unit: str
+    epsilon: Decimal
+    delta: Decimal
+
+    @staticmethod
+    def of(row: Row) -> Cost:
+        """Of a release, by its newest row."""
+        formal = row.guarantee_kind == "formal" and row.delta is not None
+        return Cost(
+            row.neighbouring_relation or "", row.privacy_unit or "", row.epsilon or amounts.ZERO_EPSILON,
+            row.delta if formal and row.delta is not None else amounts.ZERO_DELTA,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class SpendPoint:
     """An account's total after one charge."""
 
@@ -69,6 +88,7 @@ def spend_history(connection: Connection, population: str, kind: GuaranteeKind) 
         )
         for row in chain.select_rows(connection, ledger_row.c.sequence.in_(sequences))
         for charge in row.charges
+        if (charge.population or row.population) == population
     ]
 
 
@@ -93,7 +113,6 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
     rows = chain.select_rows(
         connection,
         ledger_row.c.kind == "release",
-        ledger_row.c.population == population,
         ledger_row.c.guarantee_kind == kind,
     )
     charged = [account for row in rows if (account := _charged(row, population, cohort, kind)) is not None]
@@ -102,10 +121,8 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
 
 def _charged(row: Row, population: str, cohort: str, kind: GuaranteeKind) -> Account | None:
     """The account after a row's charge to it, None where it has none."""
-    if (row.population, row.guarantee_kind) != (population, kind):
-        return None
-    for charge in row.charges:
-        if charge.cohort == cohort:
+    for charge in row.charges if row.guarantee_kind == kind else ():
+        if (charge.population or row.population, charge.cohort) == (population, cohort):
             return Account(
                 population, cohort, kind, charge.epsilon_after, charge.delta_after, charge.neighbouring_relation,
                 charge.privacy_unit, row.sequence,
@@ -128,12 +145,14 @@ def charge_account(
     account: Account,
     *,
     policy: Policy,
-    relation: str,
-    privacy_unit: str,
-    epsilon: Decimal,
-    delta: Decimal,
+    costs: Sequence[Cost],
+    population: str | None = None,
 ) -> Charge:
-    """Return the charge of (`epsilon`, `delta`), stated in `relation`, to an account.
+    """Return the charge of costs, the first of them the claim's own, to an account.
+
+    Args:
+        costs: beside the claim's own those of earlier releases that share records with it and were not charged here.
+        population: of the account where it is another release's, which shares records.
 
     Raises:
         BudgetRefused: when there is no cap, the account is kept in terms that the claim doesn't fit, or the
@@ -142,23 +161,27 @@ def charge_account(
     cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
     if cap is None:
         raise BudgetRefused(f"{account.name}: policy {policy.name} has no cap for it, so nothing may be spent; add one")
-    kept_in = _relation_of(account, cap, relation)
-    if account.privacy_unit not in (None, privacy_unit):
-        raise BudgetRefused(
-            f"{account.name}: the account is kept a {account.privacy_unit}, the claim protects a {privacy_unit};"
-            " these can't be added"
-        )
-    if kept_in != relation:
-        if relation != "add-remove":
+    kept_in, privacy_unit = _relation_of(account, cap, costs[0].relation), costs[0].privacy_unit
+    epsilon, delta = amounts.ZERO_EPSILON, amounts.ZERO_DELTA
+    for cost in costs:
+        if account.privacy_unit not in (None, cost.privacy_unit) or cost.privacy_unit != privacy_unit:
             raise BudgetRefused(
-                f"{account.name}: the account is kept under {kept_in}, the claim holds under {relation}, which"
+                f"{account.name}: the account is kept a {account.privacy_unit or privacy_unit}, the claim protects a "
+                f"{cost.privacy_unit}; these can't be added"
+            )
+        if kept_in != cost.relation and cost.relation != "add-remove":
+            raise BudgetRefused(
+                f"{account.name}: the account is kept under {kept_in}, the claim holds under {cost.relation}, which"
                 f" says nothing about {kept_in}; keep the account under replace-one (policy,"
                 " neighbouring_relation) before its first release"
             )
-        converted = amounts.as_replace_one(epsilon, delta)
-        epsilon, delta = converted[0], converted[1] or amounts.ZERO_DELTA
+        more = (
+            amounts.as_replace_one(cost.epsilon, cost.delta) if kept_in != cost.relation else (cost.epsilon, cost.delta)
+        )
+        epsilon, delta = amounts.add(epsilon, more[0]), amounts.add(delta, more[1] or amounts.ZERO_DELTA)
     after = (amounts.add(account.epsilon, epsilon), amounts.add(account.delta, delta))
     charge = Charge(
+        population=population,
         cohort=account.cohort,
         neighbouring_relation="replace-one" if kept_in == "replace-one" else "add-remove",
         privacy_unit=privacy_unit,

@@ -158,7 +158,7 @@ def _list(title: str, items: Sequence[str]) -> str:
 def _charges(history: Sequence[Row]) -> str:
     rows = [
         (
-            str(row.sequence), charge.cohort, charge.neighbouring_relation, short(charge.epsilon_before),
+            str(row.sequence), charge.account, charge.neighbouring_relation, short(charge.epsilon_before),
             short(charge.epsilon), short(charge.epsilon_after), short(charge.epsilon_cap),
             *((short(charge.delta), short(charge.delta_after), short(charge.delta_cap))
               if charge.delta_cap is not None else ("–", "–", "–")),

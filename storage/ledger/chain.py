@@ -49,6 +49,11 @@ def last(connection: Connection) -> tuple[int, str]:
     return (0, GENESIS) if found is None else (found.sequence, found.hash)
 
 
+def hash_of(connection: Connection, sequence: int) -> str | None:
+    """Return the hash of a row, None where there is none. That of the first row tells a ledger from any other."""
+    return connection.execute(sa.select(_T.hash).where(_T.sequence == sequence)).scalar()
+
+
 def append(connection: Connection, content: dict[str, Any]) -> Row:
     """Add one row at the end of the chain and its charges to the running totals.
 
@@ -59,22 +64,27 @@ def append(connection: Connection, content: dict[str, Any]) -> Row:
     plain = row.as_json()
     del plain["hash"]
     body = canonical(plain)
-    values = {name: plain[name] for name in COLUMNS}
-    row = row.model_copy(update={"hash": digest(body)})
+    put(connection, body)
+    return row.model_copy(update={"hash": digest(body)})
+
+
+def put(connection: Connection, body: str) -> None:
+    """Add a row that is written already, with its running totals."""
     if connection.dialect.name == "postgresql":
         connection.execute(_APPEND, {"content": body})  # derives columns and totals by itself, and checks them
-        return row
-    connection.execute(_INSERT_ROW, {**values, "hash": row.hash, "body": body})
-    if row.charges:
+        return
+    plain = json.loads(body)
+    values = {name: plain[name] for name in COLUMNS}
+    connection.execute(_INSERT_ROW, {**values, "hash": digest(body), "body": body})
+    if plain["charges"]:
         connection.execute(_INSERT_SPEND, spend_rows(plain))
-    return row
 
 
 def spend_rows(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the running totals that a row's charges leave behind, as the spend table keeps them."""
     return [
         {
-            "population": content["population"],
+            "population": charge.get("population") or content["population"],
             "cohort": charge["cohort"],
             "guarantee_kind": content["guarantee_kind"],
             "sequence": content["sequence"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mechanisms.privacy.events import Claim
@@ -10,7 +10,7 @@ from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.decisions import Decision
-from storage.ledger.models import Evaluation, ReleasePlan, Row
+from storage.ledger.models import GENESIS, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import Policy
 
 
@@ -91,6 +91,21 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
     }
 
 
+def anticipated(plan: ReleasePlan, *, audit: Mapping[str, Any] | None) -> Row:
+    """The row of a plan's release as it would be drawn, for a rehearsal; no ledger has it."""
+    return Row.model_validate(
+        plan_content(plan)
+        | {
+            "sequence": 1,
+            "previous_hash": GENESIS,
+            "recorded_at": "",
+            "state": "drawn",
+            "release_id": "0" * 16,
+            "details": {} if audit is None else {"audit": dict(audit)},
+        }
+    )
+
+
 TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", "data_fingerprint")
 """Fields of a planned release that its approvers see and sign."""
 
@@ -103,7 +118,40 @@ def release_terms(plan: ReleasePlan) -> dict[str, str]:
     """
     content = plan_content(plan)
     epsilon = str(amounts.text(content["epsilon"]))
-    return {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
+    terms = {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
+    return terms if plan.ledger is None else terms | {"ledger": plan.ledger.text}
+
+
+def signed_terms(row: Mapping[str, Any]) -> dict[str, str]:
+    """What the signatures of a reserved release say, by its row as plain data."""
+    terms = {name: row[name] for name in TERMS}
+    mark = row["details"].get("ledger")
+    return terms if mark is None else terms | {"ledger": Mark.model_validate(mark).text}
+
+
+def recovery_terms(content: Mapping[str, Any]) -> dict[str, str]:
+    """What a signature on a recovery says of it, as text."""
+    marks = {name: content[name] for name in ("lost", "found")}
+    return {name: "empty" if mark is None else Mark.model_validate(mark).text for name, mark in marks.items()}
+
+
+def recovery_content(
+    content: Mapping[str, Any], digest: str, approvals: Sequence[str], decisions: Sequence[Decision]
+) -> dict[str, Any]:
+    """Return the fields of the row that records a recovery."""
+    return {
+        "kind": "recovery",
+        "state": "recorded",
+        "label": "this ledger is gone on with, another history is given up",
+        "idempotency_key": digest,
+        "requester": content["requester"],
+        "reason": content["reason"],
+        "approvals": tuple(approvals),
+        "details": {
+            "recovery": dict(content),
+            "decisions": [decision.model_dump(mode="json") for decision in decisions],
+        },
+    }
 
 
 def refusal_content(plan: ReleasePlan, decision: Decision, *, name: str) -> dict[str, Any]:

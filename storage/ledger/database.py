@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
+from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row
 
 _T = TypeVar("_T")
@@ -22,7 +23,8 @@ _T = TypeVar("_T")
 _WRITER_SINCE = "0003"
 _LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
-_RIGHTS = {"ledger_row": "SELECT", "spend": "SELECT", VERSION_TABLE: "SELECT"}
+_RECORDS_SINCE = "0004"
+_RIGHTS = {"ledger_row": "SELECT", "spend": "SELECT", "record_set": "SELECT", VERSION_TABLE: "SELECT"}
 
 
 class ConnectionLost(StorageError):
@@ -63,8 +65,9 @@ def same_database(one: str, other: str) -> bool:
 class Database:
     """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
 
-    def __init__(self, url: str, *, lock_timeout: float) -> None:
+    def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Journal] = ()) -> None:
         self.url = parse_url(url)
+        self.journals = tuple(journals)
         self.lock_timeout = lock_timeout
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         connect_args: dict[str, Any] = {"timeout": lock_timeout} if self.is_sqlite else {}
@@ -119,7 +122,12 @@ class Database:
                         {"limit": f"{milliseconds}ms"},
                     )
                     connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                for journal in self.journals:
+                    journal.check(connection)
                 yield connection
+                news = [(journal, journal.news(connection)) for journal in self.journals]
+            for journal, lines in news:
+                journal.append(lines)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -185,6 +193,26 @@ class Database:
         with self.read() as connection:
             return _revision(connection)
 
+    def check(self) -> None:
+        """Require that this is the ledger that the journals know, and as far as they know it.
+
+        Raises:
+            ForeignLedger: it is not.
+        """
+        if self.journals:
+            with self.read() as connection:
+                for journal in self.journals:
+                    journal.check(connection)
+
+    def _require_unlost(self, path: Path) -> None:
+        for journal in self.journals:
+            mark = journal.last()
+            if mark is not None and not path.exists():
+                raise ForeignLedger(
+                    f"no ledger at {path}, {journal.name} has used {mark}. A new one is not begun in its place: "
+                    "restore it, or `autocoder ledger recover`"
+                )
+
     def prepare(self) -> None:
         """Create or migrate a SQLite file; on PostgreSQL require that the owner has done so.
 
@@ -193,6 +221,7 @@ class Database:
         """
         if self.is_sqlite:
             path = Path(str(self.url.database))
+            self._require_unlost(path)
             if not path.parent.is_dir():
                 raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
             try:  # closed to others: it names populations, requesters and costs
@@ -205,7 +234,7 @@ class Database:
         if found == REVISION:
             return
         if self.is_sqlite:
-            migrate(self)
+            migrate(Database(str(self.url), lock_timeout=self.lock_timeout))
         else:
             state = "has no ledger" if found is None else f"holds a ledger of schema {found}"
             raise StorageError(
@@ -309,5 +338,7 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
             connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))
     if str(_revision(connection)) >= _WRITER_SINCE:
         connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION ledger_append(text) TO {quoted}"))
+        if str(_revision(connection)) >= _RECORDS_SINCE:
+            connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION ledger_register(bytea) TO {quoted}"))
     else:  # the schema of before, which tests stop at
         connection.execute(sa.text(f"GRANT INSERT ON {', '.join(sorted(there & {'ledger_row', 'spend'}))} TO {quoted}"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from storage.ledger.policy import ApprovalRule
 
-Subject = Literal["release", "policy", "override"]
+Subject = Literal["release", "policy", "override", "recovery"]
 Answer = Literal["approve", "refuse"]
 _CLOCKS_DIFFER = timedelta(minutes=5)
 """How far ahead of ours a signer's clock may be."""

@@ -256,6 +256,72 @@ WRITER = (
 )
 """PostgreSQL alone. Whoever could add rows before may call this instead."""
 
+RECORDS: dict[str, tuple[str, ...]] = {
+    "sqlite": (
+        """CREATE TRIGGER record_set_no_update BEFORE UPDATE ON record_set
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: UPDATE refused'); END""",
+        """CREATE TRIGGER record_set_no_delete BEFORE DELETE ON record_set
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END""",
+        """CREATE TRIGGER record_set_append BEFORE INSERT ON record_set
+    WHEN NEW.sequence IS NOT (SELECT max(sequence) FROM ledger_row)
+      OR EXISTS (SELECT 1 FROM record_set WHERE sequence = NEW.sequence)
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: records must belong to the last row'); END""",
+    ),
+    "postgresql": (
+        """CREATE TRIGGER record_set_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON record_set
+    FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse()""",
+        """CREATE TRIGGER record_set_append BEFORE INSERT ON record_set
+    FOR EACH ROW EXECUTE FUNCTION spend_append()""",
+        "REVOKE ALL ON record_set FROM PUBLIC",
+    ),
+}
+
+
+def _replaced(text: str, *changes: tuple[str, str]) -> str:
+    for before, after in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    return text
+
+
+_OF = "coalesce({} ->> 'population', {} ->> 'population')"
+WRITER_OF_RECORDS = (
+    _replaced(
+        WRITER[3],
+        ("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"),
+        ("'refusal', 'handover', 'revocation')", "'refusal', 'handover', 'revocation', 'recovery')"),
+        # a charge that names its population is of another release's account, which shares records with this one
+        (
+            "(SELECT coalesce(jsonb_agg(c -> 'cohort'), '[]') FROM jsonb_array_elements(this -> 'charges') AS c)",
+            "(SELECT coalesce(jsonb_agg(c -> 'cohort'), '[]') FROM jsonb_array_elements(this -> 'charges') AS c"
+            "\n              WHERE c ->> 'population' IS NULL)",
+        ),
+        ("ledger_cap(rule, this ->> 'population',", f"ledger_cap(rule, {_OF.format('charge', 'this')},"),
+        ("USING (sequence, population, guarantee_kind)", "USING (sequence, guarantee_kind)"),
+        ("WHERE s.population = this ->> 'population' AND", f"WHERE s.population = {_OF.format('charge', 'this')} AND"),
+        (
+            "AND c ->> 'cohort' = s.cohort\n",
+            "AND c ->> 'cohort' = s.cohort\n"
+            "              AND s.population = coalesce(c ->> 'population', r.population)\n",
+        ),
+        ("SELECT this ->> 'population', c ->> 'cohort',", f"SELECT {_OF.format('c', 'this')}, c ->> 'cohort',"),
+    ),
+    """CREATE FUNCTION ledger_register(marks bytea) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    DECLARE newest record;
+    BEGIN
+      PERFORM pg_advisory_xact_lock(2021092);
+      SELECT sequence, kind, state, body::jsonb -> 'details' -> 'records' ->> 'set' AS digest INTO newest
+        FROM ledger_row ORDER BY sequence DESC LIMIT 1;
+      PERFORM ledger_refuse_unless(
+        newest.kind = 'release' AND newest.state = 'reserved' AND newest.digest = encode(sha256(marks), 'hex'),
+        'these are not the records of the last row');
+      INSERT INTO record_set VALUES (newest.sequence, marks);
+    END $$""",
+    "REVOKE ALL ON FUNCTION ledger_register(bytea) FROM PUBLIC",
+)
+"""PostgreSQL alone: charges to accounts of other populations, recoveries, and sets of records."""
+
 _TRIGGERS = {
     "ledger_row_no_change": "BEFORE DELETE OR UPDATE OR TRUNCATE ON ledger_row FOR EACH STATEMENT"
     " EXECUTE FUNCTION ledger_refuse()",
@@ -263,6 +329,9 @@ _TRIGGERS = {
     "spend_no_change": "BEFORE DELETE OR UPDATE OR TRUNCATE ON spend FOR EACH STATEMENT"
     " EXECUTE FUNCTION ledger_refuse()",
     "spend_append": "BEFORE INSERT ON spend FOR EACH ROW EXECUTE FUNCTION spend_append()",
+    "record_set_no_change": "BEFORE DELETE OR UPDATE OR TRUNCATE ON record_set FOR EACH STATEMENT"
+    " EXECUTE FUNCTION ledger_refuse()",
+    "record_set_append": "BEFORE INSERT ON record_set FOR EACH ROW EXECUTE FUNCTION spend_append()",
 }
 """As PostgreSQL tells them."""
 
@@ -287,29 +356,31 @@ def _plain(definition: str) -> str:
 
 
 def _wanted_sqlite() -> dict[str, str]:
-    return {text.split()[2]: _plain(text) for text in CHAIN["sqlite"] + TOTALS["sqlite"]}
+    return {text.split()[2]: _plain(text) for text in CHAIN["sqlite"] + TOTALS["sqlite"] + RECORDS["sqlite"]}
 
 
 def _wanted_postgresql() -> dict[str, str]:
     wanted = {f"trigger {name}": f"CREATE TRIGGER {name} {text} O" for name, text in _TRIGGERS.items()}
-    for text in CHAIN["postgresql"] + TOTALS["postgresql"] + WRITER:
-        function = re.match(r"CREATE FUNCTION (\w+).*?\$\$(.*)\$\$", text, re.DOTALL)
+    for text in CHAIN["postgresql"] + TOTALS["postgresql"] + WRITER + WRITER_OF_RECORDS:
+        function = re.match(r"CREATE (?:OR REPLACE )?FUNCTION (\w+).*?\$\$(.*)\$\$", text, re.DOTALL)
         if function is not None:
             definer = "definer" if "SECURITY DEFINER" in text else "invoker"
             wanted[f"function {function[1]}"] = f"{definer} {_plain(function[2])}"
     return wanted
 
 
-_FOUND_SQLITE = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'spend')"
+_FOUND_SQLITE = (
+    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'spend', 'record_set')"
+)
 _FOUND_POSTGRESQL = """
 SELECT 'trigger ' || tgname, pg_get_triggerdef(oid, true) || ' ' || tgenabled::text FROM pg_trigger
-  WHERE NOT tgisinternal AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass)
+  WHERE NOT tgisinternal AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(oid) FROM pg_rewrite
-  WHERE ev_class IN ('ledger_row'::regclass, 'spend'::regclass)
+  WHERE ev_class IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
 UNION ALL
 SELECT 'row security of ' || relname, 'on' FROM pg_class
-  WHERE oid IN ('ledger_row'::regclass, 'spend'::regclass) AND relrowsecurity
+  WHERE oid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass) AND relrowsecurity
 UNION ALL
 SELECT 'function ' || proname,
   CASE WHEN prosecdef THEN 'definer ' ELSE 'invoker ' END || prosrc

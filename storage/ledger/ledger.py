@@ -8,13 +8,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import (
-    BudgetRefused,
-)
+from storage.ledger.budget import BudgetRefused, Cost, charge_account, read_account
 from storage.ledger.content import (
     carry,
     evaluation_content,
@@ -25,10 +24,12 @@ from storage.ledger.content import (
 )
 from storage.ledger.database import Database, parse_url
 from storage.ledger.decisions import Decision, approvers, signer
-from storage.ledger.models import Evaluation, ReleasePlan, Row
+from storage.ledger.journal import Journal
+from storage.ledger.models import Charge, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reading import Reading
-from storage.ledger.schema import ledger_row
+from storage.ledger.records import RecordSet
+from storage.ledger.schema import ledger_row, record_set
 
 _T = ledger_row.c
 _IDENTITY = (
@@ -48,7 +49,9 @@ class Ledger(Reading):
     """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
 
     @staticmethod
-    def open(url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0) -> Ledger:
+    def open(
+        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Journal] = ()
+    ) -> Ledger:
         """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
 
         Args:
@@ -57,13 +60,16 @@ class Ledger(Reading):
                 first reservation; another one later is refused until `change_policy` records it. Without one
                 (or with the default one) the policy in force holds.
             lock_timeout: seconds to wait for other writers.
+            journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
 
         Raises:
             InputError: for a URL that names no ledger.
+            ForeignLedger: it is not the one that a journal knows.
             StorageError: when the database can't be opened or needs migrating.
         """
-        database = Database(url, lock_timeout=lock_timeout)
+        database = Database(url, lock_timeout=lock_timeout, journals=journals)
         database.prepare()
+        database.check()
         return Ledger(database, policy=policy)
 
     @staticmethod
@@ -87,6 +93,7 @@ class Ledger(Reading):
         plan_digest: str | None = None,
         decisions: Sequence[Decision] = (),
         audit: dict[str, Any] | None = None,
+        records: RecordSet | None = None,
     ) -> Row:
         """Charge a planned release to the accounts of its cohorts and return its row, `reserved`.
 
@@ -96,12 +103,16 @@ class Ledger(Reading):
             plan_digest: SHA-256 of everything that is released, which the decisions are about.
             decisions: signed approvals, as many as the policy in force demands; they are kept with the row.
             audit: what was measured beside the claim, as plain JSON; kept with the row.
+            records: what it is made from. With it, it counts in the accounts of earlier releases of the same records,
+                and those count in its own, whatever population and cohorts they are called by.
 
         Raises:
             BudgetRefused: when the sum exceeds a cap, an approval is missing, or somebody refused this plan.
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
-        return self.database.transact(lambda connection: self._reserve(connection, plan, plan_digest, decisions, audit))
+        return self.database.transact(
+            lambda connection: self._reserve(connection, plan, plan_digest, decisions, audit, records)
+        )
 
     def _reserve(
         self,
@@ -110,17 +121,23 @@ class Ledger(Reading):
         plan_digest: str | None = None,
         decisions: Sequence[Decision] = (),
         audit: dict[str, Any] | None = None,
+        records: RecordSet | None = None,
     ) -> Row:
         content = plan_content(plan)
         known = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
         if known is not None:
             _require_same(known, content)
             return known
+        if plan.ledger is not None:
+            self._require_here(connection, plan)
         policy = self._policy_in_force(connection, requester=plan.requester)
         if policy.require_clean_code and plan.code_dirty:
             raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
-        if plan_digest is not None:
-            self._require_not_refused(connection, plan_digest)
+        refused = self._refusal(connection, plan)
+        if refused is not None:
+            raise BudgetRefused(
+                f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
+            )
         approved = approvers(
             decisions,
             policy.approvals,
@@ -132,7 +149,19 @@ class Ledger(Reading):
         _require_persons(policy, approved)
         if plan.supersedes is not None:
             self._current(connection, plan.supersedes)
-        charges = self._charges(connection, policy, content, content["epsilon"], content["delta"])
+        overlap = self._overlap(connection, content, records)
+        charges = self._charges(connection, policy, content, content["epsilon"], content["delta"], overlap)
+        details: dict[str, Any] = {}
+        if plan_digest is not None:
+            kept = [decision.model_dump(mode="json") for decision in decisions]
+            details |= {"plan_digest": plan_digest, "decisions": kept}
+        if plan.ledger is not None:
+            details["ledger"] = plan.ledger.model_dump()
+        if audit is not None:
+            details["audit"] = audit
+        if records is not None:
+            shared = sorted(str(row.release_id) for row in overlap)
+            details["records"] = {"overlap": shared, "set": records.digest}
         content |= {
             "state": "reserved",
             "release_id": uuid.uuid4().hex[:16],
@@ -141,13 +170,12 @@ class Ledger(Reading):
             "charges": charges,
             "policy_digest": policy.digest,
             "approvals": approved,
+            "details": details,
         }
-        if plan_digest is not None:
-            kept = [decision.model_dump(mode="json") for decision in decisions]
-            content["details"] = {"plan_digest": plan_digest, "decisions": kept}
-        if audit is not None:
-            content["details"] = {**content.get("details", {}), "audit": audit}
-        return chain.append(connection, content)
+        row = chain.append(connection, content)
+        if records is not None:
+            register(connection, row.sequence, records.encode())
+        return row
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
         """Record that somebody refused a plan; it can't be reserved any more. Again returns the first refusal.
@@ -176,13 +204,6 @@ class Ledger(Reading):
         if released is not None:
             raise InputError(f"refusal: too late, the plan is release {released.release_id} ({released.state})")
         return chain.append(connection, refusal_content(plan, decision, name=name))
-
-    def _require_not_refused(self, connection: Connection, plan_digest: str) -> None:
-        refused = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == plan_digest)
-        if refused is not None:
-            raise BudgetRefused(
-                f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
-            )
 
     def mark_drawn(
         self,
@@ -243,12 +264,29 @@ class Ledger(Reading):
             policy = self._policy_in_force(connection, requester=row.requester or "")
             content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest}
             try:
-                content["charges"] = self._charges(connection, policy, content, surplus, None)
+                content["charges"] = self._surplus(connection, policy, content, surplus)
             except BudgetRefused as refused:
                 reason = f"{_SURPLUS}: {refused}"
                 burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason)
                 return chain.append(connection, burned), reason
         return chain.append(connection, content), None
+
+    def _surplus(
+        self, connection: Connection, policy: Policy, content: dict[str, Any], surplus: Decimal
+    ) -> tuple[Charge, ...]:
+        """What a release costs more than was planned, to every account that it counts in."""
+        own = [(content["population"], cohort) for cohort in content["cohorts"]]
+        others = sorted(self._counted(connection, content["release_id"]) - set(own))
+        cost = Cost(content["neighbouring_relation"], content["privacy_unit"], surplus, amounts.ZERO_DELTA)
+        return tuple(
+            charge_account(
+                read_account(connection, account[0], account[1], content["guarantee_kind"]),
+                policy=policy,
+                costs=[cost],
+                population=None if account in own else account[0],
+            )
+            for account in [*own, *others]
+        )
 
     def commit(self, release_id: str, *, bundle_digest: str) -> Row:
         """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
@@ -277,6 +315,18 @@ class Ledger(Reading):
         if row.state == "committed":
             raise StorageError(f"release {release_id} is committed: what left can't be burned")
         return chain.append(connection, carry(row, state="burned", reason=reason))
+
+    # -- which ledger this is -------------------------------------------------------------------------------
+
+    def begun(self, *, requester: str) -> Mark:
+        """Return which ledger this is and how far it went; an empty one gets its first row."""
+        mark = self.mark()
+        if mark is None:
+            first = Evaluation(label="first row", population="none", data_fingerprint="none", requester=requester)
+            self.record(first.model_copy(update={"idempotency_key": "first row"}))
+            mark = self.mark()
+        assert mark is not None
+        return mark
 
     # -- other rows ----------------------------------------------------------------------------------------
 
@@ -350,6 +400,14 @@ class Ledger(Reading):
                 " record the change first: `autocoder ledger change-policy`"
             )
         return Policy.parse(row.details["policy"])
+
+
+def register(connection: Connection, sequence: int, marks: bytes) -> None:
+    """Add a release's set of records beside its row, which is the newest."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT ledger_register(:marks)"), {"marks": marks})
+    else:
+        connection.execute(record_set.insert(), {"sequence": sequence, "marks": marks})
 
 
 def _require_same(known: Row, content: dict[str, Any]) -> None:

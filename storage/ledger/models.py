@@ -6,7 +6,16 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
@@ -18,7 +27,7 @@ GENESIS = "0" * 64
 """Previous hash of the first row."""
 
 State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
-Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"]
+Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation", "recovery"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -51,6 +60,24 @@ class _Provenance(BaseModel):
     prefect_run_id: Name | None = None
 
 
+class Mark(BaseModel):
+    """A row of one ledger: which ledger, told by the hash of its first row, and how far it went."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ledger: str = Field(pattern="^[0-9a-f]{64}$")
+    sequence: int = Field(ge=1)
+    hash: str = Field(pattern="^[0-9a-f]{64}$")
+
+    def __str__(self) -> str:
+        return f"ledger {self.ledger[:12]}… at row {self.sequence} ({self.hash[:12]}…)"
+
+    @property
+    def text(self) -> str:
+        """All of it in one word, for what is signed."""
+        return f"{self.ledger}:{self.sequence}:{self.hash}"
+
+
 class ReleasePlan(_Provenance):
     """One intended release: what it would disclose, of which records, at what cost."""
 
@@ -67,6 +94,8 @@ class ReleasePlan(_Provenance):
     claim: Claim
     supersedes: Name | None = None
     """Release id that this one replaces."""
+    ledger: Mark | None = None
+    """The ledger that it was made under, and its newest row then. It is released there alone."""
 
 
 class Evaluation(_Provenance):
@@ -93,6 +122,8 @@ class Charge(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    population: str | None = None
+    """Of the account; None: the release's own."""
     cohort: str
     neighbouring_relation: NeighbouringRelation
     """The relation that the account is kept in."""
@@ -105,6 +136,16 @@ class Charge(BaseModel):
     delta_after: Amount
     epsilon_cap: Amount
     delta_cap: Amount | None
+
+    @property
+    def account(self) -> str:
+        """Cohort of the account, with its population where it is another release's."""
+        return self.cohort if self.population is None else f"{self.population}/{self.cohort}"
+
+    @model_serializer(mode="wrap")
+    def _short(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The release's own population stays out, so that rows keep the hash that they had before there were others.
+        return {name: value for name, value in inner(self).items() if name != "population" or value is not None}
 
 
 class Row(BaseModel):

@@ -14,6 +14,8 @@ from storage.errors import InputError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import (
     BudgetLine,
+    BudgetRefused,
+    Cost,
     SpendPoint,
     all_accounts,
     budget_lines,
@@ -23,9 +25,10 @@ from storage.ledger.budget import (
 )
 from storage.ledger.content import plan_content
 from storage.ledger.database import Database
-from storage.ledger.models import Charge, ReleasePlan, Row
+from storage.ledger.models import Charge, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
-from storage.ledger.schema import POLICY_ROW, ledger_row
+from storage.ledger.records import RecordSet
+from storage.ledger.schema import POLICY_ROW, ledger_row, record_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +90,15 @@ class Reading:
         with self.database.read() as connection:
             return chain.select_rows(connection, _T.sequence.in_(newest))
 
+    def mark(self) -> Mark | None:
+        """Return which ledger this is and how far it went; None of an empty one."""
+        with self.database.read() as connection:
+            first = chain.hash_of(connection, 1)
+            if first is None:
+                return None
+            sequence, row_hash = chain.last(connection)
+            return Mark(ledger=first, sequence=sequence, hash=row_hash)
+
     def head(self) -> tuple[int, str]:
         """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
         with self.database.read() as connection:
@@ -104,8 +116,20 @@ class Reading:
             accounts = all_accounts(connection)
         return budget_lines(policy, accounts)
 
-    def quote(self, plan: ReleasePlan) -> tuple[Charge, ...]:
+    def require_here(self, plan: ReleasePlan) -> None:
+        """Require that a plan was made under this ledger, and under what stands in it.
+
+        Raises:
+            BudgetRefused: it was not, or names no ledger; plan again.
+        """
+        with self.database.read() as connection:
+            self._require_here(connection, plan)
+
+    def quote(self, plan: ReleasePlan, *, records: RecordSet | None = None) -> tuple[Charge, ...]:
         """Return what a plan would be charged now, with the sums before and after; charges nothing.
+
+        Args:
+            records: what it is made from; earlier releases of them count, too.
 
         Raises:
             BudgetRefused: when it would be refused for its cost.
@@ -113,12 +137,13 @@ class Reading:
         content = plan_content(plan)
         with self.database.read() as connection:
             policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            return self._charges(connection, policy, content, content["epsilon"], content["delta"])
+            overlap = self._overlap(connection, content, records)
+            return self._charges(connection, policy, content, content["epsilon"], content["delta"], overlap)
 
-    def refusal(self, plan_digest: str) -> Row | None:
+    def refusal(self, plan: ReleasePlan) -> Row | None:
         """Return the row that refuses this plan, None where nobody did."""
         with self.database.read() as connection:
-            return chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == plan_digest)
+            return self._refusal(connection, plan)
 
     def release_of(self, plan: ReleasePlan) -> Row | None:
         """Return the current row of the release that a plan has already, None where it has none."""
@@ -156,6 +181,33 @@ class Reading:
         row = self._policy_row(connection)
         return None if row is None else Policy.parse(row.details["policy"])
 
+    def _refusal(self, connection: Connection, plan: ReleasePlan) -> Row | None:
+        # By the plan's key: the digest changes with the ledger's head when the same is planned again.
+        for row in chain.select_rows(connection, _T.kind == "refusal"):
+            for decision in row.details.get("decisions", ()):
+                if decision["terms"].get("idempotency_key") == plan.idempotency_key:
+                    return row
+        return None
+
+    def _require_here(self, connection: Connection, plan: ReleasePlan) -> None:
+        mark = plan.ledger
+        if mark is None:
+            raise BudgetRefused("the plan names no ledger: it was made by an older version, or by hand; plan again")
+        first = chain.hash_of(connection, 1)
+        if first != mark.ledger:
+            here = "an empty one" if first is None else f"{first[:12]}…"
+            raise BudgetRefused(
+                f"the plan was made under {mark}, this ledger is {here}: it is released there, or planned again here"
+            )
+        if chain.hash_of(connection, mark.sequence) != mark.hash:
+            raise BudgetRefused(f"the plan was made under {mark}, and the ledger has no such row any more; plan again")
+        recovery = chain.newest(connection, _T.kind == "recovery")
+        if recovery is not None and recovery.sequence > mark.sequence:
+            raise BudgetRefused(
+                f"the plan was made before the ledger was recovered (row {recovery.sequence}), and so were its "
+                "approvals; plan again"
+            )
+
     def _charges(
         self,
         connection: Connection,
@@ -163,16 +215,75 @@ class Reading:
         content: dict[str, Any],
         epsilon: Decimal,
         delta: Decimal | None,
+        overlap: Sequence[Row] = (),
     ) -> tuple[Charge, ...]:
-        formal = content["guarantee_kind"] == "formal"
+        """What a release costs each account: its own, and those of earlier releases of the same records.
+
+        Its own accounts take what those releases cost, too, where they were not charged for it. So the first account
+        that any record was charged to has all that was ever spent on it.
+        """
+        formal, population, kind = (
+            content["guarantee_kind"] == "formal",
+            content["population"],
+            content["guarantee_kind"],
+        )
+        own = [(population, cohort) for cohort in content["cohorts"]]
+        others = {(str(row.population), cohort) for row in overlap for cohort in row.cohorts} - set(own)
+        counted = [(Cost.of(row), self._counted(connection, str(row.release_id))) for row in overlap]
+        cost = Cost(
+            content["neighbouring_relation"],
+            content["privacy_unit"],
+            epsilon,
+            delta if formal and delta is not None else amounts.ZERO_DELTA,
+        )
         return tuple(
             charge_account(
-                read_account(connection, content["population"], cohort, content["guarantee_kind"]),
+                read_account(connection, account[0], account[1], kind),
                 policy=policy,
-                relation=content["neighbouring_relation"],
-                privacy_unit=content["privacy_unit"],
-                epsilon=epsilon,
-                delta=delta if formal and delta is not None else amounts.ZERO_DELTA,
+                costs=[cost, *(before for before, accounts in counted if account in own and account not in accounts)],
+                population=None if account in own else account[0],
             )
-            for cohort in content["cohorts"]
+            for account in [*own, *sorted(others)]
         )
+
+    def _counted(self, connection: Connection, release_id: str) -> set[tuple[str, str]]:
+        """The accounts, population and cohort, that a release counts in."""
+        reserved = chain.newest(connection, _T.release_id == release_id, _T.kind == "release", _T.state == "reserved")
+        if reserved is None:
+            return set()
+        accounts = {(charge.population or str(reserved.population), charge.cohort) for charge in reserved.charges}
+        named = _T.body.contains(f'"{release_id}"', autoescape=True)
+        since = (_T.kind == "release") & (_T.state == "reserved") & (_T.sequence > reserved.sequence)
+        for row in chain.select_rows(connection, since, named):
+            if release_id in row.details.get("records", {}).get("overlap", ()):
+                accounts |= {(str(row.population), cohort) for cohort in row.cohorts}
+        return accounts
+
+    def _overlap(self, connection: Connection, content: dict[str, Any], records: RecordSet | None) -> list[Row]:
+        """Earlier releases of the same guarantee kind that share records with these, each by its newest row.
+
+        One whose marks are gone from the registry is taken to share them. Of one from before there was a registry only
+        the fingerprint of the whole data set is known.
+        """
+        if records is None:
+            return []
+        reserved = (_T.kind == "release") & (_T.state == "reserved") & (_T.guarantee_kind == content["guarantee_kind"])
+        marked = sa.select(record_set.c.sequence)
+        unknown = _T.body.contains('"records":{"overlap":') | _T.body.contains(
+            f'"data_fingerprint":"{content["data_fingerprint"]}"', autoescape=True
+        )
+        found = list(chain.select_rows(connection, reserved, _T.sequence.not_in(marked), unknown))
+        sets = sa.select(_T.body, _T.hash, record_set.c.marks).join_from(
+            record_set, ledger_row, record_set.c.sequence == _T.sequence
+        )
+        with connection.execute(sets.where(reserved).execution_options(yield_per=1)) as rows:
+            for body, row_hash, marks in rows:
+                other = RecordSet.decode(marks)
+                if other.key_id != records.key_id:
+                    raise InputError(
+                        "registry key: the ledger's records are marked with another key than this workspace's; give "
+                        "that of the workspace that released first (private/registry.key) by AUTOCODER_REGISTRY_KEY"
+                    )
+                if records.overlaps(other):
+                    found.append(chain.parse(body, row_hash))
+        return [self._current(connection, str(row.release_id)) for row in sorted(found, key=lambda row: row.sequence)]

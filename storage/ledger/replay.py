@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
 from storage.ledger import amounts
-from storage.ledger.content import TERMS
+from storage.ledger.content import recovery_terms, signed_terms
 from storage.ledger.decisions import Subject, approvers, from_row, signer
 from storage.ledger.models import SCHEMA_VERSION
 from storage.ledger.policy import Policy
@@ -25,8 +26,8 @@ _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("rese
 _NO_DELTA = amounts.text(amounts.ZERO_DELTA)
 
 
-def _signed(row: dict[str, Any]) -> tuple[Any, Any]:
-    return row["details"].get("plan_digest"), row["details"].get("decisions")
+def _signed(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row["details"].get(name) for name in ("plan_digest", "decisions", "ledger", "records"))
 
 
 Total = tuple[str, str, str, int, str, str, str | None, str | None]
@@ -35,6 +36,19 @@ Total = tuple[str, str, str, int, str, str, str | None, str | None]
 
 class Inconsistent(Exception):
     """A row doesn't follow from the rows before it."""
+
+
+@dataclass
+class _Release:
+    """What a release costs, and the accounts (population, cohort) that it counts in."""
+
+    own: list[tuple[str, str]]
+    kind: str
+    relation: str
+    unit: str
+    epsilon: Decimal
+    delta: Decimal
+    accounts: set[tuple[str, str]]
 
 
 class Replay:
@@ -48,6 +62,8 @@ class Replay:
         self._open: dict[str, dict[str, Any]] = {}
         self._closed: set[str] = set()
         self._keys: set[tuple[str, str]] = set()
+        self._refused: set[str] = set()
+        self._releases: dict[str, _Release] = {}
 
     def step(self, row: dict[str, Any]) -> list[Total]:
         """Check one row against those before and return the running totals that it leaves behind.
@@ -75,6 +91,8 @@ class Replay:
             self._policy, self._policy_digest, self._caps = policy, row["policy_digest"], {}
         if kind == "refusal":
             self._refusal(row)
+        if kind == "recovery":
+            self._recovery(row)
         return []
 
     def _approved(self, row: dict[str, Any], subject: Subject, digest: str, terms: dict[str, str]) -> None:
@@ -106,6 +124,22 @@ class Replay:
             requester=row["requester"],
             at=datetime.fromisoformat(row["recorded_at"]),
         )
+        self._refused.add(decision.terms.get("idempotency_key", ""))
+
+    def _recovery(self, row: dict[str, Any]) -> None:
+        content = row["details"]["recovery"]
+        policy = Policy.parse(content["policy"])
+        names = approvers(
+            from_row(row["details"]),
+            policy.approvals,
+            subject="recovery",
+            digest=row["idempotency_key"],
+            terms=recovery_terms(content),
+            requester=row["requester"],
+            at=datetime.fromisoformat(row["recorded_at"]),
+        )
+        if list(names) != list(row["approvals"]) or len(names) < max(1, policy.approvals.minimum):
+            raise Inconsistent("a recovery that too few have signed")
 
     def _new_key(self, row: dict[str, Any]) -> None:
         key = (row["kind"], row["idempotency_key"])
@@ -121,10 +155,13 @@ class Replay:
                 raise Inconsistent(f"release {release_id} is reserved twice")
             self._new_key(row)
             plan_digest = row["details"].get("plan_digest", "")
-            if ("refusal", plan_digest) in self._keys:
+            # Before plans named their ledger the same key might be planned again under another digest.
+            if ("refusal", plan_digest) in self._keys or (
+                "ledger" in row["details"] and row["idempotency_key"] in self._refused
+            ):
                 raise Inconsistent(f"release {release_id} was refused before")
             totals = self._charge(row, Decimal(row["epsilon"]), row["delta"])
-            self._approved(row, "release", plan_digest, {name: row[name] for name in TERMS})
+            self._approved(row, "release", plan_digest, signed_terms(row))
             self._open[release_id] = row
             return totals
         if before is None:
@@ -160,38 +197,65 @@ class Replay:
             raise Inconsistent("the policy that it was checked against wasn't in force")
         population, kind, sequence = row["population"], row["guarantee_kind"], row["sequence"]
         charges = row["charges"]
-        if [charge["cohort"] for charge in charges] != row["cohorts"]:
-            raise Inconsistent("the accounts charged aren't those of its cohorts")
         asked = Decimal(delta) if kind == "formal" and delta is not None else amounts.ZERO_DELTA
-        doubled: tuple[Decimal, Decimal | None] | None = None
+        this, shared = self._sharing(row, epsilon, asked)
+        others = sorted(this.accounts - set(this.own))
+        if [(charge.get("population"), charge["cohort"]) for charge in charges] != [
+            *((None, cohort) for cohort in row["cohorts"]),
+            *others,
+        ]:
+            raise Inconsistent("the accounts charged aren't those of its cohorts, and of releases that share records")
         totals: list[Total] = []
         for charge in charges:
             relation, unit = charge["neighbouring_relation"], charge["privacy_unit"]
-            cost: tuple[Decimal, Decimal | None] = (epsilon, asked)
-            if relation != row["neighbouring_relation"]:
-                if relation != "replace-one":
-                    raise Inconsistent("charged under a relation that the claim says nothing about")
-                doubled = doubled or amounts.as_replace_one(epsilon, asked)
-                cost = doubled
-            key = (population, charge["cohort"], kind)
+            named = (charge.get("population") or population, charge["cohort"])
+            cost = _in_terms_of(relation, this.relation, epsilon, asked)
+            for before in shared if named in this.own else ():
+                if named not in before.accounts:
+                    more = _in_terms_of(relation, before.relation, before.epsilon, before.delta)
+                    cost = (cost[0] + more[0], cost[1] + more[1])
+                    if before.unit != unit:
+                        raise Inconsistent("charged beside a release that protects another unit")
+            key = (*named, kind)
             account = self._accounts.get(key)
             spent = account or (amounts.text(amounts.ZERO_EPSILON), _NO_DELTA, relation, unit)
             if (charge["epsilon_before"], charge["delta_before"], relation, unit) != spent:
-                raise Inconsistent(f"account {population}/{charge['cohort']} ({kind}): the sum before is wrong")
+                raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the sum before is wrong")
             after = (Decimal(charge["epsilon_after"]), Decimal(charge["delta_after"]))
             if (Decimal(charge["epsilon"]), Decimal(charge["delta"])) != cost or (
                 Decimal(charge["epsilon_before"]) + cost[0],
-                Decimal(charge["delta_before"]) + (cost[1] or 0),
+                Decimal(charge["delta_before"]) + cost[1],
             ) != after:
-                raise Inconsistent(f"account {population}/{charge['cohort']} ({kind}): the sum doesn't add up")
+                raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the sum doesn't add up")
             cap_epsilon, cap_delta = self._cap(key)
             if after[0] > cap_epsilon or (cap_delta is not None and after[1] > cap_delta):
-                raise Inconsistent(f"account {population}/{charge['cohort']} ({kind}): the cap is exceeded")
+                raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the cap is exceeded")
             self._accounts[key] = (charge["epsilon_after"], charge["delta_after"], relation, unit)
             totals.append(
                 (*key, sequence, relation, unit, charge["epsilon_after"], charge["delta_after"])
             )  # fmt: skip
+        for before in shared:
+            before.accounts |= set(this.own)
         return totals
+
+    def _sharing(self, row: dict[str, Any], epsilon: Decimal, delta: Decimal) -> tuple[_Release, list[_Release]]:
+        """A release with all accounts that it counts in, and, as it is reserved, those that it shares records with."""
+        release_id = row["release_id"]
+        known = self._releases.get(release_id)
+        if known is not None:
+            known.epsilon += epsilon
+            return known, []
+        own = [(row["population"], cohort) for cohort in row["cohorts"]]
+        relation, unit, kind = row["neighbouring_relation"], row["privacy_unit"], row["guarantee_kind"]
+        shared: list[_Release] = []
+        for name in row["details"].get("records", {}).get("overlap", ()):
+            before = self._releases.get(name)
+            if before is None or before.kind != kind:
+                raise Inconsistent("it names a release that it shares records with, and there is none")
+            shared.append(before)
+        accounts = set(own).union(*(before.own for before in shared))
+        this = self._releases[release_id] = _Release(own, kind, relation, unit, epsilon, delta, accounts)
+        return this, shared
 
     def _cap(self, key: tuple[str, str, str]) -> tuple[Decimal, Decimal | None]:
         if key not in self._caps:
@@ -203,6 +267,15 @@ class Replay:
                 raise Inconsistent(f"account {key[0]}/{key[1]} ({kind}): the policy has no cap for it")
             self._caps[key] = (cap.epsilon, cap.delta)
         return self._caps[key]
+
+
+def _in_terms_of(relation: str, claimed: str, epsilon: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
+    if relation == claimed:
+        return epsilon, delta
+    if relation != "replace-one":
+        raise Inconsistent("charged under a relation that the claim says nothing about")
+    doubled = amounts.as_replace_one(epsilon, delta)
+    return doubled[0], doubled[1] or amounts.ZERO_DELTA
 
 
 def _growth(row: dict[str, Any], before: dict[str, Any], name: str) -> Decimal:

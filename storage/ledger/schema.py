@@ -2,6 +2,8 @@
 
 `spend` carries the running totals of each account, one row a charge, so that a reservation reads one row a
 cohort however long the ledger is. It can be rebuilt from the chain, and `verify` compares the two.
+
+`record_set` keeps the keyed marks of each release's records, beside the row of its reservation, which has their digest.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Numeric,
     String,
@@ -25,7 +28,7 @@ from sqlalchemy.types import TypeEngine
 
 from storage.ledger.amounts import DELTA_SCALE, EPSILON_SCALE
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration; a database at another one is migrated or refused."""
 VERSION_TABLE = "ledger_version"
 
@@ -110,4 +113,11 @@ spend = Table(
     Column("delta", exact(DELTA_SCALE), nullable=False),
     Index("spend_by_sequence", "sequence"),
     sqlite_with_rowid=False,
+)
+
+record_set = Table(
+    "record_set",
+    metadata,
+    Column("sequence", _SEQUENCE, primary_key=True, autoincrement=False),
+    Column("marks", LargeBinary, nullable=False),
 )

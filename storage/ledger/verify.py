@@ -21,8 +21,9 @@ from sqlalchemy.engine import Connection
 from storage.errors import InputError
 from storage.ledger import chain, guards
 from storage.ledger.models import GENESIS, Row
+from storage.ledger.records import RecordSet
 from storage.ledger.replay import Inconsistent, Replay, Total
-from storage.ledger.schema import COLUMNS, ledger_row, spend
+from storage.ledger.schema import COLUMNS, ledger_row, record_set, spend
 
 if TYPE_CHECKING:
     from storage.ledger.database import Database
@@ -79,7 +80,7 @@ def verify(
         notes = _protections(connection)
         streaming = connection.execution_options(yield_per=_BATCH)
         with streaming.execute(_SELECT_ROWS) as rows, streaming.execute(_SELECT_TOTALS) as found_totals:
-            totals = _Totals(found_totals)
+            totals, registry = _Totals(found_totals), _Registry(connection)
             replay = Replay()
             try:
                 for found in rows:
@@ -88,6 +89,7 @@ def verify(
                     content = _check_bytes(record, last, last_hash)
                     wanted.check(sequence, row_hash)
                     totals.check(sequence, _replayed(replay, sequence, content))
+                    registry.check(sequence, content)
                     last, last_hash, count = sequence, row_hash, count + 1
                     if progress is not None and count % _BATCH == 0:
                         progress(count)
@@ -190,6 +192,40 @@ class _Totals:
             raise _Bad(last + 1, f"row {last + 1} missing: a running total of row {self._next[3]} is still there")
 
 
+class _Registry:
+    """The sets of records beside the releases' rows: each has its row's digest, and shares what its row says."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._left = set(connection.execute(sa.select(record_set.c.sequence)).scalars())
+        self._sets: list[tuple[str, str, RecordSet]] = []
+        self._unmarked: dict[tuple[str, str], list[str]] = {}
+
+    def check(self, sequence: int, content: dict[str, Any]) -> None:
+        if content["kind"] != "release" or content["state"] != "reserved":
+            return self._none(sequence)
+        kind, release_id = content["guarantee_kind"], content["release_id"]
+        told = content["details"].get("records")
+        if told is None:
+            self._unmarked.setdefault((kind, content["data_fingerprint"]), []).append(release_id)
+            return self._none(sequence)
+        marks = self._connection.execute(
+            sa.select(record_set.c.marks).where(record_set.c.sequence == sequence)
+        ).scalar()
+        if marks is None or hashlib.sha256(marks).hexdigest() != told["set"]:
+            raise _Bad(sequence, f"row {sequence}: the set of records beside it is gone, or another")
+        self._left.discard(sequence)
+        records = RecordSet.decode(marks)
+        shared = [name for name, of, other in self._sets if of == kind and records.overlaps(other)]
+        if sorted([*shared, *self._unmarked.get((kind, content["data_fingerprint"]), ())]) != told["overlap"]:
+            raise _Bad(sequence, f"row {sequence}: it shares records with other releases than it says")
+        self._sets.append((release_id, kind, records))
+
+    def _none(self, sequence: int) -> None:
+        if sequence in self._left:
+            raise _Bad(sequence, f"row {sequence}: a set of records stands beside it, which it does not name")
+
+
 class _Outside:
     """Heads and rows that somebody kept outside: (sequence, hash) pairs that the chain must go through."""
 
@@ -233,7 +269,7 @@ def _protections(connection: Connection) -> tuple[str, ...]:
         excessive = connection.execute(
             sa.text(
                 "SELECT bool_or(has_table_privilege(name, privilege))"
-                " FROM unnest(ARRAY['ledger_row', 'spend']) AS name,"
+                " FROM unnest(ARRAY['ledger_row', 'spend', 'record_set']) AS name,"
                 " unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS privilege"
             )
         ).scalar()

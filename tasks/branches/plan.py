@@ -10,14 +10,8 @@ from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import parameters_of
 from tasks.fitting.candidate import Candidate
 from tasks.releasing.claims import FLOATING_POINT, NOT_METHOD, TRUST_MODEL, artifact_digests
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, NOISE_OF_THE_FIT, Output, PlannedRelease
 from tasks.running.provenance import provenance
-
-CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
-NOISE_OF_THE_FIT = (
-    "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
-    "is kept with the checkpoints alone and goes with them when the fit ends"
-)
 
 
 def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
@@ -89,4 +83,4 @@ def _of_fit(study: Study, outcome: Outcome, claim: Claim, *, prefect_run_id: str
         model=parameters.model,
         seed=outcome.seed,
     )
-    return PlannedRelease(plan=release, candidate=candidate)
+    return PlannedRelease(plan=release, candidate=candidate, output=Output.of(study.context, wanted))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,16 @@ from storage.datasets import load_codes, load_split, split_file
 from storage.egress import gate, leaks
 from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
-from storage.errors import InputError
 from storage.ledger import Row
-from tasks.bundle import golden
+from tasks.bundle import golden, licence
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
 from tasks.fitting.candidate import Candidate
-from tasks.pages.render import render
+from tasks.pages.render import TEMPLATES, render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
-_APACHE = "Apache-2.0"
 EXAMPLE = "Employee fell from a ladder and fractured his wrist."
 """Of a narrative, on the card."""
 
@@ -65,8 +63,8 @@ def fill(
     thresholds = calibration.thresholds_on_generated(released)
     if thresholds is not None:
         bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
-    licence, licence_id = licence_of(settings)
-    (folder / bundle.LICENCE).write_text(licence, encoding="utf-8")
+    text, licence_id = licence_of(context, settings)
+    (folder / bundle.LICENCE).write_text(text, encoding="utf-8")
     text = render(
         "card.md",
         statement=claimed,
@@ -90,7 +88,7 @@ def fill(
         licence=licence_id,
     )
     bundle.write_json(folder / bundle.MATERIALS, bill)
-    gate.inspect(folder, _expected(context, candidate, codes, tensors, claimed))
+    gate.inspect(folder, _expected(context, candidate, codes, tensors, claimed, licence_id))
 
 
 def _encoder_name(model: ModelConfig) -> str:
@@ -98,24 +96,23 @@ def _encoder_name(model: ModelConfig) -> str:
     return "all-MiniLM-L6-v2" if model.encoder == encoders.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
 
 
-def rehearse(context: Context, candidate: Candidate, settings: BundleParameters) -> None:
-    """Refuse before the budget is charged what the gate would refuse afterwards of this encoder or these settings.
+def rehearse(context: Context, row: Row, candidate: Candidate, settings: BundleParameters) -> None:
+    """Refuse before the budget is charged whatever the gate would refuse afterwards.
 
-    The model is written as it would be released, but with the parameters that training began with.
+    The whole bundle is written as it would be released, but with the parameters that training began with: every word
+    in it is there before the draw, which adds numbers alone.
+
+    Args:
+        row: as it would be drawn.
 
     Raises:
         MechanismError, StorageError: say what cannot leave.
     """
-    licence_of(settings)
-    dataset = context.store.open(candidate.dataset)
-    codes = load_codes(dataset)
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        names = [entry.code for entry in codes]
-        tensors = export.save(candidate.untrained(context), folder, codes=names, precision=settings.precision)
-        gate.inspect_model(folder, _expected(context, candidate, codes, tensors, {}))
+        fill(folder, context, row, candidate, candidate.untrained(context).flat.clone(), settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -126,6 +123,7 @@ def _expected(
     codes: Sequence[Code],
     tensors: dict[str, export.Shapes],
     claimed: dict[str, Any],
+    licence_id: str | None = licence.OURS,
 ) -> gate.Expected:
     encoder = Path(encoders.resolve(candidate.model.encoder))
     places = (context.workspace.home, *((encoder,) if encoder.is_dir() else ()))
@@ -135,9 +133,23 @@ def _expected(
         tensors=tensors,
         golden_texts=golden.texts(),
         statement=claimed,
-        identities=leaks.identities(*places),
+        identities=tuple(
+            name for name in leaks.identities(*places) if name.casefold() not in _own_words(codes, claimed)
+        ),
         narratives=_narratives(context, candidate, codes),
+        licence_is_public=licence_id is not None,
     )
+
+
+def _own_words(codes: Sequence[Code], claimed: dict[str, Any]) -> frozenset[str]:
+    """Words that every such bundle has, whoever made it: an account of that name is not told by them."""
+    pages = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
+    said = (claimed.get(name, "") for name in ("trust_model", "randomness_source", "floating_point_caveat"))
+    lists = (line for name in ("assumptions", "unprotected_inputs") for line in claimed.get(name, ()))
+    meant = (line for lines in DOES_NOT_MEAN.values() for line in lines)
+    titles = (entry.title for entry in codes)
+    texts = (*pages, *said, *lists, *meant, *titles, *golden.texts(), licence.text_of(Path(), licence.OURS))
+    return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
 def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
@@ -163,18 +175,12 @@ def _write_codes(path: Path, codes: Sequence[Code], classification: str, version
         writer.writerows([entry.code, entry.title, classification, version] for entry in codes)
 
 
-def licence_of(settings: BundleParameters) -> tuple[str, str | None]:
+def licence_of(context: Context, settings: BundleParameters) -> tuple[str, str | None]:
     """Text of the licence and its SPDX id, None for one that the operator gave.
 
     Raises:
         InputError: it cannot be read.
     """
-    if settings.licence is None:
-        ours = metadata.distribution("swag-ppm-autocoder").read_text("licenses/LICENSE")
-        if ours is None:
-            raise InputError("release.licence: the package came without its own; name a licence's text file")
-        return ours, _APACHE
-    try:
-        return Path(settings.licence).expanduser().read_text(encoding="utf-8"), None
-    except (OSError, UnicodeDecodeError):
-        raise InputError(f"release.licence: {settings.licence} cannot be read as UTF-8 text") from None
+    private = context.workspace.private
+    name = licence.chosen(private, settings.licence)
+    return licence.text_of(private, name), name if name in licence.SPDX else None

@@ -14,7 +14,7 @@ from tasks.branches.outcome import Outcome, Study, runner_of
 from tasks.comparing.summary import matched
 from tasks.fitting import data
 from tasks.parameters import RetrainParameters
-from tasks.releasing import preflight
+from tasks.releasing import preflight, publish
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -98,7 +98,7 @@ def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str
             continue
         if claimed and outcome.seed == compared.seeds[0]:
             plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
-            files[outcome.branch.name] = str(plan.save(study.context))
+            files[outcome.branch.name] = str(publish.keep_plan(study.context, plan, study.parameters.release)[1])
     return files
 
 

@@ -20,6 +20,8 @@ from markupsafe import Markup
 from storage.ledger.amounts import brief, short
 from storage.ledger.report import escape
 
+TEMPLATES = Path(__file__).with_name("templates")
+
 Table = tuple[list[str], list[list[str]]]
 """Head and rows."""
 
@@ -43,7 +45,7 @@ def notes_beside(page: Path) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,

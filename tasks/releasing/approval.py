@@ -105,7 +105,7 @@ def require_unrefused(context: Context, ledger: Ledger, planned: PlannedRelease)
     stands = standing(context, ledger, planned)
     if stands.refusal is not None:
         ledger.refuse(planned.plan, stands.refusal)
-    row = ledger.refusal(planned.digest)
+    row = ledger.refusal(planned.plan)
     if row is not None:
         raise StorageError(f"{row.reason} (ledger row {row.sequence}); nothing was drawn or charged")
     return stands

@@ -60,7 +60,7 @@ def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
         if ledger.release_of(planned.plan) is not None:
             continue
         stands = approval.standing(context, ledger, planned)
-        refusal = ledger.refusal(planned.digest)
+        refusal = ledger.refusal(planned.plan)
         plans.append(
             PlanStatus(
                 file=str(file),

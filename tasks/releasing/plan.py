@@ -6,28 +6,93 @@ It lies in the private workspace, since it holds the references of private artif
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
+from mechanisms.model.export import Precision
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
-from storage.artifacts import ArtifactRef, Store, digest
+from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig
-from storage.ledger import ReleasePlan
+from storage.ledger import BudgetRefused, Ledger, ReleasePlan
+from tasks.bundle import licence
 from tasks.fitting.candidate import Candidate
-from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import MATCHED, artifact_digests, privacy_unit, release_plan, unprotected_inputs
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing.claims import (
+    FLOATING_POINT,
+    MATCHED,
+    RANDOMNESS,
+    SEARCHED,
+    TRUST_MODEL,
+    artifact_digests,
+    privacy_unit,
+    release_plan,
+    unprotected_inputs,
+)
 from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 """What may differ between two runs of the same plan."""
+_BRANCHES = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
+
+CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
+NOISE_OF_THE_FIT = (
+    "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
+    "is kept with the checkpoints alone and goes with them when the fit ends"
+)
+
+_DIGEST = "[0-9a-f]{64}"
+_FORMS: dict[str, str] = {
+    "idempotency_key": _DIGEST,
+    "release_label": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+    "population": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
+    "parameters_digest": _DIGEST,
+    "lock_digest": _DIGEST,
+    "code_commit": r"[0-9a-f]{40}|unknown",
+    "supersedes": r"[0-9a-f]{16}",
+    "prefect_run_id": r"[0-9a-f-]{36}",
+}
+"""Of what no artifact knows, and what is no word of anybody's: names and digests."""
+
+
+class Output(BaseModel):
+    """What decides the released files beside the model; signed with the plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    precision: Precision = "float32"
+    licence: str = Field(default=licence.OURS, pattern=r"^([A-Za-z0-9.+-]{1,64}|sha256:[0-9a-f]{64})$")
+    """An SPDX name, or the digest of a text that is kept in the workspace."""
+
+    @staticmethod
+    def of(context: Context, settings: BundleParameters) -> Output:
+        """As the settings of the run that plans ask for it."""
+        return Output(precision=settings.precision, licence=licence.chosen(context.workspace.private, settings.licence))
+
+    def settled(self, context: Context, settings: BundleParameters) -> BundleParameters:
+        """The settings of the run that releases, with what the plan says of the output.
+
+        Raises:
+            InputError: they ask for another output than was signed.
+        """
+        if settings.precision not in ("float32", self.precision):
+            raise InputError(f"precision: the plan says {self.precision}, which was approved; plan again for another")
+        asked = settings.licence
+        if asked is not None and licence.chosen(context.workspace.private, asked) != self.licence:
+            raise InputError(
+                f"licence: the plan says {self.licence}, which was approved; plan again with release.licence={asked}"
+            )
+        return settings.model_copy(update={"precision": self.precision, "licence": self.licence})
 
 
 class PlannedRelease(BaseModel):
@@ -38,6 +103,7 @@ class PlannedRelease(BaseModel):
     schema_version: Literal[1] = 1
     plan: ReleasePlan
     candidate: Candidate
+    output: Output = Output()
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -75,7 +141,7 @@ class PlannedRelease(BaseModel):
             std_scale=parameters.fit.swag.std_scale,
             bound=None if bounded is None else bounded.bound,
         )
-        return PlannedRelease(plan=plan, candidate=candidate)
+        return PlannedRelease(plan=plan, candidate=candidate, output=Output.of(context, parameters.release))
 
     @property
     def digest(self) -> str:
@@ -87,10 +153,24 @@ class PlannedRelease(BaseModel):
         made = self.candidate
         return made.model.encoder != encoders.NONE and store.figures(made.fitted).get("releasable", True)
 
+    def under(self, ledger: Ledger, context: Context) -> PlannedRelease:
+        """The plan as one of this ledger, at its newest row; one planned before stays, and with it its approvals."""
+        try:
+            standing = PlannedRelease.load(self.file(context))
+            unmarked = standing.model_copy(update={"plan": standing.plan.model_copy(update={"ledger": None})})
+            if unmarked.digest == self.digest:
+                ledger.require_here(standing.plan)
+                return standing
+        except (InputError, BudgetRefused):
+            pass  # there is none, or it counts no more
+        mark = ledger.begun(requester=self.plan.requester)
+        return self.model_copy(update={"plan": self.plan.model_copy(update={"ledger": mark})})
+
     def check(self, context: Context) -> None:
         """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
 
-        Taken at the plan's word: population, label, requester, commit; the officer's signature is over them.
+        Taken at the plan's word: population, label, requester, commit, each in its form; the officer's signature is
+        over them. Its key follows from records, method and label, every other word from the artifacts.
 
         Raises:
             StorageError: an artifact is not the one named, or was changed.
@@ -100,9 +180,16 @@ class PlannedRelease(BaseModel):
         named = artifact_digests(dataset=made.dataset, fitted=made.fitted, measured=made.measured)
         if named != plan.artifact_digests:
             raise StorageError("release plan: its artifacts are not those that it is made from; plan again")
+        for ref in (made.fitted, made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
+            if not ref.path.resolve().is_relative_to(store.private):
+                if store.shared is None:
+                    raise StorageError(
+                        f"release plan: its artifact {ref.kind} lies in another workspace than {context.home}, whose "
+                        "ledger counts what its records spent; release it there"
+                    )
+                store.adopt(ref)
+            store.open(ref)
         fitted = store.open(made.fitted)
-        for other in (made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
-            store.open(other)
         if not self.has_bundle(store):
             raise MechanismError(
                 f"release plan: a model of `{plan.event.mechanism}` has no bundle; it can be compared and audited, and "
@@ -113,11 +200,13 @@ class PlannedRelease(BaseModel):
                 "release plan: its target epsilon was taken from the records (`match`), which is for study; compare "
                 "with --target-epsilon and a number that somebody answers for"
             )
-        wrong = [*self._wrong_records(store), *self._wrong_candidate(store)]
+        wrong = [*self._wrong_words(store), *self._wrong_records(store), *self._wrong_candidate(store)]
         if made.measured is None:
             as_run = decode(json.loads((fitted / "event.json").read_text())) == plan.event
         else:
-            as_run = self._as_measured(store.figures(made.measured))
+            moments = store.figures(made.fitted)
+            as_run = self._as_measured(store.figures(made.measured)) and self._as_weighted(store, made.measured)
+            as_run = as_run and all(getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank"))
         wrong += [] if as_run else ["event"]
         if wrong:
             raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured; plan again")
@@ -129,14 +218,38 @@ class PlannedRelease(BaseModel):
             unprotected_inputs=plan.claim.unprotected_inputs,
         )
         # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
-        if (again.epsilon or 0) > (plan.claim.epsilon or 0) or _terms(again) != _terms(plan.claim):
+        less = any(_number(again, name) > _number(plan.claim, name) for name in ("epsilon", "epsilon_add_remove"))
+        if less or _terms(again) != _terms(plan.claim):
             raise MechanismError("release plan: its event supports no such claim; plan again")
+
+    def _wrong_words(self, store: Store) -> list[str]:
+        """Fields whose words are the pipeline's own, or have a form, and are others."""
+        plan, facts = self.plan, store.figures(self.candidate.dataset)
+        key = {"data": plan.data_fingerprint, "method": plan.parameters_digest, "label": plan.release_label}
+        told = {
+            "idempotency_key": (plan.idempotency_key, digest(key)),
+            "trust_model": (plan.trust_model, TRUST_MODEL),
+            "randomness_source": (
+                plan.randomness_source, NOISE_OF_THE_FIT if self.candidate.measured is None else RANDOMNESS
+            ),
+            "floating_point_caveat": (plan.floating_point_caveat, FLOATING_POINT),
+        }  # fmt: skip
+        wrong = [name for name, (said, true) in told.items() if said != true]
+        forms = {name: getattr(plan, name) for name in _FORMS}
+        wrong += [n for n, said in forms.items() if said is not None and not re.fullmatch(_FORMS[n], said)]
+        own = unprotected_inputs(facts, weights=plan.event.risk_weights)
+        said = plan.claim.unprotected_inputs
+        more = said[len(own) :]
+        known = {SEARCHED, CHOSEN_AFTER_COMPARISON, *_of_branches()}
+        if said[: len(own)] != own or len(set(more)) < len(more) or not set(more) <= known:
+            wrong.append("unprotected_inputs")
+        return list(dict.fromkeys(wrong))
 
     def _wrong_records(self, store: Store) -> list[str]:
         """Fields that differ from what the data set says of itself."""
         facts, ingest = store.figures(self.candidate.dataset), store.recipe(self.candidate.dataset)["config"]["ingest"]
         unit, most = privacy_unit(IngestConfig.model_validate(ingest))
-        claim, weights = self.plan.claim, self.plan.event.risk_weights
+        claim = self.plan.claim
         told = {
             "cohorts": (self.plan.cohorts, tuple(facts["cohorts"])),
             "data_fingerprint": (self.plan.data_fingerprint, facts["fingerprint"]),
@@ -144,9 +257,7 @@ class PlannedRelease(BaseModel):
             "privacy_unit": (claim.privacy_unit, unit),
             "max_records_per_unit": (claim.max_records_per_unit, most),
         }
-        wrong = [name for name, (said, true) in told.items() if said != true]
-        missing = set(unprotected_inputs(facts, weights=weights)) - set(claim.unprotected_inputs)
-        return [*wrong, *(["unprotected_inputs"] if missing else [])]
+        return [name for name, (said, true) in told.items() if said != true]
 
     def _wrong_candidate(self, store: Store) -> list[str]:
         """Fields that differ from those of the stage that measured the posterior, or made the fit."""
@@ -175,11 +286,31 @@ class PlannedRelease(BaseModel):
             case _:
                 return False
 
+    def _as_weighted(self, store: Store, measured: ArtifactRef) -> bool:
+        """Whether the event tells where the weights came from, as far as their stage lies here."""
+        weights = store.recipe(measured)["inputs"].get("weights")
+        made_by = [
+            kind
+            for kind in ("risk-weights", "reweight")
+            for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}")
+            if file_digest(manifest) == weights
+        ]
+        match self.plan.event:
+            case SwagPpmEvent(reweighted=reweighted):
+                return not made_by or reweighted == (made_by[0] == "reweight")
+            case BoundedSwagEvent(weighted=weighted):
+                return weighted == (weights is not None)
+            case _:
+                return False
+
+    def file(self, context: Context) -> Path:
+        """Where the plan lies in the private workspace."""
+        return context.workspace.private / "plans" / f"{self.plan.idempotency_key[:16]}.json"
+
     def save(self, context: Context) -> Path:
         """Write the plan into the private workspace; return the file."""
-        folder = context.workspace.private / "plans"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self.plan.idempotency_key[:16]}.json"
+        file = self.file(context)
+        file.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
         return file
@@ -202,4 +333,16 @@ class PlannedRelease(BaseModel):
 
 
 def _terms(claim: Claim) -> dict[str, Any]:
-    return claim.model_dump(exclude={"epsilon", "epsilon_add_remove", "accountant"})
+    return claim.model_dump(exclude={"epsilon", "epsilon_add_remove"})
+
+
+def _number(claim: Claim, name: str) -> float:
+    value: float | None = getattr(claim, name)
+    return value or 0.0
+
+
+@cache
+def _of_branches() -> frozenset[str]:
+    """What the settings of the branches that ship took from records, in their own words."""
+    branches = yaml.safe_load(_BRANCHES.read_text(encoding="utf-8")).values()
+    return frozenset(line for branch in branches if isinstance(branch, dict) for line in branch.get("unprotected", ()))

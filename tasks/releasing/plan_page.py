@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from storage.ledger import BudgetRefused, Ledger
+from storage.ledger.records import RecordSet
 from tasks.bundle.sentences import said_of
 from tasks.pages.render import render
 from tasks.releasing import gate
@@ -10,14 +11,20 @@ from tasks.releasing.approval import Standing
 from tasks.releasing.plan import PlannedRelease
 
 
-def plan_markdown(planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str) -> str:
-    """The plan as Markdown; `file` is the path that the officer gives to `autocoder approve`."""
+def plan_markdown(
+    planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str, records: RecordSet | None = None
+) -> str:
+    """The plan as Markdown; `file` is the path that the officer gives to `autocoder approve`.
+
+    Args:
+        records: what it is made from: earlier releases of them, by whatever name, are charged together with it.
+    """
     plan = planned.plan
     audit = gate.measured(ledger, planned)
     released, charges, refusal = ledger.release_of(plan), (), None
     if released is None:
         try:
-            charges = ledger.quote(plan)
+            charges = ledger.quote(plan, records=records)
         except BudgetRefused as refused:
             refusal = str(refused)
     said = said_of(

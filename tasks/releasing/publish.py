@@ -27,13 +27,16 @@ from storage.bundle.signing import Signer
 from storage.egress.allowed import CONTENT
 from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger.content import anticipated
+from storage.ledger.journal import journals_of
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
-from tasks.bundle import fill
+from tasks.bundle import fill, licence
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
 from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
 from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.records import record_set
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
@@ -54,9 +57,25 @@ class Released(BaseModel):
 
 
 def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
-    """The ledger of this run, under the policy of this run."""
+    """The ledger of this run, under the policy of this run.
+
+    Raises:
+        ForeignLedger: it is not the one that this workspace used before, or it went back.
+    """
     loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
-    return Ledger.open(ledger_url(context, settings), policy=loaded)
+    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace))
+    if draws(context.workspace) and ledger.mark() is None:
+        raise StorageError(
+            f"ledger {ledger.database.name} is empty, and releases were drawn in this workspace; give the ledger that "
+            "they were charged to"
+        )
+    return ledger
+
+
+def keep_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
+    """Put a plan under the ledger of this run, where alone it is released, and save it; return plan and file."""
+    kept = planned.under(open_ledger(context, settings), context)
+    return kept, kept.save(context)
 
 
 def check(context: Context, settings: BundleParameters) -> None:
@@ -66,7 +85,8 @@ def check(context: Context, settings: BundleParameters) -> None:
         InputError: names the field.
         UnsoundBundle: the certificate has expired.
     """
-    fill.licence_of(settings)
+    if settings.licence is not None and settings.licence not in licence.SPDX:
+        licence.read(settings.licence)
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
         _signer(context, settings)  # else the workspace's own, which is made when needed
 
@@ -100,16 +120,23 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
     plan, candidate = planned.plan, planned.candidate
     with private_errors("release"), context.store.locked(f"release-{plan.idempotency_key[:32]}"):
         progress.started("release")
-        planned.check(context)
         started = time.monotonic()
-        signer = _signer(context, settings)
         ledger = open_ledger(context, settings)
-        if ledger.release_of(plan) is None:
+        row = ledger.release_of(plan)
+        if row is None:
+            ledger.require_here(plan)
+        planned.check(context)
+        signer, settings = _signer(context, settings), planned.output.settled(context, settings)
+        if row is None:
             _require_undrawn(context, plan)
-            fill.rehearse(context, candidate, settings)
-        stands = approval.standing(context, ledger, planned)
-        audit = None if ledger.release_of(plan) is not None else gate.check(ledger, planned)
-        row = ledger.reserve(plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit)
+            stands = approval.standing(context, ledger, planned)
+            audit = gate.check(ledger, planned)
+            records = record_set(context, candidate.dataset)
+            ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
+            fill.rehearse(context, anticipated(plan, audit=audit), candidate, settings)
+            row = ledger.reserve(
+                plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit, records=records
+            )
         release_id = _require(row.release_id)
         if row.state == "burned":
             raise StorageError(

@@ -12,7 +12,6 @@ from in_process import Told, command, write_policy
 from jobs import MARKER, Job, environment, read_csv, start_server, start_warm, write_csv
 
 from storage.demo_data import write_demo_data
-from storage.paths import Workspace
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +70,11 @@ def finished(common: Path, new: Job) -> Job:
 @pytest.fixture
 def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
     """A workspace under a policy of two approvals, and a plan to release into it."""
-    job = finished.at(Workspace(tmp_path / "home").create().home)
+    job = finished.copy(tmp_path / "home")
     policy = write_policy(tmp_path, "officer", "director", minimum=2)
     change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
     command("ledger", "change-policy", *change)
-    (made,) = (finished.home / "private" / "plans").glob("*.json")
-    plan = job.home / "private" / "plans" / made.name
-    plan.parent.mkdir()
-    plan.write_bytes(made.read_bytes())
-    return job, str(plan)
+    return job, str(job.planned_as(finished))
 
 
 @pytest.fixture

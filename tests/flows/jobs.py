@@ -125,6 +125,21 @@ class Job:
         shutil.copytree(self.home / "private" / "stages", private / "stages", copy_function=os.link)
         return self.at(home)
 
+    def planned_as(self, other: Job) -> Path:
+        """The plan of another job as this workspace would have made it: of its own artifacts, under its own ledger."""
+        from storage.ledger import Ledger
+        from storage.ledger.journal import journals_of
+        from tasks.releasing.plan import PlannedRelease
+        from tasks.running.stage import Context
+
+        (made,) = (other.home / "private" / "plans").glob("*.json")
+        content = json.loads(made.read_text().replace(str(other.home.resolve()), str(self.home.resolve())))
+        content["plan"]["ledger"] = None
+        workspace, context = Workspace(self.home), Context(home=str(self.home))
+        ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
+        planned = PlannedRelease.model_validate_json(json.dumps(content)).under(ledger, context)
+        return planned.save(context)
+
     def options(self) -> list[str]:
         """Data and settings, as `retrain`, `compare`, `audit` and `diagnose` take them."""
         settings = [part for setting in self.settings for part in ("--set", setting)]

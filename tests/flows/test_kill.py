@@ -119,6 +119,7 @@ def release():
     planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
                                           posterior=made.posteriors[last], measured=made.measured[last],
                                           prefect_run_id=None)
+    planned, _ = publish.keep_plan(context, planned, parameters.release)
     publish.release.fn(context, planned, parameters.release)
 
 def armed(point, when):

@@ -115,17 +115,19 @@ def test_a_signature_that_does_not_count_is_refused(sqlite_site, plan, make, sai
 
 
 def test_a_refusal_is_recorded_and_holds(site, plan):
-    """Who and why; approvals of the same plan come too late, the plan under another digest may be asked for."""
+    """Who and why; approvals of the same plan come too late, under another digest too: another label asks again."""
     ledger, planned = site.open(make_policy()), plan()
     row = ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no code list"))
     assert (row.kind, row.state, row.reason) == ("refusal", "recorded", "director refused: no code list")
     assert ledger.refuse(planned, decide("officer", planned, decision="refuse", reason="x")) == row
     with pytest.raises(BudgetRefused, match=r"director refused: no code list.*another release\.label"):
         reserve(ledger, planned, decide("officer", planned))
-    other = decide("officer", planned, digest="e" * 64)
-    ledger.reserve(planned, plan_digest="e" * 64, decisions=(other,))
+    with pytest.raises(BudgetRefused, match="director refused"):
+        ledger.reserve(planned, plan_digest="e" * 64, decisions=(decide("officer", planned, digest="e" * 64),))
+    again = plan("again")
+    ledger.reserve(again, plan_digest="c" * 64, decisions=(decide("officer", again, digest="c" * 64),))
     with pytest.raises(InputError, match="too late"):
-        ledger.refuse(planned, decide("director", planned, digest="f" * 64, decision="refuse"))
+        ledger.refuse(again, decide("director", again, digest="f" * 64, decision="refuse"))
     assert ledger.verify().ok
 
 
@@ -170,7 +172,7 @@ def test_verify_checks_the_signatures_of_a_chain_forged_whole(sqlite_site, plan,
     ledger = sqlite_site.open(make_policy())
     if change == "after a refusal":
         ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
-        monkeypatch.setattr(module.Ledger, "_require_not_refused", lambda *_: None)
+        monkeypatch.setattr(module.Ledger, "_refusal", lambda *_: None)
         reserve(ledger, planned, decide("officer", planned))
     else:
         monkeypatch.setattr(module, "_require_persons", lambda *_: None)

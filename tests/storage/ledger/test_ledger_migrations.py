@@ -86,7 +86,7 @@ def test_an_older_database_with_rows_is_migrated_by_its_owner(postgres_site, pla
     """The application's role is told what to run; after it ran, all rows, totals and grants are there."""
     source = Ledger.open(f"sqlite:///{tmp_path / 'new.db'}")
     history(source, plan)
-    drop = ["DROP TABLE spend", "DROP TABLE ledger_row", f"DROP TABLE {VERSION_TABLE}"]
+    drop = ["DROP TABLE record_set", "DROP TABLE spend", "DROP TABLE ledger_row", f"DROP TABLE {VERSION_TABLE}"]
     functions = [f"DROP FUNCTION {name.removeprefix('function ')}" for name in guards.functions()]
     postgres_site.sql(*drop, *functions, owner=True)
     owner, role = Database(postgres_site.owner_url, lock_timeout=10), make_url(postgres_site.url).username

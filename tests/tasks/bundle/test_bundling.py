@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from sealed_bundle import Sealed
+from sealed_bundle import Sealed, plan
 
 import storage
 from mechanisms.model import export
@@ -18,6 +18,7 @@ from storage.bundle.folder import UnsoundBundle
 from storage.egress.allowed import CONTENT
 from storage.egress.documents import schema
 from storage.errors import InputError
+from storage.ledger.content import anticipated
 from tasks.bundle import fill, golden
 from tasks.pages.render import amount, render
 from tasks.parameters import BundleParameters
@@ -140,8 +141,8 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     sealed: Sealed, tiny_roberta: Path, tmp_path: Path
 ) -> None:
     """An encoder with a field that is not on the list, and a licence that is not there; and nothing is left behind."""
-    settings = BundleParameters()
-    fill.rehearse(sealed.context, sealed.candidate, settings)
+    settings, row = BundleParameters(), anticipated(plan("rehearsed"), audit=None)
+    fill.rehearse(sealed.context, row, sealed.candidate, settings)
     assert not list((sealed.home / "private" / "rehearsal").iterdir())
     odd = tmp_path / "odd-encoder"
     shutil.copytree(tiny_roberta, odd)
@@ -149,10 +150,10 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     (odd / "config.json").write_text(json.dumps(config | {"trained_on_records_of": "hospital 7"}))
     model = sealed.candidate.model.model_copy(update={"encoder": str(odd)})
     with pytest.raises(UnsoundBundle, match="trained_on_records_of") as refused:
-        fill.rehearse(sealed.context, sealed.candidate.model_copy(update={"model": model}), settings)
+        fill.rehearse(sealed.context, row, sealed.candidate.model_copy(update={"model": model}), settings)
     assert "hospital" not in str(refused.value)
     with pytest.raises(InputError, match=r"release\.licence"):
-        fill.rehearse(sealed.context, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
+        fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
     with pytest.raises(InputError, match="none"):
         publish._signer(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
     assert publish._signer(sealed.context, BundleParameters(unsigned=True)) is None

@@ -43,8 +43,8 @@ def test_from_file_to_release(
     assert 0 < figures["largest_seen"] <= 1.5
     assert running_maximum(measured.path)[-1] == pytest.approx(figures["largest_seen"])
     assert swag.load(last.path).std_scale == pytest.approx((1 / 0.75) ** 0.5), "q B = 1/2 * 3/2 is left out of training"
-    planned = tiny_jobs.planned(context, chosen, made)
-    assert PlannedRelease.load(planned.save(context)) == planned
+    planned, file = publish.keep_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    assert PlannedRelease.load(file) == planned
     assert isinstance(planned.plan.event, BoundedSwagEvent)
     assert planned.plan.claim.epsilon == 3.0
     assert planned.plan.event.weighted == (mechanism == "both")

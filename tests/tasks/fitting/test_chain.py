@@ -36,8 +36,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
     """Plan and release."""
-    planned = tiny_jobs.planned(context, chosen, made)
-    assert PlannedRelease.load(planned.save(context)) == planned
+    planned, file = publish.keep_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    assert PlannedRelease.load(file) == planned
     return publish.release.fn(context, planned, chosen.release)
 
 

@@ -1,0 +1,233 @@
+"""A ledger that is not the one used before: what is missing is put back, or a person signs that it is given up.
+
+A workspace keeps every row that it saw (`journal.py`). A database that went back to a backup, or is gone, gets the rows
+that it lacks from there, exactly: they are linked to its last one by their hashes, and nothing is decided. Where that
+can't be, since the two went different ways or nothing was kept, those who approve releases sign which history is given
+up. From then on plans from before, and with them their approvals, count no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from storage.artifacts import digest
+from storage.durable import write_atomically
+from storage.errors import InputError
+from storage.ledger import chain
+from storage.ledger.content import policy_content, recovery_content, recovery_terms
+from storage.ledger.database import Database
+from storage.ledger.decisions import Decision, approvers
+from storage.ledger.journal import Journal, journals_of
+from storage.ledger.ledger import register
+from storage.ledger.models import Mark, Row
+from storage.ledger.policy import Policy
+from storage.ledger.schema import POLICY_ROW
+from storage.paths import Workspace
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What is wrong with the ledger at hand, and the rows that would put it right."""
+
+    problem: str
+    mark: Mark
+    """What was used before."""
+    missing: tuple[str, ...]
+    """Bodies of the rows that the ledger lacks, in order; empty where they are not kept, or do not follow."""
+
+
+def look(url: str, workspace: Workspace) -> Lost | None:
+    """What is wrong with a ledger by the workspace's journal and the machine's witness; None where nothing is."""
+    journals, database = journals_of(workspace), Database(url, lock_timeout=60.0)
+    if database.is_sqlite and not Path(str(database.url.database)).exists():
+        for journal in journals:
+            if (mark := journal.last()) is not None:
+                return Lost(
+                    f"no ledger at {database.url.database}, {journal.name} has used {mark}", mark, _all(journals, mark)
+                )
+        return None
+    database.prepare()
+    with database.read() as connection:
+        for journal in journals:
+            problem, mark = journal.problem(connection), journal.last()
+            if problem is not None and mark is not None:
+                return Lost(problem, mark, _missing(connection, journals, mark))
+    return None
+
+
+def put_back(url: str, workspace: Workspace, lost: Lost) -> int:
+    """Add the rows that the ledger lacks; return how many.
+
+    Raises:
+        StorageError: they do not follow, or the database refuses them.
+    """
+    database = Database(url, lock_timeout=60.0)
+    database.prepare()
+    with database.write() as connection:
+        for body in lost.missing:
+            chain.put(connection, body)
+            row = chain.parse(body, chain.digest(body))
+            marks = registered(workspace, row)
+            if marks is not None:
+                register(connection, row.sequence, marks)
+        for journal in journals_of(workspace):
+            journal.check(connection)
+    return len(lost.missing)
+
+
+def ask(url: str, workspace: Workspace, lost: Lost, *, requester: str, reason: str) -> dict[str, Any]:
+    """What those who approve are to sign, as plain data.
+
+    Raises:
+        InputError: the rows are there, or nobody is known who could sign.
+    """
+    if lost.missing:
+        raise InputError("recover: the rows are kept here; put them back (--apply), nothing needs to be given up")
+    if not reason.strip():
+        raise InputError("--reason: say why the other history is given up")
+    database = Database(url, lock_timeout=60.0)
+    database.prepare()
+    with database.read() as connection:
+        first = chain.hash_of(connection, 1)
+        sequence, row_hash = chain.last(connection)
+        found = None if first is None else Mark(ledger=first, sequence=sequence, hash=row_hash)
+        policy = _policy(connection, workspace)
+    if not policy.approvals.approvers:
+        raise InputError(
+            f"recover: policy {policy.name} names nobody whose signature could give up a ledger; restore the one "
+            "that was used, or begin another workspace"
+        )
+    rows = [
+        row
+        for row in _kept_rows(workspace)
+        if row.kind == "release" and (found is None or row.sequence > found.sequence)
+    ]
+    newest = {row.release_id: row for row in rows}
+    return {
+        "lost": lost.mark.model_dump(),
+        "found": None if found is None else found.model_dump(),
+        "policy": policy.as_json(),
+        "requester": requester,
+        "reason": reason.strip(),
+        "releases": [
+            {
+                "release_id": row.release_id,
+                "state": row.state,
+                "population": row.population,
+                "cohorts": list(row.cohorts),
+                "guarantee_kind": row.guarantee_kind,
+                "epsilon": row.as_json()["epsilon"],
+            }
+            for row in newest.values()
+        ],
+    }
+
+
+def accept(url: str, workspace: Workspace, content: dict[str, Any], decisions: Sequence[Decision]) -> Row:
+    """Go on with the ledger at hand; record who signed, and what is given up.
+
+    Raises:
+        InputError: the signatures do not count, are too few, or are for another state than this one.
+    """
+    lost = look(url, workspace)
+    if lost is None:
+        raise InputError("recover: this is the ledger that was used before; there is nothing to give up")
+    if content != ask(url, workspace, lost, requester=content["requester"], reason=content["reason"]):
+        raise InputError("recover: the ledger or what is kept of it changed since; ask for signatures anew")
+    policy, name = Policy.parse(content["policy"]), digest(content)
+    names = approvers(
+        decisions,
+        policy.approvals,
+        subject="recovery",
+        digest=name,
+        terms=recovery_terms(content),
+        requester=content["requester"],
+    )
+    if len(names) < max(1, policy.approvals.minimum):
+        raise InputError(f"recover: {max(1, policy.approvals.minimum)} signatures are needed, {len(names)} given")
+    database = Database(url, lock_timeout=60.0)
+    with database.write() as connection:
+        if chain.newest(connection, POLICY_ROW) is None:
+            chain.append(
+                connection,
+                policy_content(
+                    policy, None, requester=content["requester"], reason="policy of the ledger that is lost"
+                ),
+            )
+        row = chain.append(connection, recovery_content(content, name, names, decisions))
+    with database.read() as connection:
+        for journal in journals_of(workspace):
+            if journal.last() is not None:
+                journal.accept(connection)
+    return row
+
+
+def keep_marks(workspace: Workspace, digest_: str, marks: bytes) -> None:
+    """Keep a release's set of records in the workspace, to put it back beside its row."""
+    file = _marks_file(workspace, digest_)
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, marks)
+
+
+def registered(workspace: Workspace, row: Row) -> bytes | None:
+    """The set of records of a reserved release, where it is kept here."""
+    told = row.details.get("records") if row.state == "reserved" else None
+    file = None if told is None else _marks_file(workspace, told["set"])
+    return None if file is None or not file.is_file() else file.read_bytes()
+
+
+def _marks_file(workspace: Workspace, digest_: str) -> Path:
+    return workspace.private / "registry" / f"{digest_}.marks"
+
+
+def _kept_rows(workspace: Workspace) -> list[Row]:
+    own = journals_of(workspace)[0]
+    return [chain.parse(kept.body, kept.mark.hash) for kept in own.rows()] if own.file.is_file() else []
+
+
+def _bodies(journals: Sequence[Journal], mark: Mark) -> dict[int, tuple[str, str]]:
+    """Hash and body of the rows kept of one ledger, as far as the mark; empty where they do not reach it."""
+    own = journals[0]
+    kept = [row for row in own.rows() if row.mark.ledger == mark.ledger] if own.file.is_file() else []
+    rows = {row.mark.sequence: (row.mark.hash, row.body) for row in kept if row.mark.sequence <= mark.sequence}
+    whole = all(chain.digest(body) == row_hash for row_hash, body in rows.values())
+    return rows if whole and rows.get(mark.sequence, ("", ""))[0] == mark.hash else {}
+
+
+def _run(rows: dict[int, tuple[str, str]], first: int, last: int, previous: str) -> tuple[str, ...]:
+    """Bodies of rows `first` to `last`, if they are all there and linked to `previous`."""
+    bodies: list[str] = []
+    for sequence in range(first, last + 1):
+        row_hash, body = rows.get(sequence, ("", "{}"))
+        if json.loads(body).get("previous_hash") != previous:
+            return ()
+        bodies.append(body)
+        previous = row_hash
+    return tuple(bodies)
+
+
+def _all(journals: Sequence[Journal], mark: Mark) -> tuple[str, ...]:
+    return _run(_bodies(journals, mark), 1, mark.sequence, chain.GENESIS)
+
+
+def _missing(connection: Connection, journals: Sequence[Journal], mark: Mark) -> tuple[str, ...]:
+    sequence, row_hash = chain.last(connection)
+    return _run(_bodies(journals, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
+
+
+def _policy(connection: Connection, workspace: Workspace) -> Policy:
+    """The policy that was in force by the workspace's journal, else the ledger's own."""
+    kept = [row for row in _kept_rows(workspace) if row.kind == "budget-change"]
+    row = kept[-1] if kept else chain.newest(connection, POLICY_ROW)
+    if row is None:
+        raise InputError(
+            "recover: no policy is known, and so nobody whose signature could give up a ledger; restore it"
+        )
+    return Policy.parse(row.details["policy"])

@@ -1,0 +1,127 @@
+"""Which records a release is made from, so that the budget is theirs and not a name's.
+
+A record is known by keyed marks alone: 64 bits of a keyed BLAKE2b of its content and, where its source names records,
+of name and content together. The ledger keeps the marks of every release, sorted; the key stays in the workspace
+(`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Whoever has one of the two can try no guess.
+
+Two releases share records when
+
+* both have names and share a named record, or more than one content in a hundred of the smaller one; or
+* one of them has no names, and they share a content.
+
+So names let two persons' equal narratives stand apart, and new names do not make new records. Not found: records whose
+text was edited, or composed of other columns. False alarm: two sets of n and m different records share a mark with
+probability below n m / 2^64, 2e-9 for 200,000 each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.durable import write_atomically
+from storage.errors import StorageError
+
+VARIABLE = "AUTOCODER_REGISTRY_KEY"
+_MAGIC = b"autocoder records 1\n"
+_KEY_ID = 16
+
+
+@dataclass(frozen=True)
+class RecordSet:
+    """Marks of a release's records, sorted and without repetitions: uint64 [contents], uint64 [named records]."""
+
+    key_id: bytes
+    """16 bytes that follow from the key: sets of two keys cannot be compared."""
+    contents: NDArray[np.uint64]
+    named: NDArray[np.uint64]
+
+    @staticmethod
+    def of(records: Iterable[tuple[str | None, bytes]], *, key: bytes) -> RecordSet:
+        """Mark records, each a name (None where the source has none) and its normalised content.
+
+        Args:
+            key: 32 bytes.
+        """
+        contents: list[bytes] = []
+        named: list[bytes] = []
+        for name, content in records:
+            contents.append(_mark(content, key, b"content"))
+            if name is not None:
+                named.append(_mark(hashlib.sha256(name.strip().encode()).digest() + content, key, b"record"))
+        return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(contents), _sorted(named))
+
+    @staticmethod
+    def decode(content: bytes) -> RecordSet:
+        """Read what `encode` wrote.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        start = len(_MAGIC) + _KEY_ID
+        marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
+        if not content.startswith(_MAGIC) or not len(marks) or marks[0] > len(marks) - 1:
+            raise StorageError(
+                "the ledger's registry holds a set of records that is none: run `autocoder ledger verify`"
+            )
+        marks = marks.astype(np.uint64)
+        split = 1 + int(marks[0])
+        return RecordSet(content[len(_MAGIC) : start], marks[1:split], marks[split:])
+
+    def encode(self) -> bytes:
+        """As the ledger keeps them: 8 bytes a mark."""
+        marks = np.concatenate([np.array([len(self.contents)], dtype=np.uint64), self.contents, self.named])
+        return _MAGIC + self.key_id + marks.astype("<u8").tobytes()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the encoded set, which the release's row holds."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    def overlaps(self, other: RecordSet) -> bool:
+        """Whether the two share records."""
+        shared = _shared(self.contents, other.contents)
+        if not (len(self.named) and len(other.named)):
+            return shared > 0
+        return _shared(self.named, other.named) > 0 or 100 * shared > min(len(self.contents), len(other.contents))
+
+
+def registry_key(private: Path) -> bytes:
+    """The key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
+
+    Raises:
+        StorageError: the file is missing, or no key of 32 bytes.
+    """
+    named = os.environ.get(VARIABLE)
+    file = Path(named).expanduser() if named else private / "registry.key"
+    if not named and not file.exists():
+        write_atomically(file, os.urandom(32))
+        file.chmod(0o600)
+    try:
+        key = file.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{VARIABLE}: {file}: {error.strerror}") from error
+    if len(key) != 32:
+        raise StorageError(f"{file}: no key of 32 bytes; restore it, since the ledger's records are marked with it")
+    return key
+
+
+def _mark(content: bytes, key: bytes, purpose: bytes, size: int = 8) -> bytes:
+    return hashlib.blake2b(content, digest_size=size, key=key, person=purpose).digest()
+
+
+def _sorted(marks: list[bytes]) -> NDArray[np.uint64]:
+    return np.unique(np.frombuffer(b"".join(marks), dtype="<u8").astype(np.uint64))
+
+
+def _shared(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
+    small, large = sorted((one, other), key=len)
+    if not len(small):
+        return 0
+    return int((large[np.searchsorted(large, small).clip(max=len(large) - 1)] == small).sum())

@@ -1,0 +1,39 @@
+"""The records of a release as the ledger's registry knows them: keyed marks, made here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from storage.artifacts import ArtifactRef
+from storage.datasets import load_split, split_file
+from storage.egress.sequences import letters
+from storage.ledger.lost import keep_marks
+from storage.ledger.records import RecordSet, registry_key
+from tasks.running.stage import Context
+
+
+def record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
+    """Marks of all sampled records, whichever split they are in, kept in the workspace as well.
+
+    Codes and cohorts are not part of a mark: the same narrative under another code or period is the same record.
+    """
+    records = RecordSet.of(_records(context, dataset), key=registry_key(context.workspace.private))
+    keep_marks(context.workspace, records.digest, records.encode())
+    return records
+
+
+def _records(context: Context, dataset: ArtifactRef) -> Iterator[tuple[str | None, bytes]]:
+    folder = context.store.open(dataset)
+    for split in ("train", "test", "holdout"):
+        if not split_file(folder, split).is_file():
+            continue
+        table = load_split(folder, split).data
+        names = table.column("record_id").to_pylist()
+        if "text" in table.column_names:
+            contents = (letters(text) or text.encode() for text in table.column("text").to_pylist())
+        else:
+            contents = (np.asarray(values, dtype="<f8").tobytes() for values in table.column("values").to_pylist())
+        for name, content in zip(names, contents, strict=True):
+            yield (name if isinstance(name, str) else None), content

@@ -1,0 +1,177 @@
+"""Would win: a fresh budget for the same records, by another population, other cohorts, another workspace."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from ledger_sites import Site, make_plan
+
+from storage.errors import InputError
+from storage.ledger import BudgetRefused, Ledger, Policy, Row
+from storage.ledger.records import RecordSet
+
+KEY = b"k" * 32
+CAP = Policy.parse(
+    {"name": "ten", "default": {"asymptotic-local": {"epsilon": 10}, "formal": {"epsilon": 10, "delta": "0.001"}}}
+)
+
+
+def records(first: int, last: int, *, named: bool = True, prefix: str = "", key: bytes = KEY) -> RecordSet:
+    """Records number `first` to `last`, each with its own content; `prefix` is put before their names."""
+    every = ((f"{prefix}{n}" if named else None, f"narrative number {n} of many".encode()) for n in range(first, last))
+    return RecordSet.of(every, key=key)
+
+
+def reserve(ledger: Ledger, key: str, which: RecordSet, **changes: Any) -> Row:
+    return ledger.reserve(make_plan(key, **changes), records=which)
+
+
+def spent(ledger: Ledger) -> dict[tuple[str, str], Decimal]:
+    """Of every account that was charged."""
+    return {
+        (line.account.population, line.account.cohort): line.account.epsilon.normalize()
+        for line in ledger.budget()
+        if line.account.sequence
+    }
+
+
+NAMES: dict[str, dict[str, Any]] = {
+    "another population": {"population": "others"},
+    "other cohorts": {"cohorts": ("all",)},
+    "finer cohorts": {"cohorts": ("2023-01", "2023-02")},
+    "both, and another fingerprint": {"population": "p", "cohorts": ("x",), "data_fingerprint": "0" * 64},
+}
+
+
+@pytest.mark.parametrize("changes", NAMES.values(), ids=NAMES)
+def test_the_same_records_under_another_name(site: Site, changes: dict[str, Any]) -> None:
+    """Charged to the first account as well, whose cap ends it; the new account has what was spent before."""
+    ledger = site.open(CAP)
+    first = reserve(ledger, "a", records(0, 1000))
+    second = reserve(ledger, "b", records(0, 1000), **changes)
+    assert second.details["records"]["overlap"] == [first.release_id]
+    assert spent(ledger)["injuries", "2023"] == 8
+    assert {value for name, value in spent(ledger).items() if name != ("injuries", "2023")} == {Decimal(8)}
+    with pytest.raises(BudgetRefused, match="= 12 > 10"):
+        reserve(ledger, "c", records(0, 1000), population="third")
+    assert ledger.verify().ok
+
+
+SETS: dict[str, tuple[RecordSet, RecordSet, bool]] = {
+    "one record of a thousand": (records(0, 1000), records(999, 2000), True),
+    "in another order": (records(0, 10), RecordSet.of(reversed([(str(n), f"narrative number {n} of many".encode())
+                                                               for n in range(10)]), key=KEY), True),
+    "without names": (records(0, 100), records(50, 150, named=False), True),
+    "without names, one of a thousand": (records(0, 1000, named=False), records(999, 2000, named=False), True),
+    "under new names": (records(0, 100), records(0, 100, prefix="new "), True),
+    "a fiftieth under new names": (records(0, 100), records(98, 200, prefix="new "), True),
+    "blanks about a name": (records(0, 5), RecordSet.of([(" 3 ", b"narrative number 3 of many")], key=KEY), True),
+    "apart": (records(0, 1000), records(1000, 2000), False),
+    "apart, without names": (records(0, 1000, named=False), records(1000, 2000, named=False), False),
+    "two persons' equal narrative": (records(0, 1000), RecordSet.of([("x", b"narrative number 5 of many"),
+                                     *((str(n), f"other {n}".encode()) for n in range(2000))], key=KEY), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "shared"), SETS.values(), ids=SETS)
+def test_what_counts_as_the_same_records(one: RecordSet, other: RecordSet, shared: bool) -> None:
+    """By name and content, or by content where names are missing or new; kept and read back without loss."""
+    assert one.overlaps(other) == other.overlaps(one) == shared
+    again = RecordSet.decode(one.encode())
+    assert again.overlaps(other) == shared
+    assert again.digest == one.digest
+
+
+def test_sums_over_any_chain_of_overlaps_stay_under_the_cap(sqlite_site: Site) -> None:
+    """At random, 60 requests of windows of 40 records under changing names: no record has more than the cap in all."""
+    ledger, draw = sqlite_site.open(CAP), random.Random(7)
+    total: dict[int, float] = {}
+    refused = 0
+    for n in range(60):
+        start, epsilon = draw.randrange(0, 200, 20), draw.choice([1.0, 2.0, 4.0])
+        name = {"population": f"p{draw.randrange(4)}", "cohorts": (f"c{draw.randrange(3)}",)}
+        plan = make_plan(f"k{n}", claim={"epsilon": epsilon}, data_fingerprint=f"{n:064d}", **name)
+        try:
+            row = ledger.reserve(plan, records=records(start, start + 40))
+        except BudgetRefused:
+            refused += 1
+            continue
+        for record in range(start, start + 40):
+            total[record] = total.get(record, 0.0) + epsilon
+        if draw.random() < 0.3:  # some cost more at the draw than was planned
+            try:
+                ledger.mark_drawn(str(row.release_id), draw_digest="d", sensitivity=9.0, epsilon=epsilon + 0.5)
+            except BudgetRefused:
+                refused += 1
+                continue
+            for record in range(start, start + 40):
+                total[record] += 0.5
+    assert refused > 10
+    assert max(total.values()) <= 10
+    assert len(total) > 150
+    report = ledger.verify()
+    assert report.ok, report.problem
+
+
+def test_kinds_of_guarantee_are_not_added(site: Site) -> None:
+    """A formal release of the same records has accounts of its own, as within one population."""
+    ledger = site.open(CAP)
+    reserve(ledger, "a", records(0, 100))
+    row = reserve(ledger, "b", records(0, 100), kind="formal", population="others")
+    assert row.details["records"]["overlap"] == []
+    assert len(row.charges) == 1
+
+
+def test_a_workspace_with_a_key_of_its_own(site: Site) -> None:
+    """What it marks could be compared with nothing: refused, and the text says what to give."""
+    ledger = site.open(CAP)
+    reserve(ledger, "a", records(0, 100))
+    with pytest.raises(InputError, match=r"another key.*AUTOCODER_REGISTRY_KEY"):
+        reserve(ledger, "b", records(0, 100, key=b"x" * 32), population="others")
+
+
+def test_a_release_from_before_the_registry(site: Site) -> None:
+    """Its records are known by the fingerprint of the whole data set alone."""
+    ledger = site.open(CAP)
+    old = ledger.reserve(make_plan("a"))
+    row = reserve(ledger, "b", records(0, 100), population="others")
+    assert row.details["records"]["overlap"] == [old.release_id]
+    assert spent(ledger)["injuries", "2023"] == 8
+    assert ledger.verify().ok
+
+
+def test_a_set_that_is_taken_out_of_the_registry(site: Site) -> None:
+    """Not by the pipeline; by the owner it is told, and until then it counts as sharing everything."""
+    ledger = site.open(CAP)
+    first = reserve(ledger, "a", records(0, 100))
+    for change in ("DELETE FROM record_set", "UPDATE record_set SET marks = marks"):
+        with pytest.raises(Exception, match=r"append-only|permission denied"):
+            site.sql(change)
+    site.disarm()
+    site.sql("DELETE FROM record_set", owner=True)
+    assert ledger.verify().first_bad_row == first.sequence
+    row = reserve(ledger, "b", records(500, 600), population="others", data_fingerprint="0" * 64)
+    assert row.details["records"]["overlap"] == [first.release_id]
+
+
+@pytest.mark.postgres
+def test_a_set_that_is_not_its_rows(postgres_site: Site) -> None:
+    """The procedure takes the marks of the newest row, by their digest, once."""
+    ledger = postgres_site.open(CAP)
+    reserve(ledger, "a", records(0, 10))
+    for marks in (records(0, 10), records(5, 9)):
+        with pytest.raises(Exception, match=r"not the records of the last row|duplicate key"):
+            postgres_site.sql(f"SELECT ledger_register('\\x{marks.encode().hex()}'::bytea)")
+
+
+def test_nothing_can_be_tried_without_the_key() -> None:
+    """Marks of another key have nothing in common with these; neither content nor name stands in them."""
+    one, other = records(0, 500), records(0, 500, key=b"x" * 32)
+    assert len(np.intersect1d(one.contents, other.contents)) == 0
+    assert len(np.intersect1d(one.named, other.named)) == 0
+    assert b"narrative" not in one.encode()
+    assert KEY not in one.encode()
