@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +116,7 @@ def audit(
         for case in cases.values():  # a mistake in the last change is said before the first audit
             branches = choose_branches(case.branches, case.parameters, case.compare.known)
             refuse_early(context, case.parameters, case.compare, branches)
-    with output.progress():
+    with output.progress(), own_server():
         audits = {
             change: job.audit(
                 parameters=case.parameters,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -76,7 +77,7 @@ def retrain(
         return
     with private_errors("retrain"):
         preflight.check(context, parameters)  # the flow looks too, but only once Prefect's server has started
-    with output.progress():
+    with output.progress(), own_server():
         result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
     output.answer(result, f"release plan: {result.plan}" if result.release is None else result.release.bundle)
 
