@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def audit(
         target = audits[""].target_epsilon
         write(results, audited, parameters=own.parameters, settings=own.settings, compare=own.compare, target=target)
     lines = [line for change, result in audits.items() for line in _lines(change, result)]
-    typer.echo(_json(audits) if output.as_json else "\n".join(lines))
+    say(_json(audits) if output.as_json else "\n".join(lines))
     if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)
 

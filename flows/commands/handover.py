@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def handover(
@@ -48,15 +49,13 @@ def handover(
     if listed:
         entries = handovers(ledger)
         if as_json:
-            typer.echo(json.dumps([entry.model_dump() for entry in entries]))
+            say(json.dumps([entry.model_dump() for entry in entries]))
             return
         for entry in entries:
             revoked = f"  revoked {entry.revoked_on}" if entry.revoked_on else ""
-            typer.echo(
-                f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}"
-            )
+            say(f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}")
         if not entries:
-            typer.echo("nothing was handed over so far")
+            say("nothing was handed over so far")
         return
     if release is None or to is None or out is None:
         raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
@@ -75,9 +74,9 @@ def handover(
     if as_json:
         content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
         rows = {"row": record.sequence, "partner": partner, "release_row": row.sequence}
-        typer.echo(json.dumps(content | rows))
+        say(json.dumps(content | rows))
         return
-    typer.echo(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
+    say(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
 
 
 def revoke(
@@ -116,8 +115,8 @@ def revoke(
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:
         content = {"release_id": release, "list": str(out), "number": revocations.number, "partners": partners}
-        typer.echo(json.dumps(content))
+        say(json.dumps(content))
         return
-    typer.echo(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
+    say(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
     if partners:
-        typer.echo(f"tell {', '.join(partners)}")
+        say(f"tell {', '.join(partners)}")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from flows.commands.terminal import say
+
 app = typer.Typer(help="Keys that sign what leaves the house.", no_args_is_help=True)
 
 
@@ -21,6 +23,6 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
     from storage.ledger.heads import key_id, load_public_key, new_keys
 
     private, public = new_keys(out)
-    typer.echo(f"private key  {private}  (mode 0600)")
-    typer.echo(f"public key   {public}")
-    typer.echo(f"key id       {key_id(load_public_key(public))}")
+    say(f"private key  {private}  (mode 0600)")
+    say(f"public key   {public}")
+    say(f"key id       {key_id(load_public_key(public))}")

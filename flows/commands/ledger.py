@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -22,17 +23,17 @@ ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="REL
 
 
 def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, indent=1))
+    say(json.dumps(data, ensure_ascii=False, indent=1))
 
 
 def _answer(data: Any, text: str, *, as_json: bool) -> None:
-    _print_json(data) if as_json else typer.echo(text)
+    _print_json(data) if as_json else say(text)
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from flows.commands.terminal import Console
 
     table = Table(title=title, title_justify="left")
     for name in header:
@@ -40,7 +41,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
             name, overflow="fold", no_wrap=name in ("row", "at", "state", "release", "guarantee", "ε", "Δ")
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*row)
     console = Console()
     # A pipe has no width; the 80 columns assumed for it would fold every cell.
     (console if console.is_terminal else Console(width=160)).print(table)
@@ -114,7 +115,8 @@ def verify(
 ) -> None:
     """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
 
-    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound.
+    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound; --json says
+    so in `tail_checked`, and in `signatures_checked` whether the heads' signatures were (null: none has one).
     """
     from storage.ledger.heads import load_public_key, read_head
     from storage.ledger.report import read_export
@@ -130,17 +132,19 @@ def verify(
         tell = console.bar("checking rows")
         report = ledger.verify(heads=heads, earlier=earlier, progress=lambda done: tell(done, max(rows, done)))
     if as_json:
-        _print_json({"ok": report.ok} | asdict(report))
+        signatures = None if not any(kept.signature for kept in heads) else key is not None
+        told = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or earlier)}
+        _print_json(told | asdict(report))
     else:
-        typer.echo(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
+        say(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
         for note in report.notes:
-            typer.echo(f"note: {note}")
+            say(f"note: {note}")
         if not report.ok:
-            typer.echo(f"first bad row: {report.first_bad_row}: {report.problem}")
+            say(f"first bad row: {report.first_bad_row}: {report.problem}")
         elif key is None and any(kept.signature for kept in heads):
-            typer.echo("note: the heads' signatures weren't checked; give --public-key")
+            say("note: the heads' signatures weren't checked; give --public-key")
         elif not (heads or earlier):
-            typer.echo("note: without --head nobody can tell that rows were cut off at the end")
+            say("note: without --head nobody can tell that rows were cut off at the end")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -242,10 +246,10 @@ def head(
     statement = state_head(*place.open().head(), key=private)
     text = json.dumps(statement.model_dump(), indent=1) + "\n"
     if out is None:
-        typer.echo(text, nl=False)
+        say(text, end="")
     else:
         _write(out, text)
-        typer.echo(f"head of row {statement.sequence} in {out}")
+        say(f"head of row {statement.sequence} in {out}")
 
 
 @app.command()
@@ -299,7 +303,7 @@ def recover(
     if as_json:
         _print_json([asdict(finding) for finding in findings])
     elif not findings:
-        typer.echo("nothing to recover: every release is committed or burned, every bundle has its row")
+        say("nothing to recover: every release is committed or burned, every bundle has its row")
     else:
         _show_findings(findings)
     if not all(finding.done for finding in findings):

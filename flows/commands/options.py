@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of, workspace_of
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class OutputOptions:
 
     def answer(self, result: BaseModel, text: str) -> None:
         """The result as JSON where that was asked for, else the text."""
-        typer.echo(result.model_dump_json(indent=2) if self.as_json else text)
+        say(result.model_dump_json(indent=2) if self.as_json else text)
 
 
 def require_place(option: str, file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 KEY = "AUTOCODER_API_KEY"
 _SHORTEST_KEY = 16
@@ -90,7 +91,7 @@ def serve(
             ssl_keyfile=tls.tls_key,
         )
         address = f"{'https' if tls.tls_certificate else 'http'}://{host}:{port}/"
-        typer.echo(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
+        say(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
         uvicorn.Server(config).run()
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def verify(
@@ -60,9 +61,9 @@ def verify(
             answers = _try_golden(folder, sound.found, wanted=golden)
     except UnsoundBundle as fault:
         if as_json:
-            typer.echo(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
+            say(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
         else:
-            typer.echo(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
+            say(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
         raise typer.Exit(1) from None
     if as_json:
         content = {
@@ -75,12 +76,12 @@ def verify(
             "revocation_list": sound.revocations,
             "golden_answers": answers,
         }
-        typer.echo(json.dumps(content))
+        say(json.dumps(content))
         return
     signed = f"signed by {sound.signed_by[:16]}" if sound.signed_by else "UNSIGNED"
     listed = "" if sound.revocations is None else f", not on revocation list {sound.revocations}"
     tried = f"{answers} golden answers" if answers is not None else "golden answers not tried"
-    typer.echo(
+    say(
         f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
         f"{listed}, {tried}"
     )

@@ -10,6 +10,7 @@ import codecs
 import csv
 import difflib
 import io
+import os
 import re
 import zipfile
 import zlib
@@ -34,6 +35,8 @@ _HEAD = 1 << 20
 _CHUNK = 4 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins; the second is empty. A CSV may well begin with `PK`, such as a column of keys."""
+_PARQUET = b"PAR1"
+"""How a Parquet file begins and ends; a CSV may begin so, too."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
@@ -99,7 +102,7 @@ def open_source(path: Path, option: str = "data") -> Source:
         return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
         magic = file.read(4)
-    if magic == b"PAR1":
+    if magic == _PARQUET and (path.suffix.lower() == ".parquet" or _end(path) == _PARQUET):
         return _parquet(path, option)
     member: str | None = None
     if magic in _ZIP:
@@ -208,6 +211,12 @@ def _lines_estimated(path: Path, size: int) -> int:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     return max(round(head.count(b"\n") * size / len(head)), 1)
+
+
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-len(_PARQUET), os.SEEK_END)
+        return file.read()
 
 
 def _parquet(path: Path, option: str) -> Source:
