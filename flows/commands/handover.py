@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,10 @@ def handover(
     out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show what was handed over so far.")] = False,
     key: Annotated[
-        Path | None, typer.Option(help="Public key to check the bundle with.", show_default="the workspace's own")
+        Path | None,
+        typer.Option(
+            help="Public key to check the bundle with.", show_default="$AUTOCODER_SIGNING_KEY's or the workspace's"
+        ),
     ] = None,
     authority: Annotated[
         list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
@@ -61,13 +65,17 @@ def handover(
         raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
     from storage.bundle.check import check
     from storage.bundle.registry import hand_over, require_committed
+    from storage.bundle.seal import VARIABLE, own_public_key
     from storage.bundle.signing import Verifier
 
     folder = workspace.bundles / release
     row = require_committed(ledger, release, folder)
     if not allow_unsigned and key is None and not authority:
-        key = workspace.home / "signing-key.pub.pem"
-    verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()), identity)
+        own = workspace.home / "signing-key.pub.pem"
+        trusted = own if own.is_file() and VARIABLE not in os.environ else own_public_key(workspace.private)
+    else:
+        trusted = key
+    verifier = None if allow_unsigned else Verifier(trusted, tuple(authority or ()), identity)
     sound = check(folder, verifier, unsigned=allow_unsigned)
     archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
     partner = record.details["partner"]
@@ -85,7 +93,8 @@ def revoke(
     place: options.LedgerOptions,
     out: Annotated[Path, typer.Option(help="Revocation list to write.")] = Path("revocations.json"),
     key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the list.", show_default="the workspace's own")
+        Path | None,
+        typer.Option(help="Private key that signs the list.", show_default="$AUTOCODER_SIGNING_KEY or the workspace's"),
     ] = None,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,
@@ -100,11 +109,12 @@ def revoke(
       autocoder revoke 3f2a9c41d07b65e8 --reason "superseded: the code list had an error" --out revocations.json
     """
     from storage.bundle.registry import handovers, record_revocation, revocation_list
+    from storage.bundle.seal import sealed_by, signing_key
     from storage.durable import write_atomically
     from storage.errors import InputError
-    from storage.ledger.heads import PRIVATE_NAME, load_private_key
+    from storage.ledger.heads import key_id, load_private_key
 
-    signing = load_private_key(key or place.workspace.private / "keys" / PRIVATE_NAME)
+    signing = load_private_key(signing_key(key, place.workspace.private))
     ledger = place.open()
     record_revocation(ledger, release, reason=reason, requester=requester)
     revocations = revocation_list(ledger, signing)
@@ -120,3 +130,10 @@ def revoke(
     say(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
     if partners:
         say(f"tell {', '.join(partners)}")
+    sealed = sealed_by(place.workspace.bundles / release)
+    if sealed not in (None, key_id(signing.public_key())):
+        say(
+            f"note: key {sealed[:16]}… sealed this bundle and another one signs the list, which partners that trust "
+            "the former by --key refuse; those that trust a root are told by `autocoder keys publish`",
+            err=True,
+        )

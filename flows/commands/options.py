@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flows.commands.console import ConsoleListener
+    from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.paths import Workspace
     from tasks.parameters import RetrainParameters
@@ -60,6 +61,20 @@ Results = Annotated[
 ]
 Revocations = Annotated[
     Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Root of the agency's keys (N.root.json), had once from a safe place."),
+]
+Repository = Annotated[
+    Path | None,
+    typer.Option("--repository", help="With --root: folder from the agency with newer roots and its signed list."),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="With --root: where the newest list that was seen is remembered.", show_default="~/.local/state"
+    ),
 ]
 Thresholds = Annotated[
     Path | None, typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own.")
@@ -140,6 +155,26 @@ class LedgerOptions:
         from storage.ledger import Ledger
 
         return Ledger.existing(self.url)
+
+
+def trust(root: Path | None, repository: Path | None, state: Path | None) -> Trust | None:
+    """Whom a partner trusts by roles; None where it trusts a key or nobody.
+
+    Raises:
+        InputError: one of them is given without the others that it needs.
+    """
+    from storage.bundle.trust import Trust
+    from storage.errors import InputError
+
+    if (root is None) != (repository is None):
+        raise InputError("--root and --repository go together: the agency's root, and the folder that it sent")
+    if root is None or repository is None:
+        if state is not None:
+            raise InputError("--state: it remembers what was seen with --root")
+        return None
+    if not repository.expanduser().is_dir():
+        raise InputError(f"--repository: no folder {repository}")
+    return Trust(root.expanduser(), repository.expanduser(), state.expanduser() if state else None)
 
 
 def plans_home(plan: Path, home: Path | None) -> Path:
