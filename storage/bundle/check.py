@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, SIGNATURE, STATEMENT, UnsoundBundle
@@ -16,6 +16,9 @@ from storage.egress.allowed import FILES, check_codes, check_layers, read_files
 from storage.egress.documents import strict_json
 from storage.errors import InputError
 from storage.ledger.heads import key_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Sound:
     """Number of the revocation list it is not on, None where none was given."""
     listed: int | None
     """Number of the agency's list that it is on, None where no root was given."""
+    key: EllipticCurvePublicKey | None
+    """That signed."""
     found: dict[str, Any]
     """Every file, parsed; tensors by their shapes."""
 
@@ -89,6 +94,7 @@ def check(
         signed_by=None if public is None else key_id(public),
         revocations=None if listed is None else listed.number,
         listed=None if listing is None else listing.version,
+        key=public,
         found=found,
     )
 

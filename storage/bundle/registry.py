@@ -74,7 +74,7 @@ def hand_over(
     Raises:
         InputError: partner or requester is no name, or the folder cannot be written.
     """
-    partner = _name("--to", partner)
+    partner, requester = _name("--to", partner), _name("--requester", requester)
     details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
     archive = out / f"{release.release_id}{SUFFIX}"
     try:

@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 
 from service.app import Settings, create_app
+from service.clients import Clients, State
 from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
+STATE = State(Clients.of({"tests": KEY}))
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
@@ -22,7 +24,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
 )
 def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool, examples: int) -> None:
     """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
-    app = create_app(Coder.open(tiny_bundle), Settings(key=KEY, narratives_per_minute=10**9))
+    app = create_app(Coder.open(tiny_bundle), Settings(state=STATE, narratives_per_minute=10**9))
     method, path = operation.split()
     described = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE
