@@ -28,10 +28,10 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
 
 
 class Console(rich.console.Console):
-    """Rich's, without markup unless it is asked for, and with every text as `shown` has it."""
+    """Rich's, without markup, and with every text as `shown` has it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "highlight": False} | options)
+        super().__init__(markup=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Rich's: whatever is printed as a string, cells of tables among it, comes through here."""

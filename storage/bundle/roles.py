@@ -1,5 +1,7 @@
 """The agency's side of `trust`: roots made and signed by several people, the list written and dated anew."""
 
+# TUF's library names its public interface in its documentation, and not where pyright looks.
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

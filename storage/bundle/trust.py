@@ -14,6 +14,8 @@ What the folder said last is kept in a folder of the partner's own, so that an o
 time is over proves nothing. A bundle is sound only if the list names it: a stolen key that was replaced seals nothing.
 """
 
+# TUF's library names its public interface in its documentation, and not where pyright looks.
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 import hashlib

@@ -53,7 +53,7 @@ def writing(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
     with path.open("w", encoding="utf-8", newline="") as file:
         if kind == "csv":
             lines = csv.writer(file)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
-            lines.writerow([harmless(name) for name in schema.names])
+            lines.writerow(map(_cell, schema.names))
             yield lambda rows: lines.writerows([_cell(value) for value in row] for row in rows)
         else:
             yield lambda rows: file.writelines(_json_line(schema.names, row) for row in rows)
@@ -63,7 +63,7 @@ def _cell(value: Any) -> str:
     if value is None or value == ABSENT:
         return ""
     if isinstance(value, str):
-        return harmless(value)
+        return harmless(value.replace("\0", " "))  # which no reader of CSV takes
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float | int):

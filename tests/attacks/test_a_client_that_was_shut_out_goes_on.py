@@ -45,7 +45,8 @@ def until(client: TestClient, wanted: int, key: str = A) -> Any:
 
 def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
     """What `serve` looks at."""
-    options = TrustOptions(**({"verify_key": sealed.verifier.key} | trust))
+    chosen: dict[str, Any] = {"verify_key": sealed.verifier.key} | trust
+    options = TrustOptions(**chosen)
     return Watch(State(Clients.read(keys.read_text())), keys, options, _verified(sealed.folder, options))
 
 

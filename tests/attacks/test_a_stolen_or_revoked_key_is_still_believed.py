@@ -1,5 +1,7 @@
 """Would win: a bundle sealed with a key that was replaced, or revoked, in the eyes of a partner who has not heard."""
 
+# TUF's library names its public interface in its documentation, and not where pyright looks.
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 import json
