@@ -34,6 +34,7 @@ from flows.commands import (
     status,
     verify,
 )
+from flows.commands.terminal import say
 
 _INTERRUPTED = 130
 
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 def _end(text: str, *, code: int) -> None:
-    print(f"error: {text}", file=sys.stderr)  # noqa: T201  (the one place that ends a command)
+    say(f"error: {text}", err=True)
     sys.stderr.flush()
     sys.exit(code)
 

@@ -328,6 +328,7 @@ class Stack:
             "PREFECT_API_DATABASE_CONNECTION_URL": self.database("prefect", "prefect", "asyncpg"),
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false",
             "PREFECT_SERVER_API_AUTH_STRING": self.auth,
+            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": self.api.removesuffix("/api"),
             "PREFECT_SERVER_UI_API_URL": self.api,
             "PREFECT_UI_URL": self.api.removesuffix("/api"),
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self.folder / "prefect" / "ui"),

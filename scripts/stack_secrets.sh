@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the passwords of docker-compose.yml in ./secrets, once; nothing that is there is overwritten.
 # The folder is closed to others. Its files are not: each is mounted alone into containers with users of their own.
+# So are the files of the checkout that containers read, whatever its umask; ./narratives is made for user 10001.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 077
@@ -13,4 +14,8 @@ done
 [ -e secrets/signing-key.pem ] || "${BIN:-.venv/bin}/autocoder" keys new --out secrets > /dev/null
 [ -e secrets/signing_key ] || cp secrets/signing-key.pem secrets/signing_key
 chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key
+[ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem
+for path in deployments/postgres deployments/Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
+mkdir -p narratives
+[ "$(id -u)" != 0 ] || chown 10001:10001 narratives
 echo "secrets/ is complete; keep a copy of it, and of secrets/signing-key.pem apart from it"

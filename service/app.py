@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
-import hmac
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from service.batching import Batcher, Overloaded
+from service.clients import State
 from service.guard import Guard
 from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
 from tasks.coding.coder import Coder, Coding
@@ -37,31 +38,40 @@ _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The 
 class Settings:
     """Limits of the service."""
 
-    key: str | None = None
-    """Whoever codes must send it; None lets everybody who reaches the port."""
+    state: State = field(default_factory=State)
+    """Who may come in, and whether anything is coded."""
+    renew: Callable[[], State] | None = None
+    """Looks again, while the service runs; raises nothing."""
+    renew_seconds: float = 10.0
     narratives_per_minute: int = 6000
-    """Of one key or, without keys, of one address; failed keys count as one each."""
+    """Of one client or, without keys, of one address; failed keys count as one each."""
     most_bytes: int = 1 << 20
     signed_by: str | None = None
 
 
 class _Doorkeeper:
-    """Who may come in, and how often. Keys are compared in constant time and kept as digests."""
+    """Who may come in, and how often, as it is at the moment."""
 
     def __init__(self, settings: Settings) -> None:
-        self._digest = hashlib.sha256(settings.key.encode()).digest() if settings.key else None
+        self.state = settings.state
         self._rate = RateLimitItemPerMinute(settings.narratives_per_minute)
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def admit(self, request: Request, key: str | None) -> str:
         """The name under which a client's narratives are counted."""
         address = request.client.host if request.client else "unknown"
-        if self._digest is None:
+        clients = self.state.clients
+        if clients is None:
             return address
-        if key is not None and hmac.compare_digest(hashlib.sha256(key.encode()).digest(), self._digest):
-            return "key"
+        if key is not None and (name := clients.name_of(key)) is not None:
+            return f"client {name}"
         self.count(f"refused {address}", 1)
         raise HTTPException(401, "the header X-API-Key is missing or wrong", headers={"WWW-Authenticate": "ApiKey"})
+
+    def require_standing(self) -> None:
+        """Refuse to code with a bundle that was withdrawn."""
+        if self.state.withdrawn is not None:
+            raise HTTPException(503, self.state.withdrawn)
 
     def count(self, name: str, narratives: int) -> None:
         """Take so many narratives off what a client may send."""
@@ -77,10 +87,17 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     """The application for one coder."""
     batcher, door = Batcher(coder.scores), _Doorkeeper(settings)
 
+    async def renewed() -> None:
+        while settings.renew is not None:
+            await asyncio.sleep(settings.renew_seconds)
+            door.state = await asyncio.to_thread(settings.renew)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await batcher.start()
+        watching = asyncio.create_task(renewed())
         yield
+        watching.cancel()
         await batcher.stop()
 
     app = FastAPI(
@@ -112,6 +129,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     @app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))
     async def code(asked: CodeRequest, name: str = keyed()) -> CodeResponse:
         """Code one narrative or several."""
+        door.require_standing()
         texts = asked.texts
         door.count(name, len(texts))
         try:
@@ -132,11 +150,13 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             codes=len(coder.model.codes),
             signed_by=settings.signed_by,
             calibrated_on=(coder.thresholds or {}).get("fitted_on"),
+            withdrawn=door.state.withdrawn,
         )
 
-    @app.get("/health", responses=problems(413, 500))
+    @app.get("/health", responses=problems(413, 500, 503))
     async def health() -> Health:
-        """Whether the service answers."""
+        """Whether the service answers, and codes."""
+        door.require_standing()
         return Health(status="ok")
 
     @app.get("/", include_in_schema=False)

@@ -87,6 +87,7 @@ class Version(Origin):
     codes: int = Field(description="Codes that the model knows.")
     signed_by: str | None = Field(description="Id of the key that signed the bundle; null if it was not checked.")
     calibrated_on: str | None = Field(description="What the scores' temperature was fitted on.")
+    withdrawn: str | None = Field(description="Why nothing is coded any more, such as a revocation; null while it is.")
 
 
 class Health(BaseModel):

@@ -33,7 +33,8 @@ class Shared:
     """The stages under one URL.
 
     Raises:
-        InputError: the URL is neither a folder nor `s3://bucket/prefix`, holds credentials, or S3's library is missing.
+        InputError: the URL is neither a folder nor `s3://bucket/prefix`, holds credentials, or S3's library is missing;
+            the folder is open to others.
     """
 
     def __init__(self, url: str) -> None:
@@ -49,7 +50,7 @@ class Shared:
         self._root = place
         self.url = place if self._folder else f"s3://{place}"
         if self._folder:
-            Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_closed(Path(place))
 
     def manifest(self, name: str, key: str) -> bytes | None:
         """The manifest of a finished stage; None where there is none.
@@ -169,6 +170,20 @@ def _parsed(url: str) -> tuple[str, str]:
     if parts.scheme == "s3" and parts.netloc:
         return "s3", f"{parts.netloc}{parts.path}".rstrip("/")
     raise InputError(f"{VARIABLE}: give a folder or s3://bucket/prefix, not {parts.scheme}://")
+
+
+def _require_closed(folder: Path) -> None:
+    """Make the folder, closed to others, or refuse one that is open to them. A group may share it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise StorageError(f"{VARIABLE}: {folder}: {error.strerror}") from None
+    if mode & 0o007:
+        raise InputError(
+            f"{VARIABLE}: {folder}: every user of this machine may enter it, and it holds records; chmod o-rwx it "
+            "(workers of several users share it by their group)"
+        )
 
 
 def _version(manifest: bytes) -> str:

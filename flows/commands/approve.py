@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def _approve_policy(policy: Path, key: Path) -> None:
     decision = sign(
         load_private_key(key), subject="policy", decision="approve", digest=loaded.digest, terms={"name": loaded.name}
     )
-    typer.echo(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
-    typer.echo(decision.token)
+    say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
+    say(decision.token)
 
 
 def _approve_recovery(recovery: Path, key: Path) -> None:
@@ -140,17 +141,17 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> 
         reason=reason,
     )
     claim = planned.plan.claim
-    typer.echo(
+    say(
         f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, epsilon {claim.epsilon}, "
         f"digest {planned.digest[:12]}…",
         err=True,
     )
     if to.only_print:
-        typer.echo(decision.token)
+        say(decision.token)
     elif to.post:
-        typer.echo(f"{answer}: handed to run {_post(plan, decision)}")
+        say(f"{answer}: handed to run {_post(plan, decision)}")
     else:
-        typer.echo(_keep(planned, decision, workspace, to.ledger_url))
+        say(_keep(planned, decision, workspace, to.ledger_url))
 
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
+from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,7 +126,7 @@ def audit(
         for case in cases.values():  # a mistake in the last change is said before the first audit
             branches = choose_branches(case.branches, case.parameters, case.compare.known)
             refuse_early(context, case.parameters, case.compare, branches)
-    with output.progress():
+    with output.progress(), own_server():
         audits = {
             change: job.audit(
                 parameters=case.parameters,
@@ -143,7 +145,7 @@ def audit(
         target = audits[""].target_epsilon
         write(results, audited, parameters=own.parameters, settings=own.settings, compare=own.compare, target=target)
     lines = [line for change, result in audits.items() for line in _lines(change, result)]
-    typer.echo(_json(audits) if output.as_json else "\n".join(lines))
+    say(_json(audits) if output.as_json else "\n".join(lines))
     if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)
 

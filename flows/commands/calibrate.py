@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def calibrate(
@@ -55,10 +56,10 @@ def calibrate(
                 coder.model, data, columns=narratives.columns, join=narratives.texts, label=label_column, name=name
             )
         write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")
-    typer.echo(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
+    say(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
     for entry in fitted["thresholds"]:
         line = f"  {entry['target_accuracy']:.0%} right: "
         if entry["threshold"] is None:
-            typer.echo(line + "no score reaches it with confidence")
+            say(line + "no score reaches it with confidence")
         else:
-            typer.echo(line + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records")
+            say(line + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 if TYPE_CHECKING:
     from storage.tables.reading import Table
@@ -117,16 +118,16 @@ def code(
         if table is None or files.out is None:
             texts = narratives or []
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
-                typer.echo(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
+                say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
         with output.progress() as console:
             console.started("code")
             coded = run(coder, _job(coder, table, files.out, files, top_k, threshold))
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
-        typer.echo(json.dumps(counts | {"threshold": threshold, "out": str(files.out)} | coder.origin))
+        say(json.dumps(counts | {"threshold": threshold, "out": str(files.out)} | coder.origin))
     else:
-        typer.echo(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
+        say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
 
 
 def _require_sense(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.server.temporary import own_server
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def compare(
 
     with private_errors("compare"):
         refuse_early(context, parameters, settings, chosen)
-    with output.progress(bars=settings.slots == 1):
+    with output.progress(bars=settings.slots == 1), own_server():
         result = job.compare(
             parameters=parameters, settings=settings, branches=branches, home=context.home, device=run.device
         )

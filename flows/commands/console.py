@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,7 +16,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from flows.commands.terminal import Console, shown
 from tasks.running.progress import Listener, line_of, listening
 
 
@@ -33,7 +34,7 @@ class ConsoleListener(Listener):
         self._bars, self._lock, self._stack = bars, Lock(), ExitStack()
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = Progress(
-            TextColumn("  {task.description}"),
+            TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -57,7 +58,7 @@ class ConsoleListener(Listener):
         """Put up the bar of a stage."""
         if self._bars:
             self._clear()
-            self._bar = self._progress.add_task(label, total=None)
+            self._bar = self._progress.add_task(shown(label), total=None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Move the bar."""
@@ -71,10 +72,11 @@ class ConsoleListener(Listener):
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """One line of figures."""
-        mark = "[cyan]reused[/cyan]" if reused else f"[green]{seconds:5.1f}s[/green]"
+        mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
+        line = Text.assemble(mark, "  ", (shown(label), "bold"), "  ", shown(line_of(figures)))
         with self._lock:
             self._clear()
-            self._console.print(f"{mark}  [bold]{label}[/bold]  {line_of(figures)}", highlight=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     def _clear(self) -> None:
         if self._bar is not None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def demo_data(
@@ -33,6 +34,6 @@ def demo_data(
     with output.progress() as console:
         written = write_demo_data(out, records=records, seed=seed, progress=console.bar("writing narratives"))
     if output.as_json:
-        typer.echo(json.dumps({"csv": str(written.csv), "codelist": str(written.codelist), "records": records}))
+        say(json.dumps({"csv": str(written.csv), "codelist": str(written.codelist), "records": records}))
     else:
-        typer.echo(f"{written.csv}\n{written.codelist}")
+        say(f"{written.csv}\n{written.codelist}")

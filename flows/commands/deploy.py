@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
@@ -50,7 +51,7 @@ AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
     if done.returncode:
         raise StorageError(f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
-    typer.echo(f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations {', '.join(applied)}")
+    say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations {', '.join(applied)}")
 
 
 def _defaults(environment: Any) -> dict[str, str]:

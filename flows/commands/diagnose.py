@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.server.temporary import own_server
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,6 @@ def diagnose(run: options.RunOptions, studies: StudyOptions, output: options.Out
     settings = DiagnoseParameters(**asdict(studies))
     with private_errors("diagnose"):
         refuse_early(context, parameters, settings)
-    with output.progress():
+    with output.progress(), own_server():
         result = job.diagnose(parameters=parameters, settings=settings, home=context.home, device=run.device)
     output.answer(result, result.report)

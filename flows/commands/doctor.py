@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
 
@@ -39,16 +40,18 @@ def doctor(
     before_prefect(workspace, make_home=False)
     findings = [check(workspace) for check in _CHECKS]
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        say(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        from rich.console import Console
+        from rich.text import Text
+
+        from flows.commands.terminal import Console, shown
 
         console = Console()
         for finding in findings:
-            mark = "[green]ok[/green]     " if finding.ok else "[red]missing[/red]"
-            console.print(f"{mark} [bold]{finding.check}[/bold]: {finding.seen}", highlight=False)
+            mark = Text("ok      ", "green") if finding.ok else Text("missing ", "red")
+            console.print(Text.assemble(mark, (finding.check, "bold"), f": {shown(finding.seen)}"))
             if finding.remedy:
-                console.print(f"         {finding.remedy}", highlight=False, markup=False)
+                console.print(f"         {finding.remedy}")
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 

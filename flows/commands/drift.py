@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def drift(
@@ -57,13 +58,13 @@ def drift(
         if plot is not None:
             measure.plot(now, before, difference, plot)
     if as_json:
-        typer.echo(json.dumps(difference.as_dict(), indent=2))
+        say(json.dumps(difference.as_dict(), indent=2))
     else:
-        typer.echo(difference.line)
-        typer.echo(f"{difference.rows:,} rows against {difference.reference_rows:,}; codes that moved most:")
+        say(difference.line)
+        say(f"{difference.rows:,} rows against {difference.reference_rows:,}; codes that moved most:")
         for code, was, share in difference.moved:
-            typer.echo(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
+            say(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
         if bundle is not None:
-            typer.echo("The reference is generated narratives: a difference from them is no drift over time.")
+            say("The reference is generated narratives: a difference from them is no drift over time.")
     if difference.verdict == "drift":
         raise typer.Exit(3)

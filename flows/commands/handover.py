@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def handover(
@@ -18,7 +20,10 @@ def handover(
     out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show what was handed over so far.")] = False,
     key: Annotated[
-        Path | None, typer.Option(help="Public key to check the bundle with.", show_default="the workspace's own")
+        Path | None,
+        typer.Option(
+            help="Public key to check the bundle with.", show_default="$AUTOCODER_SIGNING_KEY's or the workspace's"
+        ),
     ] = None,
     authority: Annotated[
         list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
@@ -48,36 +53,38 @@ def handover(
     if listed:
         entries = handovers(ledger)
         if as_json:
-            typer.echo(json.dumps([entry.model_dump() for entry in entries]))
+            say(json.dumps([entry.model_dump() for entry in entries]))
             return
         for entry in entries:
             revoked = f"  revoked {entry.revoked_on}" if entry.revoked_on else ""
-            typer.echo(
-                f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}"
-            )
+            say(f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}")
         if not entries:
-            typer.echo("nothing was handed over so far")
+            say("nothing was handed over so far")
         return
     if release is None or to is None or out is None:
         raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
     from storage.bundle.check import check
     from storage.bundle.registry import hand_over, require_committed
+    from storage.bundle.seal import VARIABLE, own_public_key
     from storage.bundle.signing import Verifier
 
     folder = workspace.bundles / release
     row = require_committed(ledger, release, folder)
     if not allow_unsigned and key is None and not authority:
-        key = workspace.home / "signing-key.pub.pem"
-    verifier = None if allow_unsigned else Verifier(key, tuple(authority or ()), identity)
+        own = workspace.home / "signing-key.pub.pem"
+        trusted = own if own.is_file() and VARIABLE not in os.environ else own_public_key(workspace.private)
+    else:
+        trusted = key
+    verifier = None if allow_unsigned else Verifier(trusted, tuple(authority or ()), identity)
     sound = check(folder, verifier, unsigned=allow_unsigned)
     archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
     partner = record.details["partner"]
     if as_json:
         content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
         rows = {"row": record.sequence, "partner": partner, "release_row": row.sequence}
-        typer.echo(json.dumps(content | rows))
+        say(json.dumps(content | rows))
         return
-    typer.echo(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
+    say(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
 
 
 def revoke(
@@ -86,7 +93,8 @@ def revoke(
     place: options.LedgerOptions,
     out: Annotated[Path, typer.Option(help="Revocation list to write.")] = Path("revocations.json"),
     key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the list.", show_default="the workspace's own")
+        Path | None,
+        typer.Option(help="Private key that signs the list.", show_default="$AUTOCODER_SIGNING_KEY or the workspace's"),
     ] = None,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,
@@ -101,11 +109,12 @@ def revoke(
       autocoder revoke 3f2a9c41d07b65e8 --reason "superseded: the code list had an error" --out revocations.json
     """
     from storage.bundle.registry import handovers, record_revocation, revocation_list
+    from storage.bundle.seal import sealed_by, signing_key
     from storage.durable import write_atomically
     from storage.errors import InputError
-    from storage.ledger.heads import PRIVATE_NAME, load_private_key
+    from storage.ledger.heads import key_id, load_private_key
 
-    signing = load_private_key(key or place.workspace.private / "keys" / PRIVATE_NAME)
+    signing = load_private_key(signing_key(key, place.workspace.private))
     ledger = place.open()
     record_revocation(ledger, release, reason=reason, requester=requester)
     revocations = revocation_list(ledger, signing)
@@ -116,8 +125,15 @@ def revoke(
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:
         content = {"release_id": release, "list": str(out), "number": revocations.number, "partners": partners}
-        typer.echo(json.dumps(content))
+        say(json.dumps(content))
         return
-    typer.echo(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
+    say(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
     if partners:
-        typer.echo(f"tell {', '.join(partners)}")
+        say(f"tell {', '.join(partners)}")
+    sealed = sealed_by(place.workspace.bundles / release)
+    if sealed not in (None, key_id(signing.public_key())):
+        say(
+            f"note: key {sealed[:16]}… sealed this bundle and another one signs the list, which partners that trust "
+            "the former by --key refuse; those that trust a root are told by `autocoder keys publish`",
+            err=True,
+        )

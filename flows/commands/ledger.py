@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -22,17 +23,17 @@ ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="REL
 
 
 def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, indent=1))
+    say(json.dumps(data, ensure_ascii=False, indent=1))
 
 
 def _answer(data: Any, text: str, *, as_json: bool) -> None:
-    _print_json(data) if as_json else typer.echo(text)
+    _print_json(data) if as_json else say(text)
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from flows.commands.terminal import Console
 
     table = Table(title=title, title_justify="left")
     for name in header:
@@ -40,7 +41,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
             name, overflow="fold", no_wrap=name in ("row", "at", "state", "release", "guarantee", "ε", "Δ")
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*row)
     console = Console()
     # A pipe has no width; the 80 columns assumed for it would fold every cell.
     (console if console.is_terminal else Console(width=160)).print(table)
@@ -114,7 +115,8 @@ def verify(
 ) -> None:
     """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
 
-    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound.
+    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound; --json says
+    so in `tail_checked`, and in `signatures_checked` whether the heads' signatures were (null: none has one).
     """
     from storage.ledger.heads import load_public_key, read_head
     from storage.ledger.report import read_export
@@ -133,17 +135,19 @@ def verify(
             heads=[*heads, *kept], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
         )
     if as_json:
-        _print_json({"ok": report.ok} | asdict(report))
+        signatures = None if not any(one.signature for one in heads) else key is not None
+        told = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or kept or earlier)}
+        _print_json(told | asdict(report))
     else:
-        typer.echo(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
+        say(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
         for note in report.notes:
-            typer.echo(f"note: {note}")
+            say(f"note: {note}")
         if not report.ok:
-            typer.echo(f"first bad row: {report.first_bad_row}: {report.problem}")
+            say(f"first bad row: {report.first_bad_row}: {report.problem}")
         elif key is None and any(one.signature for one in heads):
-            typer.echo("note: the heads' signatures weren't checked; give --public-key")
+            say("note: the heads' signatures weren't checked; give --public-key")
         elif not (heads or kept or earlier):
-            typer.echo("note: without --head nobody can tell that rows were cut off at the end")
+            say("note: without --head nobody can tell that rows were cut off at the end")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -246,10 +250,10 @@ def head(
     statement = state_head(*place.open().head(), key=private)
     text = json.dumps(statement.model_dump(), indent=1) + "\n"
     if out is None:
-        typer.echo(text, nl=False)
+        say(text, end="")
     else:
         _write(out, text)
-        typer.echo(f"head of row {statement.sequence} in {out}")
+        say(f"head of row {statement.sequence} in {out}")
 
 
 @app.command()
@@ -326,7 +330,7 @@ def recover(
     if as_json:
         _print_json([asdict(finding) for finding in findings])
     elif not findings:
-        typer.echo("nothing to recover: every release is committed or burned, every bundle has its row")
+        say("nothing to recover: every release is committed or burned, every bundle has its row")
     else:
         _show_findings(findings)
     if not all(finding.done for finding in findings):
@@ -343,14 +347,14 @@ def _in_its_place(place: options.LedgerOptions, *, apply: bool, ask: Path | None
     if ask is not None:
         content = lost.ask(place.url, place.workspace, found, requester=requester, reason=reason)
         _write(ask, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-        typer.echo(f"{found.problem}\nto be signed: {ask} (`autocoder approve --recovery`)")
+        say(f"{found.problem}\nto be signed: {ask} (`autocoder approve --recovery`)")
     elif found.missing and apply:
-        typer.echo(f"{lost.put_back(place.url, place.workspace, found)} rows put back: {found.mark}")
+        say(f"{lost.put_back(place.url, place.workspace, found)} rows put back: {found.mark}")
         return True
     elif found.missing:
-        typer.echo(f"{found.problem}\n{len(found.missing)} rows that it lacks are kept here: --apply puts them back")
+        say(f"{found.problem}\n{len(found.missing)} rows that it lacks are kept here: --apply puts them back")
     else:
-        typer.echo(
+        say(
             f"{found.problem}\nwhat it lacks is not kept here, or it went another way: restore it, or have it signed "
             "that it is gone on with (--ask)"
         )
@@ -367,7 +371,7 @@ def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -
         row = lost.accept(place.url, place.workspace, content, decisions)
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--accept {file}: not what `autocoder ledger recover --ask` wrote") from None
-    typer.echo(f"recovered: ledger row {row.sequence}; plans and approvals from before it count no more")
+    say(f"recovered: ledger row {row.sequence}; plans and approvals from before it count no more")
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def metrics(
     registry = CollectorRegistry()
     registry.register(_collector(workspace, ledger_url))
     if serve is None:
-        typer.echo(generate_latest(registry).decode(), nl=False)
+        say(generate_latest(registry).decode(), end="")
         return
     try:
         start_http_server(int(port), addr=address.strip("[]"), registry=registry)
     except OSError as error:
         raise InputError(f"--serve {serve}: {error.strerror or error}") from None
-    typer.echo(f"http://{serve}/metrics", err=True)
+    say(f"http://{serve}/metrics", err=True)
     threading.Event().wait()
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of, workspace_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flows.commands.console import ConsoleListener
+    from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
@@ -61,6 +63,20 @@ Results = Annotated[
 ]
 Revocations = Annotated[
     Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Root of the agency's keys (N.root.json), had once from a safe place."),
+]
+Repository = Annotated[
+    Path | None,
+    typer.Option("--repository", help="With --root: folder from the agency with newer roots and its signed list."),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="With --root: where the newest list that was seen is remembered.", show_default="~/.local/state"
+    ),
 ]
 Thresholds = Annotated[
     Path | None, typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own.")
@@ -157,6 +173,26 @@ class LedgerOptions:
         return Ledger.existing(self.url)
 
 
+def trust(root: Path | None, repository: Path | None, state: Path | None) -> Trust | None:
+    """Whom a partner trusts by roles; None where it trusts a key or nobody.
+
+    Raises:
+        InputError: one of them is given without the others that it needs.
+    """
+    from storage.bundle.trust import Trust
+    from storage.errors import InputError
+
+    if (root is None) != (repository is None):
+        raise InputError("--root and --repository go together: the agency's root, and the folder that it sent")
+    if root is None or repository is None:
+        if state is not None:
+            raise InputError("--state: it remembers what was seen with --root")
+        return None
+    if not repository.expanduser().is_dir():
+        raise InputError(f"--repository: no folder {repository}")
+    return Trust(root.expanduser(), repository.expanduser(), state.expanduser() if state else None)
+
+
 def plans_home(plan: Path, home: Path | None) -> Path:
     """The workspace of a plan: the option, or the one that the plan lies in."""
     return home_of(home) if home else workspace_of(plan)
@@ -177,7 +213,7 @@ class OutputOptions:
 
     def answer(self, result: BaseModel, text: str) -> None:
         """The result as JSON where that was asked for, else the text."""
-        typer.echo(result.model_dump_json(indent=2) if self.as_json else text)
+        say(result.model_dump_json(indent=2) if self.as_json else text)
 
 
 def require_place(option: str, file: Path) -> None:

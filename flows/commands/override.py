@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect
 
 
@@ -55,4 +56,4 @@ def override(
         reason=reason.strip(),
     )
     row = gate.override(ledger, planned, decision)
-    typer.echo(f"{audit.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")
+    say(f"{audit.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from storage import strict_yaml
 from storage.errors import InputError
 from tasks.parameters import RetrainParameters
 
@@ -31,11 +32,13 @@ def load_profile(name: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--profile: no profile {name}; there are {', '.join(available())}, or give a .yaml file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"--profile: {path} is no YAML{where}") from None
+        raise InputError(f"--profile: {path} is no YAML{where}{f': {problem}' if problem else ''}") from None
+    except OSError as error:
+        raise InputError(f"--profile: {path}: {error.strerror}") from None
     if not isinstance(content, dict):
         raise InputError(f"--profile: {path} must hold a mapping of parameters")
     return content
@@ -60,7 +63,7 @@ def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]
             if not isinstance(section, dict):
                 raise InputError(f"--set: {key}: {part} is no section")
         try:
-            section[last] = yaml.safe_load(value)
+            section[last] = strict_yaml.load(value)
         except yaml.YAMLError:
             raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
     return content
@@ -77,6 +80,8 @@ def parameters(
     content = load_profile(profile)
     content.pop("branches", None)
     section = content.setdefault("data", {})
+    if not isinstance(section, dict):
+        raise InputError(f"--profile: {profile}: data is a section, with source, codelist and so on")
     if data is not None:
         section["source"] = str(data)
     if codelist is not None:

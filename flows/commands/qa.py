@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True, help="Have a sample of a coded table coded by a person, and compare.", rich_markup_mode="rich"
@@ -49,9 +50,9 @@ def draw(
         chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
         sample = draw(coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed)
     if as_json:
-        typer.echo(json.dumps(vars(sample) | {"out": str(out)}))
+        say(json.dumps(vars(sample) | {"out": str(out)}))
     else:
-        typer.echo(
+        say(
             f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes); fill in "
             "the column human_code and run `autocoder qa agree`"
         )
@@ -75,17 +76,18 @@ def agree(
     with private_errors("qa"):
         agreed = agreement(coded, sample)
     if as_json:
-        typer.echo(json.dumps(agreed.as_dict(), indent=2))
+        say(json.dumps(agreed.as_dict(), indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
+    from flows.commands.terminal import Console
+
     low, high = agreed.share_interval
-    typer.echo(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
     if agreed.kappa is None or agreed.kappa_interval is None:
-        typer.echo("Cohen's kappa: not defined, both gave one code throughout")
+        say("Cohen's kappa: not defined, both gave one code throughout")
     else:
-        typer.echo(
+        say(
             f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
             f"{agreed.kappa_interval[1]:.3f}"
         )

@@ -10,6 +10,7 @@ import typer
 
 from flows.commands import options
 from flows.server.settings import before_prefect, same_house
+from flows.server.temporary import own_server
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,6 @@ def release(
 
     import flows.release as job
 
-    with output.progress():
+    with output.progress(), own_server():
         result = job.release(plan=str(plan), home=str(workspace), device=device, ledger=ledger)
     output.answer(result, result.bundle)

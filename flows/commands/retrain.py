@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
+from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -76,7 +78,7 @@ def retrain(
         return
     with private_errors("retrain"):
         preflight.check(context, parameters)  # the flow looks too, but only once Prefect's server has started
-    with output.progress():
+    with output.progress(), own_server():
         result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
     output.answer(result, f"release plan: {result.plan}" if result.release is None else result.release.bundle)
 
@@ -102,14 +104,16 @@ def _show_dry_run(
             "estimated_seconds": round(estimate.seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
         }
-        typer.echo(json.dumps(content, indent=2))
+        say(json.dumps(content, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from flows.commands.terminal import Console
 
     table = Table("stage", "output", title=f"Plan in {context.home}")
     for label, reused in stages.items():
-        table.add_row(label, "[cyan]there, reused[/cyan]" if reused else "to compute")
+        table.add_row(label, Text("there, reused", "cyan") if reused else "to compute")
     if search is not None:
         table.add_row("search", search)
     table.add_row("release", _release(parameters, row))
@@ -141,7 +145,7 @@ def _release(parameters: RetrainParameters, row: Row | None) -> str:
     if row is None:
         return f"one draw, label `{parameters.release.label}`"
     if row.state == "committed":
-        return f"[cyan]there: {row.release_id}[/cyan]; nothing more is drawn or spent"
+        return f"there: {row.release_id}; nothing more is drawn or spent"
     if row.state == "burned":
-        return f"[red]burned: {row.release_id}[/red]; another release.label spends again"
+        return f"burned: {row.release_id}; another release.label spends again"
     return f"{row.state}: {row.release_id}; goes on without spending again"

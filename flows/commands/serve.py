@@ -6,15 +6,20 @@ import ipaddress
 import os
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
+
+if TYPE_CHECKING:
+    from service.clients import Clients, State
+    from storage.bundle.check import Sound
 
 KEY = "AUTOCODER_API_KEY"
-_SHORTEST_KEY = 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class TrustOptions:
     """Whose bundle is served."""
 
     verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
+    root: options.Root = None
+    repository: options.Repository = None
+    state: options.State = None
     revocations: options.Revocations = None
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Serve a bundle without a checked signature; all else is checked.")
@@ -42,15 +50,19 @@ def serve(
     tls: TlsOptions,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key.", show_default=f"${KEY}")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the API key, or a line NAME KEY for each client.", show_default=f"${KEY}"),
+    ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
     thresholds: options.Thresholds = None,
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.
 
-    The bundle is verified before the port opens. Requests are not logged. SIGTERM and Ctrl-C let running requests end.
-    Needs the extra `serve`.
+    The bundle is verified before the port opens. Keys, revocations and the agency's list are read again while it runs:
+    a client that was taken out is refused, and a release that was revoked codes no more. Requests are not logged.
+    SIGTERM and Ctrl-C let running requests end. Needs the extra `serve`.
 
     [bold]Examples[/bold]
 
@@ -62,23 +74,26 @@ def serve(
     from tasks.running.failures import private_errors
 
     _check_tls(tls)
-    key = _key(api_key_file, no_key=no_key, host=host)
+    clients = _clients(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
         try:
             import uvicorn
 
             from service.app import Settings, create_app
+            from service.clients import State
             from service.connections import Connection
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
         from tasks.coding.coder import Coder
 
         with released.opened() as folder:
-            signed_by = _verified(folder, trust)
+            sound = _verified(folder, trust)
             coder = Coder.open(folder, thresholds=thresholds)
         coder.scores(["warm"])
+        watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
+        settings = Settings(state=watch.state, renew=watch, narratives_per_minute=rate, signed_by=sound.signed_by)
         config = uvicorn.Config(
-            create_app(coder, Settings(key=key, narratives_per_minute=rate, signed_by=signed_by)),
+            create_app(coder, settings),
             host=host,
             port=port,
             access_log=False,
@@ -90,7 +105,7 @@ def serve(
             ssl_keyfile=tls.tls_key,
         )
         address = f"{'https' if tls.tls_certificate else 'http'}://{host}:{port}/"
-        typer.echo(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
+        say(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
         uvicorn.Server(config).run()
 
 
@@ -117,24 +132,24 @@ def _check_tls(tls: TlsOptions) -> None:
         ) from None
 
 
-def _key(file: Path | None, *, no_key: bool, host: str) -> str | None:
+def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
+    from service.clients import Clients
     from storage.errors import InputError
 
     if no_key:
         if not _loopback(host):
             raise InputError(f"--no-key: {host} can be reached from elsewhere; give an API key, or --host 127.0.0.1")
         return None
+    if file is None and not os.environ.get(KEY, "").strip():
+        raise InputError(f"give an API key by --api-key-file or ${KEY}, or --no-key on this machine alone")
     try:
-        key = file.expanduser().read_text(encoding="utf-8").strip() if file else os.environ.get(KEY, "").strip()
+        text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]
     except (OSError, UnicodeDecodeError):
         raise InputError(f"--api-key-file: {file} cannot be read") from None
-    if not key:
-        raise InputError(f"give an API key by --api-key-file or ${KEY}, or --no-key on this machine alone")
-    if len(key) < _SHORTEST_KEY or not (key.isascii() and key.isprintable()):
-        raise InputError(
-            f"the API key needs {_SHORTEST_KEY} or more printable characters; make one: openssl rand -hex 32"
-        )
-    return key
+    try:
+        return Clients.read(text)
+    except ValueError as error:
+        raise InputError(f"{f'--api-key-file: {file}' if file else f'${KEY}'}: {error}") from None
 
 
 def _loopback(host: str) -> bool:
@@ -144,13 +159,72 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _verified(folder: Path, trust: TrustOptions) -> str | None:
-    """Check the bundle; the id of the key that signed it."""
+def _verified(folder: Path, trust: TrustOptions) -> Sound:
+    """Check the bundle; what holds of it."""
     from storage.bundle.check import check
     from storage.bundle.signing import Verifier
     from storage.errors import InputError
 
-    if trust.verify_key is None and not trust.allow_unsigned:
-        raise InputError("give the agency's public key by --verify-key, or serve unsigned with --allow-unsigned")
+    if trust.verify_key is None and trust.root is None and not trust.allow_unsigned:
+        raise InputError(
+            "give the agency's root by --root, its public key by --verify-key, or serve unsigned with --allow-unsigned"
+        )
     verifier = Verifier(trust.verify_key.expanduser()) if trust.verify_key is not None else None
-    return check(folder, verifier, revocations=trust.revocations, unsigned=trust.allow_unsigned).signed_by
+    agency = options.trust(trust.root, trust.repository, trust.state)
+    listing = None if agency is None else agency.listing()
+    return check(folder, verifier, listing=listing, revocations=trust.revocations, unsigned=trust.allow_unsigned)
+
+
+class Watch:
+    """Looks again at the file of keys, the revocations and the agency's list.
+
+    A file that cannot be read just now changes nothing and is told on stderr: the service keeps to what it knows. A
+    list that says that the bundle is revoked, or whose time is over, ends the coding.
+    """
+
+    def __init__(self, state: State, keys: Path | None, trust: TrustOptions, sound: Sound) -> None:
+        self.state, self._keys, self._trust, self._sound = state, keys, trust, sound
+        self._newest, self._told = sound.revocations or 0, ""
+        self._good_until: datetime | None = None
+
+    def __call__(self) -> State:
+        """What holds now."""
+        from storage.bundle.folder import UnsoundBundle
+        from storage.errors import StorageError
+
+        clients, withdrawn = self.state.clients, None
+        try:
+            if self._keys is not None:
+                clients = _clients(self._keys, no_key=False, host="")
+            self._look()
+            self._told = ""
+        except UnsoundBundle as fault:
+            withdrawn = f"nothing is coded: {fault.problem}"
+        except (StorageError, OSError) as error:
+            withdrawn = self.state.withdrawn
+            if self._good_until is not None and datetime.now(UTC) > self._good_until:
+                withdrawn = "nothing is coded: the agency's list is out of date"
+            self._tell(str(error))
+        self.state = type(self.state)(clients, withdrawn)
+        return self.state
+
+    def _look(self) -> None:
+        from storage.bundle.revocations import Revocations
+        from storage.errors import InputError
+
+        agency = options.trust(self._trust.root, self._trust.repository, self._trust.state)
+        if agency is not None:
+            listing = agency.listing()
+            self._good_until = listing.expires
+            listing.check(self._sound.release_id, self._sound.digest)
+        if self._trust.revocations is not None and self._sound.key is not None:
+            listed = Revocations.load(self._trust.revocations, key=self._sound.key)
+            if listed.number < self._newest:
+                raise InputError(f"--revocations {self._trust.revocations}: older than the one that was read before")
+            self._newest = listed.number
+            listed.check(self._sound.release_id, self._sound.digest)
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._told:
+            say(f"note: {problem}", err=True)
+        self._told = problem

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
 
@@ -33,7 +34,7 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
     overview = ledger_overview(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
     overview["server"] = _server()
     if as_json:
-        typer.echo(json.dumps(overview, indent=1, default=str))
+        say(json.dumps(overview, indent=1, default=str))
     else:
         _show(overview)
     if _wants_a_person(overview):
@@ -60,8 +61,9 @@ def _wants_a_person(overview: dict[str, Any]) -> bool:
 
 
 def _show(overview: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from flows.commands.terminal import Console
 
     console = Console()
     server, ledger = overview["server"], overview["ledger"]

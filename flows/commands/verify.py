@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import say
 
 
 def verify(
@@ -21,6 +22,9 @@ def verify(
     identity: Annotated[
         str | None, typer.Option(help="With --authority: whose certificate (its e-mail, URI or whole subject).")
     ] = None,
+    root: options.Root = None,
+    repository: options.Repository = None,
+    state: options.State = None,
     revocations: options.Revocations = None,
     golden: Annotated[
         bool | None,
@@ -34,6 +38,10 @@ def verify(
     as_json: options.AsJson = False,
 ) -> None:
     """Check a bundle: signature, digests, fields, place in the ledger, revocation, golden answers.
+
+    With --root the agency's signed list has to name the bundle, and an archive is compared with it before it is
+    unpacked: keys may have been replaced since, a revoked bundle is refused, and so is a list that is out of date. With
+    --key or --authority alone, revocation is checked where --revocations is given.
 
     One line says what holds. Otherwise the exit code is 1, and the line names the file that is at fault.
 
@@ -52,17 +60,24 @@ def verify(
     if key is not None and authority:
         raise InputError("give --key or --authority, not both")
     verifier = Verifier(key, tuple(authority or ()), identity) if key is not None or authority or identity else None
-    if verifier is None and not allow_unsigned:
-        raise InputError("give the agency's public key by --key, or the authority of its certificate by --authority")
+    trusted, bundle = options.trust(root, repository, state), bundle.expanduser()
+    if verifier is None and trusted is None and not allow_unsigned:
+        raise InputError(
+            "give the agency's root by --root, its public key by --key, or the authority of its certificate by "
+            "--authority"
+        )
     try:
-        with opened(bundle.expanduser()) as folder:
-            sound = check(folder, verifier, revocations=revocations, unsigned=allow_unsigned)
+        listing = None if trusted is None else trusted.listing()
+        if listing is not None and bundle.is_file():
+            listing.check_archive(bundle)
+        with opened(bundle) as folder:
+            sound = check(folder, verifier, listing=listing, revocations=revocations, unsigned=allow_unsigned)
             answers = _try_golden(folder, sound.found, wanted=golden)
     except UnsoundBundle as fault:
         if as_json:
-            typer.echo(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
+            say(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
         else:
-            typer.echo(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
+            say(f"NOT SOUND  {fault.file}: {fault.problem}", err=True)
         raise typer.Exit(1) from None
     if as_json:
         content = {
@@ -73,14 +88,19 @@ def verify(
             "ledger_sequence": sound.ledger_sequence,
             "signed_by": sound.signed_by,
             "revocation_list": sound.revocations,
+            "agency_list": sound.listed,
+            "revocation_checked": sound.revocations is not None or sound.listed is not None,
             "golden_answers": answers,
         }
-        typer.echo(json.dumps(content))
+        say(json.dumps(content))
         return
     signed = f"signed by {sound.signed_by[:16]}" if sound.signed_by else "UNSIGNED"
     listed = "" if sound.revocations is None else f", not on revocation list {sound.revocations}"
+    if listing is not None:
+        listed += f", on the agency's list {listing.version} (good until {listing.expires:%Y-%m-%d})"
+    listed = listed or ", revocation not checked"
     tried = f"{answers} golden answers" if answers is not None else "golden answers not tried"
-    typer.echo(
+    say(
         f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
         f"{listed}, {tried}"
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import tempfile
 from pathlib import Path
 
 DEFAULT_HOME = "workspace"
+_NO_ORIGIN = "https://nobody.invalid"
+"""No browser is ever there (RFC 6761); set to nothing, Prefect would take its default: every origin."""
 
 
 def home_of(folder: Path | str | None) -> Path:
@@ -47,7 +50,9 @@ def before_prefect(home: Path, *, make_home: bool) -> None:
     """Run without a server unless one is named, tell nobody, and keep Prefect's own files in the workspace.
 
     Only what the user has not set is set. Exceptions and results go through JSON, since Prefect's default is pickle.
-    The terminal is left to our own lines; Prefect's log goes to its server.
+    The terminal is left to our own lines; Prefect's log goes to its server. The server that a run starts for itself
+    asks for a password of this process, which its environment hands on to its children and to nobody else, and no
+    page of another origin may ask it.
 
     Args:
         make_home: make Prefect's folder in the workspace, closed to others since its database holds parameters.
@@ -65,6 +70,9 @@ def before_prefect(home: Path, *, make_home: bool) -> None:
     if "PREFECT_API_URL" not in os.environ:
         settings["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
         settings["PREFECT_HOME"] = str(_prefect_home(home, make_home=make_home))
+        settings["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _NO_ORIGIN
+        password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or f"run:{secrets.token_urlsafe(32)}"
+        os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = password
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
@@ -76,4 +84,5 @@ def _prefect_home(home: Path, *, make_home: bool) -> Path:
         return Path(folder.name)
     path = home / "prefect"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
     return path

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import rfc8785
 from pydantic import BaseModel, ConfigDict
 
+from storage.artifacts import digest, file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
 from storage.bundle.revocations import Revocations, Revoked
+from storage.bundle.roles import Listed
+from storage.bundle.seal import sealed_by
+from storage.bundle.signing import signing_certificate
+from storage.bundle.trust import Entry
 from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Row
 
@@ -35,6 +41,9 @@ class Handover(BaseModel):
     """Sequence of the release's committed row."""
     row: int
     """Sequence of the handover's own row."""
+    archive_sha256: str | None
+    """Of the file that was given; None for a handover of an earlier version."""
+    archive_bytes: int | None
     revoked_on: str | None
     reason: str | None
 
@@ -58,23 +67,24 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
 def hand_over(
     ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
 ) -> tuple[Path, Row]:
-    """Pack a bundle into the folder `out` and record to whom it goes; the same partner on the same day is one row.
+    """Pack a bundle into folder `out` and record to whom it goes; the same file to one partner on one day is one row.
 
     The row comes before the archive is put in place, so that none lies there that the ledger does not know of.
 
     Raises:
         InputError: partner or requester is no name, or the folder cannot be written.
     """
-    partner = _name("--to", partner)
+    partner, requester = _name("--to", partner), _name("--requester", requester)
     details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
-    key = f"handover-{release.release_id}-{_today()}-{partner}"
-    entry = _row("handover", release, f"handed over to {partner}", requester, details, key)
     archive = out / f"{release.release_id}{SUFFIX}"
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".handover-", dir=out) as aside:
             packed = pack(folder, Path(aside) / archive.name)
-            row = ledger.record(entry)
+            sha256 = file_digest(packed)
+            details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
+            key = f"handover-{release.release_id}-{_today()}-{sha256[:16]}-{partner}"
+            row = ledger.record(_row("handover", release, f"handed over to {partner}", requester, details, key))
             packed.replace(archive)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None
@@ -114,6 +124,8 @@ def handovers(ledger: Ledger) -> list[Handover]:
                 bundle_digest=row.details["bundle_digest"],
                 release_row=row.details["release_row"],
                 row=row.sequence,
+                archive_sha256=row.details.get("archive_sha256"),
+                archive_bytes=row.details.get("archive_bytes"),
                 revoked_on=None if taken_back is None else taken_back.recorded_at[:10],
                 reason=None if taken_back is None else taken_back.details["reason"],
             )
@@ -135,6 +147,47 @@ def revocation_list(ledger: Ledger, key: EllipticCurvePrivateKey) -> Revocations
     )
     number = max((row.sequence for row in rows), default=0)
     return Revocations(number=number, stated_on=_today(), revoked=entries).signed(key)
+
+
+def listed(ledger: Ledger, bundles: Path, keys: Mapping[str, str]) -> dict[str, Listed]:
+    """Every release that was handed over or revoked, for the agency's list (`roles.publish`).
+
+    Args:
+        keys: public keys (PEM) by their id, that may have sealed a bundle.
+
+    Raises:
+        StorageError: a bundle is not as it was committed, or an unknown key sealed it.
+    """
+    found: dict[str, Listed] = {}
+    given = handovers(ledger)
+    revoked = {row.release_id: row for row in ledger.rows() if row.kind == "revocation" and row.release_id}
+    for release_id in sorted({entry.release_id for entry in given} | set(revoked)):
+        folder, row, taken_back = bundles / release_id, ledger.release(release_id), revoked.get(release_id)
+        files = bundle.content_files(folder) if folder.is_dir() else {}
+        stands = digest(files) == row.bundle_digest
+        if not stands and taken_back is None:  # of a revoked one its name is enough
+            raise StorageError(f"no bundle as ledger row {row.sequence} has it at {folder}; restore it from a copy")
+        entry = Entry(
+            key=_sealed_by(folder, keys) if stands else None,
+            revoked_on=None if taken_back is None else taken_back.recorded_at[:10],
+            reason=None if taken_back is None else taken_back.details["reason"],
+        )
+        archives = {e.archive_sha256: e.archive_bytes for e in given if e.release_id == release_id}
+        known = {sha256: size for sha256, size in archives.items() if sha256 is not None and size is not None}
+        found[release_id] = Listed(str(row.bundle_digest), len(rfc8785.dumps(files)), entry, known)
+    return found
+
+
+def _sealed_by(folder: Path, keys: Mapping[str, str]) -> str | None:
+    """The key that made a bundle's signature; None where a certificate did."""
+    if signing_certificate(folder) is not None:
+        return None
+    sealed = sealed_by(folder)
+    if sealed is None or sealed not in keys:
+        raise StorageError(
+            f"{folder.name} was sealed by key {str(sealed)[:16]}…, which no root names and no --past-key is; give it"
+        )
+    return keys[sealed]
 
 
 def _row(kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str) -> Evaluation:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, SIGNATURE
@@ -15,6 +17,10 @@ from storage.errors import StorageError
 from storage.ledger import heads
 from storage.ledger.models import Row
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+VARIABLE = "AUTOCODER_SIGNING_KEY"
 _PUBLIC = "signing-key.pub.pem"
 
 
@@ -53,6 +59,31 @@ def seal(folder: Path, row: Row, signer: Signer | None) -> None:
         sync(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def signing_key(named: Path | None, private: Path) -> Path:
+    """The private key that signs here: the one named, else this machine's ($AUTOCODER_SIGNING_KEY), else the
+    workspace's own.
+    """
+    machine = os.environ.get(VARIABLE)
+    return named or (Path(machine) if machine else private / "keys" / heads.PRIVATE_NAME)
+
+
+def own_public_key(private: Path) -> EllipticCurvePublicKey:
+    """The public half of the key that signs here.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return heads.load_private_key(signing_key(None, private)).public_key()
+
+
+def sealed_by(folder: Path) -> str | None:
+    """Id of the key that a bundle says it was sealed by; None where it does not say."""
+    try:
+        return json.loads((folder / PROOF).read_text(encoding="utf-8"))["head"]["key_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _standing(folder: Path, wanted: dict[str, object], signer: Signer | None) -> bool:

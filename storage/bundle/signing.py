@@ -86,7 +86,7 @@ class Signer:
 
         signed = None
         with suppress(UnsoundBundle):
-            signed = _signing_certificate(folder)
+            signed = signing_certificate(folder)
         if (signed is None) != (self.certificate is None):
             return False
         if signed is not None and self.certificate is not None and signed != _certificates(self.certificate)[0]:
@@ -106,13 +106,13 @@ class Signer:
 
 @dataclass(frozen=True)
 class Verifier:
-    """A public key that the partner has from a safe place, or trusted authorities and the name that they vouch for.
+    """A public key (or its file) that is had from a safe place, or trusted authorities and the name they vouch for.
 
     An authority vouches for everybody whom it gave a certificate, servers and mailboxes among them: it says who
     somebody is, and the partner says whom it wants to have signed.
     """
 
-    key: Path | None = None
+    key: Path | EllipticCurvePublicKey | None = None
     authorities: tuple[Path, ...] = ()
     identity: str | None = None
     """An e-mail address or URI among the certificate's alternative names, or its whole subject (RFC 4514)."""
@@ -135,26 +135,29 @@ class Verifier:
         """
         if not (folder / SIGNATURE).is_file():
             raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
-        signed = _signing_certificate(folder)
+        signed = signing_certificate(folder)
         public = self._public_key(signed)
         from model_signing import verifying
 
         config = verifying.Config().set_hashing_config(_hashing())
-        try:
-            if self.key is not None:
-                config.use_elliptic_key_verifier(public_key=self.key)
-            else:
-                config.use_certificate_verifier(certificate_chain=list(self.authorities))
-            config.verify(folder, folder / SIGNATURE)
-        except Exception as error:  # the libraries below raise whatever a damaged signature meets
-            raise _unsound(error) from None
+        with tempfile.TemporaryDirectory(prefix="autocoder-key-") as scratch:
+            file = Path(scratch) / heads.PUBLIC_NAME
+            file.write_bytes(heads.public_pem(public))
+            try:
+                if self.key is not None:
+                    config.use_elliptic_key_verifier(public_key=file)
+                else:
+                    config.use_certificate_verifier(certificate_chain=list(self.authorities))
+                config.verify(folder, folder / SIGNATURE)
+            except Exception as error:  # the libraries below raise whatever a damaged signature meets
+                raise _unsound(error) from None
         return public
 
     def _public_key(self, signed: Certificate | None) -> EllipticCurvePublicKey:
         if self.key is not None:
             if signed is not None:
                 raise UnsoundBundle(SIGNATURE, "was made with a certificate; verify it with --authority")
-            return heads.load_public_key(self.key)
+            return heads.load_public_key(self.key) if isinstance(self.key, Path) else self.key
         for authority in self.authorities:
             _certificates(authority)
         if signed is None:
@@ -177,7 +180,7 @@ def _hashing() -> Any:
     )
 
 
-def _signing_certificate(folder: Path) -> Certificate | None:
+def signing_certificate(folder: Path) -> Certificate | None:
     """The certificate that a signature names, not trusted before its chain was followed; None for a bare key."""
     from cryptography import x509
 

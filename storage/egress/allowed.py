@@ -17,6 +17,7 @@ from storage.bundle.folder import UnsoundBundle
 from storage.egress.documents import check_schema, strict_json
 from storage.egress.leaks import check_pickle
 from storage.egress.tensors import shapes
+from storage.tables.formulas import unquoted
 
 _MB = 1 << 20
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
@@ -68,7 +69,7 @@ def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
         raise UnsoundBundle(name, f"has other columns than {', '.join(CODELIST_COLUMNS)}")
     if any(len(row) != len(CODELIST_COLUMNS) for row in rows):
         raise UnsoundBundle(name, "a row has more or fewer fields than its header")
-    return rows[1:]
+    return [tuple(map(unquoted, row)) for row in rows[1:]]
 
 
 def _golden(name: str, path: Path) -> list[dict[str, Any]]:

@@ -225,11 +225,13 @@ class Database:
             if not path.parent.is_dir():
                 raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
             try:  # closed to others: it names populations, requesters and costs
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+                # resolved: a link that leads nowhere yet would be left to the driver, which asks the umask
+                os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
                 pass
-            except OSError as error:
-                raise StorageError(f"ledger {self.name}: cannot be made: {error.strerror}") from error
+            except (OSError, RuntimeError) as error:  # the latter: links in a circle
+                reason = getattr(error, "strerror", None) or "a link leads to itself"
+                raise StorageError(f"ledger {self.name}: cannot be made: {reason}") from error
         found = self.revision()
         if found == REVISION:
             return

@@ -167,9 +167,11 @@ class Policy(BaseModel):
             return DEFAULT_POLICY
         import yaml
 
+        from storage import strict_yaml
+
         source = Path(path)
         try:
-            data = yaml.load(source.read_text(encoding="utf-8"), Loader=_strict_loader())  # noqa: S506
+            data = strict_yaml.load(source.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"policy file {source}: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -218,26 +220,6 @@ class Policy(BaseModel):
         """Round a record count to the nearest multiple that the policy names, halves up."""
         base = self.record_count_rounding
         return (2 * count + base) // (2 * base) * base
-
-
-def _strict_loader() -> Any:
-    """Return a safe YAML loader that refuses a key given twice: the last would win in silence."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node, deep=True))
-            if key in found:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
-            found[key] = loader.construct_object(value_node, deep=True)
-        return found
-
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    return Loader
 
 
 DEFAULT_POLICY = Policy.parse(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +38,8 @@ _PIECE_CELLS = 1 << 20
 _PIECE_CHARACTERS = 1 << 24
 _PIECE_ROWS = 2048
 _PARQUET_ROWS = 256
+_NANOSECONDS: Final = pa.time64("ns")
+"""Python's times end at the microsecond."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def open_table(path: Path, wanted: Sequence[str], *, option: str = "data") -> Ta
         source, schema, rows = _look_through_json(source, wanted)
     elif source.kind == "parquet":
         with pq.ParquetFile(path) as file:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
+            schema, rows = _readable(source, file.schema_arrow), file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
             raise InputError(f"{source.label} has a column name twice; rename one")
     else:
@@ -235,12 +239,39 @@ def _parquet_batches(source: Source, columns: tuple[str, ...]) -> Iterator[pa.Re
     raise InputError(f"{source.label}: the Parquet file is damaged; write it anew")
 
 
+def _readable(source: Source, schema: pa.Schema) -> pa.Schema:
+    """The types that Python has values for: times of day to the nanosecond become text, which loses nothing.
+
+    Raises:
+        InputError: a column holds such times inside lists or records.
+    """
+    fields = []
+    for field in schema:
+        if field.type == _NANOSECONDS:
+            field = pa.field(field.name, pa.string())
+        elif _holds(field.type, _NANOSECONDS):
+            raise InputError(
+                f"{source.label}, column {field.name!r}: times to the nanosecond inside of {field.type} would be cut; "
+                "write them as text"
+            )
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def _holds(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    inner = [kind.field(at).type for at in range(kind.num_fields)]
+    if isinstance(kind, pa.DictionaryType):
+        inner = [kind.value_type]
+    return any(entry == wanted or _holds(entry, wanted) for entry in inner)
+
+
 def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
     columns: list[list[Any]] = []
     for name in batch.schema.names:
+        column = batch.column(name)
         try:
-            columns.append(batch.column(name).to_pylist())
-        except (ValueError, OverflowError):  # a day after the year 9999, text that is no UTF-8, an unknown time zone
+            columns.append((column.cast(pa.string()) if column.type == _NANOSECONDS else column).to_pylist())
+        except (ValueError, OverflowError, KeyError):  # a day after the year 9999, no UTF-8, an unknown time zone
             break
     if len(columns) < batch.num_columns:
         name = batch.schema.names[len(columns)]
@@ -257,6 +288,7 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     readable = not pa.types.is_nested(column.type)
     try:
         column = column.cast(pa.string())
+        column.validate(full=True)  # the library takes over bytes that are no UTF-8
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         readable = False
     if not readable:
@@ -275,7 +307,7 @@ def _json_records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
             fault = "it is no JSON object"
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                record = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+                record = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
             except UnicodeDecodeError:
                 fault = "it is no UTF-8"
             except (ValueError, RecursionError):
@@ -295,6 +327,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
+def _number(text: str) -> float | Decimal:
+    """A number as a float where that is the same number, else with all its digits."""
+    value = float(text)
+    return value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)
+
+
 def _no_number(name: str) -> Any:
     """NaN and Infinity, which are no JSON (RFC 8259, section 6)."""
     raise ValueError
@@ -302,7 +340,7 @@ def _no_number(name: str) -> Any:
 
 def _encodes(value: Any) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         return False
     return True

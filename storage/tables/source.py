@@ -10,7 +10,9 @@ import codecs
 import csv
 import difflib
 import io
+import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,10 @@ _HEAD = 1 << 20
 _CHUNK = 4 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive begins; the second is empty. A CSV may well begin with `PK`, such as a column of keys."""
+_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error)
+"""What the library raises of a damaged archive: it reads and seeks where the archive's own numbers send it."""
+_PARQUET = b"PAR1"
+"""How a Parquet file begins and ends; a CSV may begin so, too."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
@@ -99,7 +105,7 @@ def open_source(path: Path, option: str = "data") -> Source:
         return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
         magic = file.read(4)
-    if magic == b"PAR1":
+    if magic == _PARQUET and (path.suffix.lower() == ".parquet" or _end(path) == _PARQUET):
         return _parquet(path, option)
     member: str | None = None
     if magic in _ZIP:
@@ -191,10 +197,12 @@ def safely(source: Source, action: Callable[[], T]) -> T:
     """
     try:
         return action()
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        fault = f"the ZIP cannot be unpacked ({type(error).__name__}); unpack it yourself or fetch it anew"
     except UnicodeDecodeError:
         fault = "it does not decode; save it as UTF-8"
+    except _ZIP_FAULTS as error:
+        if source.member is None:
+            raise
+        fault = f"the ZIP cannot be unpacked ({type(error).__name__}); unpack it yourself or fetch it anew"
     except pa.ArrowException as error:
         fault = (
             "a quoted cell never ends, or is longer than a block; look for a quote left open"
@@ -210,13 +218,19 @@ def _lines_estimated(path: Path, size: int) -> int:
     return max(round(head.count(b"\n") * size / len(head)), 1)
 
 
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-len(_PARQUET), os.SEEK_END)
+        return file.read()
+
+
 def _parquet(path: Path, option: str) -> Source:
     rows, columns = 0, ()
     try:
         with pq.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, tuple(file.schema_arrow.names)
         readable = True
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):  # the last: a column's name is no UTF-8
         readable = False
     if not readable:
         raise InputError(f"{option}: {path} begins like Parquet but cannot be read; is it whole?")
@@ -230,7 +244,7 @@ def _member(path: Path, option: str) -> tuple[str, int]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-    except zipfile.BadZipFile:
+    except _ZIP_FAULTS:
         pass
     if members is None:
         raise InputError(f"{option}: {path} begins like a ZIP but cannot be read; is it whole?")

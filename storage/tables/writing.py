@@ -6,9 +6,9 @@ import base64
 import csv
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputError
+from storage.tables.formulas import harmless
 from storage.tables.reading import ABSENT, Row
 from storage.tables.source import JSON_LINES, Kind
 
 _SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
-_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
 
 
 class Writer(Protocol):
@@ -53,29 +53,17 @@ def writing(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
     with path.open("w", encoding="utf-8", newline="") as file:
         if kind == "csv":
             lines = csv.writer(file)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
-            lines.writerow([harmless(name) for name in schema.names])
+            lines.writerow(map(_cell, schema.names))
             yield lambda rows: lines.writerows([_cell(value) for value in row] for row in rows)
         else:
             yield lambda rows: file.writelines(_json_line(schema.names, row) for row in rows)
-
-
-def harmless(text: str) -> str:
-    """A cell that no table program takes for a formula: one that begins like a formula gets an apostrophe before it.
-
-    Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage return, also behind
-    blanks and in the full-width forms of Asian keyboards.
-    """
-    start = text.lstrip(" \n")[:1]
-    if start and start in "=+-@\t\r＝＋－＠" and not _NUMBER.fullmatch(text.strip(" \n")):
-        return "'" + text
-    return text
 
 
 def _cell(value: Any) -> str:
     if value is None or value == ABSENT:
         return ""
     if isinstance(value, str):
-        return harmless(value)
+        return harmless(value.replace("\0", " "))  # which no reader of CSV takes
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float | int):
@@ -84,13 +72,20 @@ def _cell(value: Any) -> str:
 
 
 def _json_line(names: Sequence[str], row: Row) -> str:
-    """An object; NaN and infinities, which JSON has no numbers for, are null."""
-    cells = (
-        (name, None if isinstance(value, float) and not math.isfinite(value) else value)
-        for name, value in zip(names, row, strict=True)
-    )
-    record = {name: value for name, value in cells if value != ABSENT}
-    return json.dumps(record, ensure_ascii=False, default=_text) + "\n"
+    return _json({name: value for name, value in zip(names, row, strict=True) if value != ABSENT}) + "\n"
+
+
+def _json(value: Any) -> str:
+    """JSON with all digits of a number; NaN and infinities, which it has no numbers for, are null at any depth."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, Decimal):
+        return str(value) if value.is_finite() else "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null"
+    return json.dumps(value, ensure_ascii=False, default=_text)
 
 
 def _text(value: Any) -> str:
@@ -98,7 +93,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=_text)
+        return _json(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
@@ -107,6 +102,6 @@ def _arrow(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
     for field, column in zip(schema, zip(*rows, strict=True), strict=True):
         values: list[Any] = [None if isinstance(value, str) and value == ABSENT else value for value in column]
         if pa.types.is_string(field.type):
-            values = [v if v is None or isinstance(v, str) else json.dumps(v, default=_text) for v in values]
+            values = [v if v is None or isinstance(v, str) else _json(v) for v in values]
         arrays.append(pa.array(values, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -22,6 +22,7 @@ from storage.egress import gate, leaks
 from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
 from storage.ledger import Row
+from storage.tables.formulas import quoted
 from tasks.bundle import golden, licence
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
@@ -172,7 +173,8 @@ def _write_codes(path: Path, codes: Sequence[Code], classification: str, version
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["code", "title", "classification", "version"])
-        writer.writerows([entry.code, entry.title, classification, version] for entry in codes)
+        for entry in codes:
+            writer.writerow(map(quoted, (entry.code, entry.title, classification, version)))
 
 
 def licence_of(context: Context, settings: BundleParameters) -> tuple[str, str | None]:

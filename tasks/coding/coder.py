@@ -16,6 +16,7 @@ from mechanisms.model import export
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
+from storage.tables.formulas import unquoted
 from tasks.bundle.thresholds import THRESHOLDS, read_thresholds
 from tasks.coding.groups import Groups, groups_of
 
@@ -82,11 +83,11 @@ class Coder:
             raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
         try:
             with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
-                listed = list(csv.DictReader(file))
+                listed = [{name: unquoted(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
             titles = {row["code"]: row["title"] for row in listed}
             release = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
             first = listed[0]
-        except (OSError, ValueError, KeyError, IndexError, RecursionError):
+        except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
             raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
         # A list without a name or a version is told from others by its content.
         name = first.get("classification") or "unnamed"

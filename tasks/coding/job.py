@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 from storage.artifacts import digest, file_digest
 from storage.durable import replacing, sync, write_atomically
 from storage.errors import InputError, StorageError
+from storage.tables.formulas import harmless
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Row, Table, pieces, survey
-from storage.tables.writing import harmless, kind_of, writing
+from storage.tables.writing import kind_of, writing
 from tasks.coding.coder import Coder
 from tasks.coding.columns import Added, output_schema
 from tasks.running import progress

@@ -21,6 +21,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
+from storage import strict_yaml
 from storage.codelist import normalise_code
 from storage.durable import replacing
 from storage.errors import InputError
@@ -45,11 +46,11 @@ def read_policy(path: Path) -> Policy:
         InputError: names the file and the field.
     """
     try:
-        return Policy.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        return Policy.model_validate(strict_yaml.load(path.read_text(encoding="utf-8")) or {})
     except (OSError, UnicodeDecodeError):
         fault = "it cannot be read"
-    except yaml.YAMLError:
-        fault = "it is no YAML"
+    except yaml.YAMLError as error:
+        fault = f"it is no YAML ({getattr(error, 'problem', None) or 'it does not read'})"
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -158,7 +159,8 @@ def agreement(coded: Path, sample: Path) -> Agreement:
     for number, cells in enumerate(returned.text_rows([ROW, HUMAN, WEIGHT]), start=1):
         row, code, weight = map(_unquoted, cells)
         at, value = _number(row), _number(weight)
-        if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or value <= 0:
+        # a weight is one over a probability that is one over the rows at least
+        if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or not 1 <= value <= table.rows:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} is not as it was drawn")
         if int(at) in human:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} is there twice")

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
+from storage import core_dumps
 from storage.errors import StorageError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -34,12 +35,13 @@ SAFE = (MechanismError, StorageError, StageError)
 
 @contextmanager
 def private_errors(stage: str) -> Iterator[None]:
-    """Turn whatever is raised inside into an error that is safe to store.
+    """Turn whatever is raised inside into an error that is safe to store; a process that dies leaves no dump either.
 
     Raises:
         StorageError: the disk is full or unwritable.
         StageError: anything unforeseen, without its text.
     """
+    core_dumps.forbid()
     try:
         yield
     except SAFE:

@@ -49,6 +49,13 @@ def _mounts(service: dict[str, Any]) -> list[str]:
     ]
 
 
+def ours(composed: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Services of our images."""
+    found = {name: s for name, s in composed["services"].items() if s["image"].startswith("autocoder")}
+    assert len(found) > 8
+    return found
+
+
 def secrets_of(service: dict[str, Any]) -> set[str]:
     return {entry if isinstance(entry, str) else entry["source"] for entry in service.get("secrets", [])}
 
@@ -97,6 +104,54 @@ def test_the_gpu_worker_has_an_image_with_cuda(composed: dict[str, Any]) -> None
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
     assert "ARG TORCH_INDEX" in recipe
     assert '--index-url "$TORCH_INDEX"' in recipe
+
+
+def test_an_image_is_built_once_and_its_packages_before_its_code(composed: dict[str, Any]) -> None:
+    """Nine services built one image nine times, and a change of code installed all packages again."""
+    assert {name for name, s in composed["services"].items() if "build" in s} == {"migrate", "worker-gpu"}
+    recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
+    assert recipe.index("pip install -c requirements.lock") < recipe.index("COPY flows flows")
+    assert "COPY . " not in recipe
+
+
+def test_each_container_ends_when_it_is_asked_to_and_leaves_no_dump(composed: dict[str, Any]) -> None:
+    """An init hands SIGTERM on, which the first process of a container otherwise ignores; dumps have one byte."""
+    for name, service in ours(composed).items():
+        assert service["init"] is True, name
+        limit = service["ulimits"]["core"]
+        assert (limit if isinstance(limit, int) else limit["hard"]) == 1, name
+
+
+def test_containers_reach_no_port_of_the_host(composed: dict[str, Any]) -> None:
+    """The network without a way out has no address of the host's either; the guide says how an old one goes."""
+    options = composed["networks"]["inside"]["driver_opts"]
+    assert str(options["com.docker.network.bridge.inhibit_ipv4"]).lower() == "true"
+    assert "docker compose down" in GUIDE
+
+
+def test_a_worker_that_is_made_anew_is_the_same_worker(composed: dict[str, Any]) -> None:
+    """By its host's name, which Prefect knows it by; no two have one."""
+    workers = {n: s for n, s in composed["services"].items() if s.get("command", [""])[0] == "worker"}
+    assert {name: s["hostname"] for name, s in workers.items()} == {name: name for name in workers}
+
+
+def test_redis_serves_as_its_own_user(composed: dict[str, Any]) -> None:
+    """Root gives it the files of earlier versions and the password, and no more."""
+    command = composed["services"]["redis"]["command"][-1]
+    assert "setpriv --reuid=redis --regid=redis" in command
+    assert command.index("chown -R redis:redis /data") < command.index("exec setpriv") < command.index("redis-server")
+    assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0
+
+
+def test_the_operators_browser_asks_this_server_alone(composed: dict[str, Any]) -> None:
+    """The page's policy, and the server's own for pages of other origins; logs name the page that can be opened."""
+    (policy,) = re.findall(r'header Content-Security-Policy "(.*)"', (ROOT / "deployments" / "Caddyfile").read_text())
+    rules = {name: words for name, *words in (rule.split() for rule in policy.split(";"))}
+    assert rules["connect-src"] == ["'self'", "wss://{hostport}"]
+    assert rules["frame-ancestors"] == rules["object-src"] == ["'none'"]
+    services, page = composed["services"], "https://127.0.0.1:8443"
+    assert environment(services["prefect-server"])["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == page
+    assert {environment(services[name])["PREFECT_UI_URL"] for name in services if name.startswith("worker-")} == {page}
 
 
 def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, Any]) -> None:
@@ -192,9 +247,7 @@ def test_every_command_of_the_image_is_one_that_its_entrypoint_knows(composed: d
     """And the scripts are sound shell."""
     script = ROOT / "deployments" / "images" / "entrypoint.sh"
     text = script.read_text()
-    ours = [s for s in composed["services"].values() if "build" in s]
-    assert ours
-    for service in ours:
+    for service in ours(composed).values():
         assert f"  {service['command'][0]})" in text
     for path in (script, ROOT / "deployments" / "postgres" / "10-roles.sh", ROOT / "scripts" / "stack_secrets.sh"):
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
@@ -317,15 +370,16 @@ def test_what_a_house_adds_is_not_gits() -> None:
     assert done.stdout.split() == list(named)
 
 
-def make_secrets(folder: Path) -> None:
-    """`scripts/stack_secrets.sh` in this folder; a stub makes the key."""
+def make_secrets(folder: Path, umask: int = 0o022) -> None:
+    """`scripts/stack_secrets.sh` in this folder; a stub makes the keys, as closed as the umask has them."""
     (folder / "scripts").mkdir(exist_ok=True)
     shutil.copy(ROOT / "scripts" / "stack_secrets.sh", folder / "scripts")
     stub = folder / "autocoder"
-    stub.write_text("#!/bin/sh\nprintf KEY > secrets/signing-key.pem\n")
+    stub.write_text("#!/bin/sh\nprintf KEY > secrets/signing-key.pem; printf P > secrets/signing-key.pub.pem\n")
     stub.chmod(0o755)
     command = ["bash", str(folder / "scripts" / "stack_secrets.sh")]
-    subprocess.run(command, env={"PATH": "/usr/bin:/bin", "BIN": str(folder)}, check=True, capture_output=True)
+    env = {"PATH": "/usr/bin:/bin", "BIN": str(folder)}
+    subprocess.run(command, env=env, check=True, capture_output=True, umask=umask)
 
 
 def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path: Path) -> None:
@@ -342,6 +396,28 @@ def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path:
         assert file.stat().st_mode & 0o777 == 0o444, file
         assert file.read_text()
     assert (tmp_path / "secrets" / "signing-key.pem").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "secrets" / "signing-key.pub.pem").stat().st_mode & 0o777 == 0o444, "containers check with it"
+
+
+def test_a_checkout_that_is_closed_to_others(tmp_path: Path) -> None:
+    """Under umask 077: what containers read of it is opened, in the image and beside it; narratives have a folder."""
+    (tmp_path / "deployments").mkdir()
+    shutil.copytree(ROOT / "deployments" / "postgres", tmp_path / "deployments" / "postgres")
+    shutil.copy(ROOT / "deployments" / "Caddyfile", tmp_path / "deployments")
+    for path in [tmp_path / "deployments" / "Caddyfile", *(tmp_path / "deployments" / "postgres").rglob("*")]:
+        path.chmod(0o600)
+    (tmp_path / "deployments" / "postgres").chmod(0o700)
+    make_secrets(tmp_path, umask=0o077)
+    for path in (tmp_path / "deployments" / "postgres").rglob("*"):
+        assert path.stat().st_mode & 0o044 == 0o044
+    assert (tmp_path / "deployments" / "postgres").stat().st_mode & 0o055 == 0o055
+    assert (tmp_path / "deployments" / "Caddyfile").stat().st_mode & 0o044 == 0o044
+    narratives = (tmp_path / "narratives").stat()
+    assert narratives.st_mode & 0o077 == 0
+    assert os.geteuid() != 0 or narratives.st_uid == 10001
+    recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
+    copied = max(match.start() for match in re.finditer(r"^COPY ", recipe, re.MULTILINE))
+    assert copied < recipe.index("chmod -R a+rX /app /usr/local/bin/entrypoint.sh") < recipe.index("USER autocoder")
 
 
 @pytest.mark.skipif(

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
+from service.clients import Clients, State
 from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
+STATE = State(Clients.of({"tests": KEY}))
 HEADER = {"X-API-Key": KEY}
 
 
 @pytest.fixture(scope="module")
 def client(coder: Coder) -> Iterator[TestClient]:
     """The service with a key and without a rate that tests would meet."""
-    with TestClient(create_app(coder, Settings(key=KEY, narratives_per_minute=10**6))) as client:
+    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=10**6))) as client:
         yield client
 
 
@@ -97,7 +99,7 @@ def test_a_body_is_cut_off_at_the_limit_even_if_it_does_not_say_its_length(clien
 
 def test_a_rate_is_held_in_narratives(coder: Coder) -> None:
     """Thirty a minute: a batch counts all of its narratives; wrong keys have a count of their own."""
-    with TestClient(create_app(coder, Settings(key=KEY, narratives_per_minute=30))) as client:
+    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=30))) as client:
         for _ in range(3):
             assert client.post("/code", json={"narratives": ["x"] * 10}, headers=HEADER).status_code == 200
         over = client.post("/code", json={"narratives": "x"}, headers=HEADER)

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
+from storage.tables.formulas import harmless
 from storage.tables.reading import ABSENT, Table, pieces, survey
-from storage.tables.writing import harmless, kind_of, writing
+from storage.tables.writing import kind_of, writing
 
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
 

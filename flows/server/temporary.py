@@ -1,0 +1,60 @@
+"""The server that a run starts for itself where none is named: closed to everybody but the run and its children.
+
+It has a password of this run, which `settings.before_prefect` puts into the environment alone. Its port is taken before
+it starts and kept to the end: between Prefect's choice of a port and its server's start lie seconds, in which another
+user of the machine could listen there and be told parameters and password.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def own_server() -> Iterator[None]:
+    """Where no server is named, the one that Prefect starts when it is first asked listens on a port of ours.
+
+    To be entered before a flow runs, after `before_prefect`.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        yield
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    class Server(SubprocessASGIServer):
+        """Prefect's own, on a socket that is bound already; nobody else can bind to its port any more."""
+
+        bound: socket.socket
+
+        def find_available_port(self) -> int:
+            self.bound = socket.socket()
+            self.bound.bind(("127.0.0.1", 0))  # not listening yet: until the server does, connections are refused
+            return self.bound.getsockname()[1]
+
+        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            from prefect.settings import get_current_settings
+
+            ephemeral = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+            settings = get_current_settings().to_environment_variables(exclude_unset=True)
+            number = self.bound.fileno()
+            command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            return subprocess.Popen(
+                [*command, "--fd", str(number), "--log-level", "error", "--lifespan", "on"],
+                env=os.environ | ephemeral | settings,
+                pass_fds=[number],
+            )
+
+    # Prefect makes one server a process, on demand, and finds it here by the port that was asked for: none.
+    known: dict[int | None, SubprocessASGIServer] = SubprocessASGIServer._instances
+    if None not in known:
+        known[None] = object.__new__(Server)
+        known[None].__init__()
+    yield

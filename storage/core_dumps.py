@@ -1,0 +1,16 @@
+"""No core dumps: a process at work holds narratives and posteriors, and its dump would lie where the system puts it."""
+
+from __future__ import annotations
+
+import resource
+
+
+def forbid() -> None:
+    """For this process and its children, for good.
+
+    The limit is one byte: no file is that small, and a program that the system pipes dumps to gets none only at this
+    limit, not at zero (Linux, core(5) and `do_coredump`).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 1 if hard != 0 else 0
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))

@@ -1,0 +1,165 @@
+"""Would win: codes from a service by a key that was taken out, at another client's cost, or from a revoked release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sealed_bundle import Sealed
+from starlette.testclient import TestClient
+
+from flows.commands.serve import TrustOptions, Watch, _verified
+from service.app import Settings, create_app
+from service.clients import Clients, State
+from storage.bundle.revocations import Revocations, Revoked
+from storage.ledger.heads import load_private_key, load_public_key, new_keys, public_pem
+from tasks.coding.coder import Coder
+
+A, B = "a" * 20, "b" * 20
+CODE = {"narratives": "Employee fell."}
+
+
+@contextmanager
+def serving(folder: Path, watch: Callable[[], State], state: State, rate: int = 10**6) -> Iterator[TestClient]:
+    """A service that looks again all the time."""
+    settings = Settings(state=state, renew=watch, renew_seconds=0.01, narratives_per_minute=rate)
+    with TestClient(create_app(Coder.open(folder), settings)) as client:
+        yield client
+
+
+def until(client: TestClient, wanted: int, key: str = A) -> Any:
+    """Ask until the answer has a status."""
+    for _ in range(1000):
+        answer = client.post("/code", json=CODE, headers={"X-API-Key": key})
+        if answer.status_code == wanted:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"{wanted} never came")
+
+
+def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
+    """What `serve` looks at."""
+    chosen: dict[str, Any] = {"verify_key": sealed.verifier.key} | trust
+    options = TrustOptions(**chosen)
+    return Watch(State(Clients.read(keys.read_text())), keys, options, _verified(sealed.folder, options))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """Two clients."""
+    file = tmp_path / "keys"
+    file.write_text(f"# name and key\n\nanna {A}\nben {B}\n")
+    return file
+
+
+def test_a_key_that_was_taken_out(sealed: Sealed, keys: Path) -> None:
+    """Is refused without a restart, a new one let in, and the others notice nothing."""
+    watch = watching(sealed, keys)
+    with serving(sealed.folder, watch, watch.state) as client:
+        until(client, 200)
+        keys.write_text(f"ben {B}\ncarla {'c' * 20}\n")
+        until(client, 401)
+        assert until(client, 200, B)
+        assert until(client, 200, "c" * 20)
+
+
+@pytest.mark.parametrize("broken", ["", "anna", f"anna {A}\nben", f"x {A}\ny {A}\n", f"x {A}\nx {B}\n", "\xff", None])
+def test_a_file_of_keys_that_is_broken_for_a_moment(
+    sealed: Sealed, keys: Path, capsys: pytest.CaptureFixture[str], broken: str | None
+) -> None:
+    """Lets nobody in who was not, shuts nobody out, and is told once, without a key."""
+    watch = watching(sealed, keys)
+    if broken is None:
+        keys.unlink()
+    else:
+        keys.write_text(broken, encoding="latin-1")
+    for _ in range(3):
+        state = watch()
+        assert state.clients
+        assert (state.clients.name_of(A), state.clients.name_of("anna"), state.clients.name_of("")) == (
+            "anna",
+            None,
+            None,
+        )
+    told = capsys.readouterr().err
+    assert told.count("note:") == 1
+    assert A not in told
+
+
+def test_each_client_has_a_rate_of_its_own(sealed: Sealed, keys: Path) -> None:
+    """Who uses theirs up leaves the other's alone."""
+    watch = watching(sealed, keys)
+    with serving(sealed.folder, watch, watch.state, rate=3) as client:
+        statuses = [client.post("/code", json=CODE, headers={"X-API-Key": A}).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert client.post("/code", json=CODE, headers={"X-API-Key": B}).status_code == 200
+
+
+def write_list(file: Path, sealed: Sealed, number: int, *, revoked: bool, key: Any = None) -> None:
+    """A signed list."""
+    row = sealed.row
+    entry = Revoked(
+        release_id=str(row.release_id), bundle_digest=str(row.bundle_digest), revoked_on="2026-11-21", reason="an error"
+    )
+    signing = key or load_private_key(sealed.signer.key)
+    made = Revocations(number=number, stated_on="2026-11-21", revoked=(entry,) if revoked else ()).signed(signing)
+    file.write_text(made.model_dump_json())
+
+
+def test_a_release_that_is_revoked_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
+    """Codes no more and says why, to load balancers too; no older, broken or foreign list brings it back."""
+    file = tmp_path / "revocations.json"
+    write_list(file, sealed, 1, revoked=False)
+    watch = watching(sealed, keys, revocations=file)
+    with serving(sealed.folder, watch, watch.state) as client:
+        until(client, 200)
+        write_list(file, sealed, 2, revoked=True)
+        assert "revoked on 2026-11-21: an error" in until(client, 503).json()["detail"]
+        assert client.get("/health").status_code == 503
+        assert "an error" in client.get("/version", headers={"X-API-Key": A}).json()["withdrawn"]
+    thief = load_private_key(new_keys(tmp_path / "thief")[0])
+    for attack in (
+        lambda: write_list(file, sealed, 1, revoked=False),
+        lambda: write_list(file, sealed, 9, revoked=False, key=thief),
+        lambda: file.write_text("{}"),
+        file.unlink,
+    ):
+        attack()
+        assert watch().withdrawn
+
+
+def test_the_agencys_list_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
+    """Revoked by the list: withdrawn. A folder that is taken away, or a list that is not renewed, lets it code until
+    the list's time is over, and no longer.
+    """
+    from storage.bundle.roles import Listed, new_root, publish, sign_root
+    from storage.bundle.trust import Entry
+
+    folder, key = tmp_path / "trust", load_private_key(sealed.signer.key)
+    roles = {role: [key.public_key()] for role in ("root", "targets", "snapshot", "timestamp")}
+    new_root(folder, keys=roles, thresholds={}, days=100)
+    assert sign_root(folder, key) == 0
+    pem = public_pem(load_public_key(Path(str(sealed.verifier.key)))).decode()
+    good = Listed(str(sealed.row.bundle_digest), 1, Entry(key=pem), {})
+    release = str(sealed.row.release_id)
+    publish(folder, {release: good}, release_keys=[key], list_keys=[key], days=30)
+    trust = {"verify_key": None, "root": folder / "1.root.json", "repository": folder, "state": tmp_path / "state"}
+    watch = watching(sealed, keys, **trust)
+    assert watch().withdrawn is None
+    folder.rename(tmp_path / "away")
+    assert watch().withdrawn is None
+    watch._good_until = datetime.now(UTC) - timedelta(seconds=1)
+    assert "out of date" in str(watch().withdrawn)
+    (tmp_path / "away").rename(folder)
+    assert watch().withdrawn is None
+    gone = replace(good, entry=Entry(key=pem, revoked_on="2026-11-21", reason="an error"))
+    publish(folder, {release: gone}, release_keys=[key], list_keys=[key], days=30)
+    assert "an error" in str(watch().withdrawn)
+    publish(folder, {}, release_keys=[key], list_keys=[key], days=30)
+    assert "not on the agency's list" in str(watch().withdrawn)

@@ -1,0 +1,120 @@
+"""Would win: records or the ledger, from a file that another user of the machine may read."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InputError, StorageError
+from storage.ledger import Ledger
+from storage.paths import Workspace
+from storage.shared import Shared
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    """022: what a program makes without care is open."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_a_ledger_behind_a_link_that_leads_nowhere_yet(tmp_path: Path) -> None:
+    """Is made closed, like one without a link; over two links, and relative ones, too."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "one.db").symlink_to(tmp_path / "two.db")
+    (tmp_path / "two.db").symlink_to(Path("far") / "ledger.db")
+    Ledger.open(f"sqlite:///{tmp_path / 'one.db'}")
+    made = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.name.split(".")[0] for path in made} == {"ledger"}
+    assert {oct(path.stat().st_mode & 0o777) for path in made} == {"0o600"}
+
+
+def test_a_ledger_behind_a_link_into_no_folder_or_a_circle(tmp_path: Path) -> None:
+    """Is refused, and nothing made."""
+    (tmp_path / "lost.db").symlink_to(tmp_path / "nowhere" / "ledger.db")
+    (tmp_path / "round.db").symlink_to(tmp_path / "round.db")
+    for name in ("lost", "round"):
+        with pytest.raises(StorageError):
+            Ledger.open(f"sqlite:///{tmp_path / name}.db")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o701, 0o704, 0o1777, 0o703, 0o2755])
+@pytest.mark.parametrize("link", [False, True], ids=["itself", "by a link"])
+def test_a_shared_storage_that_is_open(tmp_path: Path, mode: int, link: bool) -> None:
+    """And there already: refused before a record is written into it."""
+    place = tmp_path / "stages"
+    place.mkdir()
+    place.chmod(mode)
+    if link:
+        (tmp_path / "link").symlink_to(place)
+    for url in [str(tmp_path / "link") if link else str(place), f"file://{place}"]:
+        with pytest.raises(InputError, match="chmod o-rwx"):
+            Shared(url)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770, 0o2770, 0o750])
+def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
+    """To all but a group is taken; one that was not there is made closed."""
+    place = tmp_path / "stages"
+    place.mkdir()
+    place.chmod(mode)
+    Shared(str(place))
+    Shared(str(tmp_path / "new"))
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
+def test_what_prefect_keeps_of_a_run(tmp_path: Path) -> None:
+    """Parameters, states and figures: its folder is closed, also one that was open before."""
+    from flows.server.settings import _prefect_home
+
+    (tmp_path / "prefect").mkdir(mode=0o755)
+    home = Workspace(tmp_path).create().home
+    for _ in range(2):
+        assert _prefect_home(home, make_home=True).stat().st_mode & 0o077 == 0
+
+
+DIES = """
+import os, signal, sys
+from {module} import {name}
+{act}
+os.chdir(sys.argv[1])
+os.kill(os.getpid(), signal.SIGABRT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "act"),
+    [
+        ("tasks.running.failures", "private_errors", "private_errors('x').__enter__()"),
+        ("storage.core_dumps", "forbid", "forbid()\nforbid()"),
+    ],
+)
+@pytest.mark.parametrize("allowed", [resource.RLIM_INFINITY, 0], ids=["without a limit", "none"])
+def test_a_process_that_dies_with_narratives_in_memory(
+    tmp_path: Path, module: str, name: str, act: str, allowed: int
+) -> None:
+    """Leaves no core dump, neither a file nor what the system pipes to a program: the limit is one byte, not more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard != resource.RLIM_INFINITY and allowed:
+        allowed = hard
+    script = DIES.format(module=module, name=name, act=act).replace(
+        "os.chdir", "import resource; print(resource.getrlimit(resource.RLIMIT_CORE)[1], flush=True)\nos.chdir"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (allowed, allowed)),
+    )
+    assert died.returncode == -signal.SIGABRT, died.stderr
+    assert int(died.stdout) == min(allowed if allowed != resource.RLIM_INFINITY else 1, 1)
+    assert not list(tmp_path.iterdir())

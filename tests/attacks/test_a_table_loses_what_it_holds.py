@@ -1,0 +1,196 @@
+"""Would win: rows, digits or keys that vanish between a table and its coded copy; a formula that a partner runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.codelist import Code
+from storage.egress.allowed import FILES
+from storage.errors import InputError
+from storage.tables.formulas import harmless, quoted, unquoted
+from storage.tables.reading import Table, pieces, survey
+from storage.tables.writing import kind_of, writing
+from tasks.bundle.fill import _write_codes
+
+
+def copied(table: Table, path: Path) -> Path:
+    """The table written anew, in the format of the name."""
+    with writing(path, kind_of(path), table.schema) as write:
+        for piece in pieces(table.read(), columns=len(table.columns)):
+            write(piece)
+    return path
+
+
+def there_and_back(tmp_path: Path, line: str, suffix: str = ".jsonl") -> Path:
+    """One record of JSON through the reader and a writer."""
+    (tmp_path / "in.jsonl").write_text(line + "\n")
+    return copied(survey(tmp_path / "in.jsonl", text_columns=[]), tmp_path / f"out{suffix}")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "0.1234567890123456789",
+        "123456789012345678.5",
+        "1e400",
+        "-1E-400",
+        "12345678901234567890123",
+        "1.0000000000000000001",
+        "-0.0",
+        "2.5",
+        "0.1",
+        "1e22",
+        "9007199254740993.0",
+    ],
+)
+@pytest.mark.parametrize("shape", ['{{"Text": "a", "n": {}}}', '{{"Text": "a", "n": {{"deep": [{}]}}}}'])
+def test_digits_of_a_number(tmp_path: Path, number: str, shape: str) -> None:
+    """Stay, in JSON and in CSV, however deep and however many."""
+    out = json.loads(there_and_back(tmp_path, shape.format(number)).read_text(), parse_float=Decimal, parse_int=Decimal)
+    value = out["n"] if "deep" not in shape else out["n"]["deep"][0]
+    assert value == Decimal(number)
+    with there_and_back(tmp_path, shape.format(number), ".csv").open(newline="") as file:
+        cell = next(csv.DictReader(file))["n"]
+    if "deep" not in shape:
+        assert Decimal(cell) == Decimal(number)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"Text": "a", "Text": "b"}',
+        '{"a": {"b": 1, "b": 2}}',
+        '{"a": NaN}',
+        '{"a": [-Infinity]}',
+        '{"a": 1, "\\u0061": 2}',
+    ],
+)
+def test_what_json_cannot_say_twice_or_at_all(tmp_path: Path, line: str) -> None:
+    """Refused by line: a key that comes twice, NaN, infinities."""
+    (tmp_path / "in.jsonl").write_text('{"Text": "x"}\n' + line + "\n")
+    with pytest.raises(InputError, match="line 2"):
+        survey(tmp_path / "in.jsonl", text_columns=[])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")], {"a": [float("nan")]}])
+def test_infinity(tmp_path: Path, value: Any) -> None:
+    """Of a Parquet file is null in JSON, at any depth: the result is JSON."""
+    pq.write_table(pa.table({"n": [value]}), tmp_path / "in.parquet")
+    text = copied(survey(tmp_path / "in.parquet", text_columns=[]), tmp_path / "out.jsonl").read_text()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert "null" in text
+    json.loads(text, parse_constant=refuse)
+
+
+def of(number: int, kind: pa.DataType, store: pa.DataType | None = None) -> pa.Array:
+    """One value of a type, by its number."""
+    return pa.array([number], store or pa.int64()).cast(kind)
+
+
+WHOLE = {
+    "a moment": (of(1_700_000_000_123_456_789, pa.timestamp("ns")), "2023-11-14T22:13:20.123456789"),
+    "a moment in a zone": (of(1_700_000_000_123_456_789, pa.timestamp("ns", "UTC")), "123456789+00:00"),
+    "a time of day": (of(1_234_567, pa.time64("ns")), "00:00:00.001234567"),
+    "a duration": (pa.array([123_456_789], pa.duration("ns")), "0.123456789S"),
+    "a list of moments": (pa.array([[1_700_000_000_123_456_789]], pa.list_(pa.timestamp("ns"))), "123456789"),
+    "an unsigned number": (pa.array([2**64 - 1], pa.uint64()), "18446744073709551615"),
+    "a decimal": (pa.array([Decimal("1" * 60 + ".5")]), "1" * 60 + ".5"),
+}
+
+
+@pytest.mark.parametrize(("column", "told"), WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_nanoseconds_and_digits_of_parquet(tmp_path: Path, column: pa.Array, told: str, suffix: str) -> None:
+    """All of them are there afterwards."""
+    pq.write_table(pa.table({"n": column}), tmp_path / "in.parquet")
+    assert told in copied(survey(tmp_path / "in.parquet", text_columns=[]), tmp_path / f"out{suffix}").read_text()
+
+
+BAD_TEXT = pa.Array.from_buffers(
+    pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
+)
+UNREADABLE = {
+    "years over 9999": of(400_000_000_000, pa.timestamp("s")),
+    "years before 1": of(-99_999_999_999_999_999, pa.timestamp("us")),
+    "a day over 9999": of(10**7, pa.date32(), pa.int32()),
+    "an unknown zone": of(1_700_000_000, pa.timestamp("s", "Nowhere/Land")),
+    "a zone of 99 hours": of(1_700_000_000, pa.timestamp("s", "+99:00")),
+    "text that is no UTF-8": BAD_TEXT,
+    "such text in a list": pa.ListArray.from_arrays([0, 1], BAD_TEXT),
+    "an unknown zone in a list": pa.ListArray.from_arrays([0, 1], of(1_700_000_000, pa.timestamp("s", "Nowhere/Land"))),
+    "a duration without end": pa.array([2**62], pa.duration("s")),
+    "nanoseconds of the day in a list": pa.array([[1_234_567]], pa.list_(pa.time64("ns"))),
+}
+
+
+@pytest.mark.parametrize("column", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("as_text", [True, False], ids=["as text", "beside"])
+def test_what_no_calendar_or_alphabet_has(tmp_path: Path, column: pa.Array, as_text: bool) -> None:
+    """Is refused by its column, before work, and is no case for a report."""
+    pq.write_table(pa.table({"n": column}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match="column 'n'"):
+        survey(tmp_path / "in.parquet", text_columns=["n"] if as_text else [])
+
+
+def test_bad_text_is_refused_where_only_text_is_read(tmp_path: Path) -> None:
+    """Training reads its text columns alone; what is no UTF-8 does not get through there either."""
+    from storage.tables.reading import open_table
+
+    pq.write_table(pa.table({"n": BAD_TEXT}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match="column 'n'"):
+        list(open_table(tmp_path / "in.parquet", ["n"]).texts(["n"]))
+
+
+@pytest.mark.parametrize("first", ["PK", "PK1", "PK\x05", "PAR1", "PAR1_key", "PAR"])
+def test_a_first_column_that_begins_like_another_format(tmp_path: Path, first: str) -> None:
+    """Is the first column of a CSV."""
+    (tmp_path / "in.csv").write_text(f"{first},Text\n1,fell\n2,cut\n")
+    table = survey(tmp_path / "in.csv", text_columns=["Text"])
+    assert (table.kind, table.rows) == ("csv", 2)
+
+
+@pytest.mark.parametrize(
+    "title", ["=HYPERLINK(1)", "+x", "-x", "@x", "\t=1", "'=1", "'", "''x", "'Other'", "plain", "", "-5", "＝1"]
+)
+def test_a_formula_as_title(tmp_path: Path, title: str) -> None:
+    """Is no formula in the bundle's code list, and is the same title again where the list is read."""
+    codes = [Code("1", title), Code(title or "x", "y")]
+    _write_codes(tmp_path / "codelist.csv", codes, title, "=1")
+    with (tmp_path / "codelist.csv").open(newline="", encoding="utf-8") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert all(harmless(cell) == cell for cell in cells)
+    read = FILES["codelist.csv"].read
+    if "\t" not in title:
+        assert read("codelist.csv", tmp_path / "codelist.csv") == [
+            ("1", title, title, "=1"),
+            (title or "x", "y", title, "=1"),
+        ]
+
+
+@given(st.text("'=+-@ \t\r\nx5＝", max_size=5))
+def test_every_text_comes_back_from_its_cell(text: str) -> None:
+    """And its cell is no formula."""
+    assert unquoted(quoted(text)) == text
+    assert harmless(quoted(text)) == quoted(text)
+
+
+@pytest.mark.parametrize("write", [lambda p: p.write_text("code,title,classification,version\n111,=1+1,O,2\n")])
+def test_a_bundle_of_an_earlier_version(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """Has its titles as they were written."""
+    write(tmp_path / "codelist.csv")
+    assert FILES["codelist.csv"].read("codelist.csv", tmp_path / "codelist.csv") == [("111", "=1+1", "O", "2")]

@@ -1,0 +1,116 @@
+"""Would win: the operator's screen, or a verdict written over, by a code, a title, a narrative or a file's name."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+
+from flows.commands import console as progress
+from flows.commands.terminal import Console, say, shown
+
+COMMANDS = Path(progress.__file__).parent
+EVIL = "\x1b]0;window\x07\x1b[2J\x9b1A\r\x08sound: release\u202etxt\u2066\x7f[/x][bold]"
+ACTS = [c for c in EVIL if not c.isprintable()]
+
+
+def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stdout and stderr: control characters and turning marks are written out."""
+    say(EVIL)
+    say(EVIL, err=True)
+    told = capsys.readouterr()
+    for text in (told.out, told.err):
+        assert not set(ACTS) & set(text)
+        assert "[/x][bold]" in text
+        assert "\\u001b]0;window" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_rich_prints(terminal: bool) -> None:
+    """Lines, cells, headers and titles of tables; `[/x]` is text."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=200, no_color=True, legacy_windows=False)
+    table = Table(EVIL, title=EVIL)
+    table.add_row(EVIL)
+    console.print(table)
+    console.print(f"x {EVIL}")
+    assert "window" in out.getvalue()
+    assert "\x1b]" not in out.getvalue()
+    assert "\x1b[2J" not in out.getvalue()
+    assert out.getvalue().count("[/x][bold]") >= 3
+
+
+def test_the_bar_and_the_lines_of_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """A label or a figure with `[/x]` or an escape in it."""
+    with progress.ConsoleListener() as listener:
+        listener.started(EVIL)
+        listener.report(EVIL, 1, 2)
+        listener.finished(EVIL, {"path": EVIL}, reused=False, seconds=1.0)
+        listener.finished("[/x]", {"path": "[/x]"}, reused=True, seconds=1.0)
+    told = capsys.readouterr().err
+    assert "\x1b]" not in told
+    assert "[/x]  path [/x]" in told
+
+
+@given(st.text())
+def test_no_text_acts(text: str) -> None:
+    """Whatever it is: line breaks and tabs alone are left of the controls, and it can be encoded."""
+    out = shown(text)
+    assert all(c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in out)
+    out.encode()
+
+
+@given(st.text())
+def test_json_stays_json(text: str) -> None:
+    """And says the same."""
+    for ascii_only in (True, False):
+        said = json.dumps({"x": text}, ensure_ascii=ascii_only)
+        assert json.loads(shown(said)) == {"x": text}
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in COMMANDS.glob("*.py")))
+def test_no_command_prints_in_another_way(file: str) -> None:
+    """By `say` and this Console alone: neither typer's nor Rich's own."""
+    tree = ast.parse((COMMANDS / file).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert file == "terminal.py" or (node.value.id, node.attr) not in {("typer", "echo"), ("click", "echo")}
+        if isinstance(node, ast.ImportFrom):
+            assert node.module != "rich.console"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ledger", "list", "--home", "HERE"),
+        ("code", "x", "--bundle", "HERE"),
+        ("verify", "HERE", "--allow-unsigned"),
+        ("doctor", "--home", "HERE/[/x]"),
+        ("qa", "agree", "HERE", "--sample", "HERE"),
+        ("drift", "HERE", "--reference", "HERE"),
+        ("retrain", "--profile", "HERE.yaml"),
+        ("handover", "HERE", "--to", "x", "--out", "HERE"),
+        ("keys", "new", "--out", "HERE"),
+    ],
+    ids=lambda words: words[0] if words[0] not in {"qa", "ledger", "keys"} else " ".join(words[:2]),
+)
+def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Ends in a line that shows it, on whatever stream."""
+    here = str(tmp_path / "a\x1b]0;x\x07[/x]\udc80")
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *(word.replace("HERE", here) for word in arguments)],
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    said = done.stdout + done.stderr
+    assert b"\x1b]" not in said
+    assert b"Traceback" not in said
+    assert b"report it" not in said
