@@ -12,8 +12,8 @@ untrained head. Draws that the diagnostics do not bear out (`mechanisms.posterio
 The S draws measure risks and Delta; the released one is a further draw of the first chain, and counts in Delta too.
 All of them come from a key of the operating system's entropy, which goes when the fit ends: nothing is drawn again.
 
-The claim is of SWAG-PPM's kind: 2 Delta, asymptotic and local. It is free of one assumption, that SWAG is the posterior,
-and of no other.
+The claim is of SWAG-PPM's kind: 2 Delta, asymptotic and local. It is free of one assumption, that SWAG is the
+posterior, and of no other.
 """
 
 from __future__ import annotations

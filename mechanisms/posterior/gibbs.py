@@ -102,6 +102,24 @@ class SoftmaxPosterior:
         steepness = self.bounded.slope(weighted)
         return self.bounded(weighted), steepness if slope is None else steepness * slope
 
+    def shifted(self, theta: Tensor, at: Evaluation, normal: Tensor) -> tuple[Tensor, Evaluation]:
+        """The same with a new mean over classes, drawn from the posterior given all else.
+
+        A vector added to all classes' rows changes no probability, and under the prior the mean over classes is
+        independent of the rest: it is N(mean of theta_0, tau^2 / classes I), whatever the records. It is drawn from
+        that exactly; blocks of the Hessian, which see one class at a time, would have it move slowly.
+
+        Args:
+            normal: standard normals [K, width].
+        """
+        classes = theta.shape[1]
+        mean = self.prior_mean.mean(0) + normal * (self.prior_std / math.sqrt(classes))
+        off = theta.mean(1) - self.prior_mean.mean(0)
+        move = mean - theta.mean(1)
+        change = classes * ((off + move).double().square() - off.double().square()).sum(1) / (2 * self.prior_std**2)
+        gradient = at.gradient + move[:, None] / self.prior_std**2
+        return theta + move[:, None], Evaluation(at.potential + change, gradient, at.ell)
+
     def curvature(self, theta: Tensor) -> Tensor:
         """Blocks float32 [classes, width, width] of the Hessian of U at theta [K, classes, width], mean over K.
 

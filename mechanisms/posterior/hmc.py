@@ -1,7 +1,8 @@
 """Hamiltonian Monte Carlo with Metropolis correction, for the posterior of a head: chains side by side.
 
 Why our own: the samplers that are kept well (Stan, NumPyro, BlackJAX, PyMC) bring another framework, and Pyro's knows
-one chain a process and no mass but a dense or a diagonal one. Blocks, a class each, are what makes 40,000 parameters mix.
+one chain a process and no mass but a dense or a diagonal one. Blocks, a class each, are what makes 40,000 parameters
+mix; what they cannot see, the mean over classes, is drawn anew after every trajectory (`SoftmaxPosterior.shifted`).
 
 With the mean m and the positive definite M of a Gaussian, the potential is split into that Gaussian and the rest,
 
@@ -197,10 +198,11 @@ _HISTORY = ("ell", "projections", "potential", "acceptance", "energy_error")
 
 @dataclass
 class _State:
-    """What a run goes on from."""
+    """What a run goes on from. theta and at: where the chains are, once they have started."""
 
     key: bytes
-    theta: Tensor
+    theta: Tensor | None = None
+    at: Evaluation | None = None
     step: int = 0
     size: _StepSize = field(default_factory=_StepSize)
     history: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _HISTORY})
@@ -209,15 +211,12 @@ class _State:
         """Replace the file; the last one holds no key any more."""
         if file is None:
             return
-        tensors = {name: torch.stack(parts) for name, parts in self.history.items() if parts} | {"theta": self.theta}
+        tensors = {name: torch.stack(parts) for name, parts in self.history.items() if parts}
+        if self.theta is not None and self.at is not None:
+            tensors |= {"theta": self.theta} | {f"at.{name}": tensor for name, tensor in vars(self.at).items()}
         if not last:
             tensors["key"] = torch.frombuffer(bytearray(self.key), dtype=torch.uint8)
         checkpoint.save(file, tensors, {"step": self.step, "size": asdict(self.size)})
-
-    def draws(self, at: Evaluation) -> Draws:
-        """What the chains leave; `at`: the target where they ended."""
-        stacked = {name: torch.stack(parts) for name, parts in self.history.items()}
-        return Draws(theta=self.theta, ell_last=at.ell, step_size=self.size.value, **stacked)
 
     @staticmethod
     def load(file: Path) -> _State:
@@ -225,7 +224,9 @@ class _State:
         tensors, meta = checkpoint.load(file)
         key = bytes(tensors["key"].tolist()) if "key" in tensors else b""
         history = {name: list(tensors.get(name, ())) for name in _HISTORY}
-        return _State(key, tensors["theta"].clone(), meta["step"], _StepSize(**meta["size"]), history)
+        at = {name.removeprefix("at."): tensor for name, tensor in tensors.items() if name.startswith("at.")}
+        started = Evaluation(**at) if at else None
+        return _State(key, tensors.get("theta"), started, meta["step"], _StepSize(**meta["size"]), history)
 
 
 def sample(
@@ -270,30 +271,52 @@ def _sample(
     if file is not None and file.exists():
         state = _State.load(file)
     else:
-        state = _State(noise.new_key(), torch.empty(chains, *start.shape))
+        state = _State(noise.new_key())
         state.save(file)  # the key must be on the disk before anything is drawn with it
-    if state.step == total:
-        return state.draws(target.evaluate(state.theta))
+    if state.step < total:
+        _go_on(state, target, start, warm, total, chains, purpose, file, on_draw, progress)
+    assert state.theta is not None
+    assert state.at is not None
+    stacked = {name: torch.stack(parts) for name, parts in state.history.items()}
+    return Draws(theta=state.theta, ell_last=state.at.ell, step_size=state.size.value, **stacked)
+
+
+def _go_on(
+    state: _State,
+    target: SoftmaxPosterior,
+    start: Tensor,
+    warm: int,
+    total: int,
+    chains: int,
+    purpose: str,
+    file: Path | None,
+    on_draw: Callable[[Tensor], None] | None,
+    progress: Progress | None,
+) -> None:
+    """The trajectories from the state's to the last."""
     stream, directions = noise.SecretStream(state.key), _directions(start)
     found = mode(target, start)
     metric = Metric.of(found, target.curvature(found[None]))
-    if state.step == 0:
-        state.theta = _scattered(target, metric, stream, state.theta, purpose)
-    at = target.evaluate(state.theta)
+    theta, at = state.theta, state.at
+    if theta is None or at is None:
+        theta = _scattered(target, metric, stream, torch.empty(chains, *start.shape), purpose)
+        at = target.evaluate(theta)
     while state.step < total:
         step = state.step
-        normal = stream.normal_(torch.empty_like(state.theta), purpose=f"{purpose}: velocity", step=step)
+        normal = stream.normal_(torch.empty_like(theta), purpose=f"{purpose}: velocity", step=step)
         uniform = stream.normal_(torch.empty(chains, dtype=torch.float64), purpose=f"{purpose}: accept", step=step)
-        state.theta, at, moved = trajectory(
+        theta, at, moved = trajectory(
             target,
             metric,
-            state.theta,
+            theta,
             at,
             step_size=state.size.value,
             angle=QUARTER * (1 + _JITTER * math.sin(_GOLDEN * step)),
             normal=normal,
             log_uniform=torch.special.log_ndtr(uniform),
         )
+        level = stream.normal_(torch.empty(chains, start.shape[1]), purpose=f"{purpose}: level", step=step)
+        state.theta, state.at = theta, at = target.shifted(theta, at, level)
         state.step += 1
         if state.step <= warm:
             state.size.update(float(moved.probability.mean()))
@@ -302,17 +325,16 @@ def _sample(
             if state.step == warm:
                 state.size.value = math.exp(state.size.log_mean)
         elif state.step < total:
-            off = (state.theta - target.prior_mean).flatten(1).double()
+            off = (theta - target.prior_mean).flatten(1).double()
             values = (at.ell, off @ directions, at.potential, moved.probability, moved.energy_error)
             for name, value in zip(_HISTORY, values, strict=True):
                 state.history[name].append(value)
             if on_draw is not None:
-                on_draw(state.theta)
+                on_draw(theta)
         if state.step % _SAVE_EVERY == 0 or state.step == total:
             state.save(file, last=state.step == total)
         if progress is not None:
             progress(state.step * chains, total * chains)
-    return state.draws(at)
 
 
 def _scattered(

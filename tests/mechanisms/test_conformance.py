@@ -23,6 +23,7 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
+from mechanisms.privacy import noise
 from mechanisms.privacy.claims import formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode
 from mechanisms.privacy.noise import SecretStream
@@ -78,6 +79,7 @@ def said(fitted: Fitted) -> Tensor:
 @pytest.fixture(autouse=True)
 def _fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -183,8 +183,8 @@ def test_draws_are_calibrated(wrong: dict[str, float], accepted: bool) -> None:
 
 @pytest.mark.parametrize("bound", [None, 2.5])
 def test_two_samplers_agree_in_a_long_run(bound: float | None) -> None:
-    """Against 2,000 steps of plain random-walk Metropolis in each of 200 chains, which shares no line with it: means and
-    variances of all parameters within five standard errors of the difference (level 1e-5 over 24 comparisons)."""
+    """Against 2,000 steps of plain random-walk Metropolis in each of 200 chains, which shares no line with it: means
+    and variances of all parameters within five standard errors of the difference (level 1e-5 over 24 comparisons)."""
     bounded = None if bound is None else BoundedLikelihood(bound=bound)
     target = posterior(bounded=bounded, weights=torch.linspace(0.2, 1.0, 40))
     g = generator(7)
@@ -235,6 +235,22 @@ def test_gradient_and_curvature_are_the_potentials() -> None:
     hessian = torch.autograd.functional.hessian(potential_of, at).view(CLASSES, WIDTH, CLASSES, WIDTH)
     blocks = torch.stack([hessian[c, :, c] for c in range(CLASSES)])
     torch.testing.assert_close(target.curvature(at.view(1, CLASSES, WIDTH)), blocks, rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_level_is_a_draw_given_the_rest() -> None:
+    """It changes no log-likelihood, the potential and gradient told are those of the new place, and over 2,000 chains
+    the mean over classes is N(mean of theta_0, tau^2 / classes), level 1e-6."""
+    target = posterior(prior_mean=torch.randn(CLASSES, WIDTH, generator=generator(8)), prior_std=0.6)
+    theta = torch.randn(2000, CLASSES, WIDTH, generator=generator(1))
+    before = target.evaluate(theta)
+    after, told = target.shifted(theta, before, torch.randn(2000, WIDTH, generator=generator(2)))
+    true = target.evaluate(after)
+    torch.testing.assert_close(told.ell, true.ell, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(told.potential, true.potential, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(told.gradient, true.gradient, rtol=1e-4, atol=1e-4)
+    white = (after.mean(1) - target.prior_mean.mean(0)) / (0.6 / math.sqrt(CLASSES))
+    below = float(stats.chi2.cdf(float(white.double().square().sum()), white.numel()))
+    assert 2 * min(below, 1 - below) > 1e-6
 
 
 class Killed(BaseException):
