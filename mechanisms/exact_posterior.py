@@ -41,8 +41,8 @@ from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import failure_probability
 
-FEWEST_DRAWS = 400
-"""On fewer draws their agreement cannot be judged: as many are taken, however few were asked for."""
+FEWEST_DRAWS = 100
+"""A chain: on fewer their agreement cannot be judged, and as many are taken, however few were asked for."""
 
 
 class ExactPosteriorEvent(Event, frozen=True):
@@ -190,31 +190,36 @@ def draws_of(
     run: Run,
     progress: Callable[[int, int | None], None] | None,
 ) -> tuple[Draws, dict[str, float]]:
-    """Draws that the diagnostics bear out, with their figures.
+    """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
 
     An audit's rerun has one chain, which nothing is decided on and nothing released from.
 
     Raises:
         MechanismError: the draws are not to be trusted.
     """
-    file = None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors"
-    number = draws if run.resampled else max(draws, FEWEST_DRAWS)
+    checked: dict[int, Diagnostics] = {}
+
+    def look(drawn: Draws) -> Diagnostics:
+        if drawn.count not in checked:
+            losses = drawn.ell if target.weights is None else drawn.ell * target.weights
+            checked[drawn.count] = Diagnostics.of(drawn, losses.abs().amax(2).double().numpy())
+        return checked[drawn.count]
+
     drawn = hmc.sample(
         target,
         start,
         sampler,
-        draws=number,
+        draws=draws if run.resampled else max(draws, FEWEST_DRAWS * sampler.chains),
         purpose=purpose,
         chains=1 if run.resampled else None,
-        file=file,
+        satisfied=None if run.resampled else lambda drawn: not look(drawn).failures,
+        file=None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors",
         progress=progress,
     )
     if run.resampled:
         return drawn, {}
-    losses = drawn.ell if target.weights is None else drawn.ell * target.weights
-    diagnostics = Diagnostics.of(drawn, losses.abs().amax(2).double().numpy())
-    diagnostics.refuse()
-    return drawn, diagnostics.figures
+    look(drawn).refuse()
+    return drawn, look(drawn).figures
 
 
 def progress_of_part(run: Run, part: int, parts: int) -> Callable[[int, int | None], None] | None:

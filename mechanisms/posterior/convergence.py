@@ -140,13 +140,10 @@ class Diagnostics:
             worst=worst,
         )
 
-    def refuse(self) -> None:
-        """Refuse draws that may not be the posterior's.
-
-        Raises:
-            MechanismError: says which diagnostic failed, and what to change.
-        """
-        failed = []
+    @property
+    def failures(self) -> list[str]:
+        """What speaks against the draws, in words."""
+        failed: list[str] = []
         if not self.r_hat <= LARGEST_R_HAT:
             failed.append(f"split R-hat of {self.worst['r_hat']} is {self.r_hat:.3f}, above {LARGEST_R_HAT}")
         for name, words in (("ess_bulk", "bulk"), ("ess_tail", "tail")):
@@ -159,10 +156,18 @@ class Diagnostics:
             failed.append(f"a chain accepts {self.acceptance:.2f} of its proposals, fewer than {SMALLEST_ACCEPTANCE}")
         if self.diverged:
             failed.append(f"{self.diverged} trajectories diverged")
-        if failed:
+        return failed
+
+    def refuse(self) -> None:
+        """Refuse draws that may not be the posterior's.
+
+        Raises:
+            MechanismError: says which diagnostics failed, and what to change.
+        """
+        if self.failures:
             raise MechanismError(
-                f"the sampler's draws are not to be trusted: {'; '.join(failed)}. Nothing is released from them; raise "
-                "the draws or sampler.warm_up, or lower the standard deviation of the prior"
+                f"the sampler's draws are not to be trusted: {'; '.join(self.failures)}. Nothing is released from "
+                "them; raise the draws or sampler.warm_up, or lower the standard deviation of the prior"
             )
 
     @property

@@ -27,7 +27,7 @@ nowhere after.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,8 @@ _MOST_STEPS = 256
 _WIDE = 1.5
 """How much wider than the Laplace approximation every other chain starts; the rest start at draws of the prior."""
 _PROJECTIONS = 16
+AT_MOST = 4
+"""Times the draws asked for, while they do not satisfy."""
 _SAVE_EVERY = 16
 
 
@@ -204,8 +206,17 @@ class _State:
     theta: Tensor | None = None
     at: Evaluation | None = None
     step: int = 0
+    total: int = 0
+    """The trajectory after which it ends, if its draws satisfy by then."""
     size: _StepSize = field(default_factory=_StepSize)
     history: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _HISTORY})
+
+    def draws(self) -> Draws:
+        """What the chains have left so far."""
+        assert self.theta is not None
+        assert self.at is not None
+        stacked = {name: torch.stack(parts) for name, parts in self.history.items()}
+        return Draws(theta=self.theta, ell_last=self.at.ell, step_size=self.size.value, **stacked)
 
     def save(self, file: Path | None, *, last: bool = False) -> None:
         """Replace the file; the last one holds no key any more."""
@@ -216,7 +227,7 @@ class _State:
             tensors |= {"theta": self.theta} | {f"at.{name}": tensor for name, tensor in vars(self.at).items()}
         if not last:
             tensors["key"] = torch.frombuffer(bytearray(self.key), dtype=torch.uint8)
-        checkpoint.save(file, tensors, {"step": self.step, "size": asdict(self.size)})
+        checkpoint.save(file, tensors, {"step": self.step, "total": self.total, "size": asdict(self.size)})
 
     @staticmethod
     def load(file: Path) -> _State:
@@ -226,7 +237,8 @@ class _State:
         history = {name: list(tensors.get(name, ())) for name in _HISTORY}
         at = {name.removeprefix("at."): tensor for name, tensor in tensors.items() if name.startswith("at.")}
         started = Evaluation(**at) if at else None
-        return _State(key, tensors.get("theta"), started, meta["step"], _StepSize(**meta["size"]), history)
+        size = _StepSize(**meta["size"])
+        return _State(key, tensors.get("theta"), started, meta["step"], meta["total"], size, history)
 
 
 def sample(
@@ -237,6 +249,7 @@ def sample(
     draws: int,
     purpose: str,
     chains: int | None = None,
+    satisfied: Callable[[Draws], bool] | None = None,
     file: Path | None = None,
     on_draw: Callable[[Tensor], None] | None = None,
     progress: Progress | None = None,
@@ -248,52 +261,43 @@ def sample(
     Args:
         start: parameters [classes, width] near which a mode is sought.
         chains: in place of the config's.
+        satisfied: looks at the draws; while it is not, as many again are taken, up to `AT_MOST` times as many.
         file: where the state lies, every few trajectories; the same call goes on from it.
         on_draw: sees theta [K, classes, width] of every draw that counts; of a run that went on, of the rest of them.
         progress: told of trajectories over all chains.
     """
     with using(1), torch.no_grad():
-        return _sample(target, start, config, draws, purpose, chains or config.chains, file, on_draw, progress)
+        chains = chains or config.chains
+        length = math.ceil(draws / chains)
+        if file is not None and file.exists():
+            state = _State.load(file)
+        else:
+            state = _State(noise.new_key(), total=config.warm_up + length + 1)
+            state.save(file)  # the key must be on the disk before anything is drawn with it
+        if state.key:
+            for _ in _trajectories(state, target, start, config.warm_up, chains, purpose, file, on_draw):
+                if progress is not None:
+                    progress(state.step * chains, state.total * chains)
+                if state.step == state.total:
+                    enough = state.total >= config.warm_up + AT_MOST * length + 1
+                    if enough or satisfied is None or satisfied(state.draws()):
+                        state.save(file, last=True)
+                        break
+                    state.total += length
+        return state.draws()
 
 
-def _sample(
-    target: SoftmaxPosterior,
-    start: Tensor,
-    config: SamplerConfig,
-    draws: int,
-    purpose: str,
-    chains: int,
-    file: Path | None,
-    on_draw: Callable[[Tensor], None] | None,
-    progress: Progress | None,
-) -> Draws:
-    warm, total = config.warm_up, config.warm_up + math.ceil(draws / chains) + 1
-    if file is not None and file.exists():
-        state = _State.load(file)
-    else:
-        state = _State(noise.new_key())
-        state.save(file)  # the key must be on the disk before anything is drawn with it
-    if state.step < total:
-        _go_on(state, target, start, warm, total, chains, purpose, file, on_draw, progress)
-    assert state.theta is not None
-    assert state.at is not None
-    stacked = {name: torch.stack(parts) for name, parts in state.history.items()}
-    return Draws(theta=state.theta, ell_last=state.at.ell, step_size=state.size.value, **stacked)
-
-
-def _go_on(
+def _trajectories(
     state: _State,
     target: SoftmaxPosterior,
     start: Tensor,
     warm: int,
-    total: int,
     chains: int,
     purpose: str,
     file: Path | None,
     on_draw: Callable[[Tensor], None] | None,
-    progress: Progress | None,
-) -> None:
-    """The trajectories from the state's to the last."""
+) -> Iterator[None]:
+    """Move the state on by one trajectory a time, for as long as it is asked."""
     stream, directions = noise.SecretStream(state.key), _directions(start)
     found = mode(target, start)
     metric = Metric.of(found, target.curvature(found[None]))
@@ -301,7 +305,9 @@ def _go_on(
     if theta is None or at is None:
         theta = _scattered(target, metric, stream, torch.empty(chains, *start.shape), purpose)
         at = target.evaluate(theta)
-    while state.step < total:
+    elif state.step == state.total:  # killed between its last trajectory and what is made of it
+        yield
+    while True:
         step = state.step
         normal = stream.normal_(torch.empty_like(theta), purpose=f"{purpose}: velocity", step=step)
         uniform = stream.normal_(torch.empty(chains, dtype=torch.float64), purpose=f"{purpose}: accept", step=step)
@@ -324,17 +330,16 @@ def _go_on(
                 state.size = _StepSize(value=state.size.value, log_mean=math.log(state.size.value))
             if state.step == warm:
                 state.size.value = math.exp(state.size.log_mean)
-        elif state.step < total:
+        elif state.step < state.total:
             off = (theta - target.prior_mean).flatten(1).double()
             values = (at.ell, off @ directions, at.potential, moved.probability, moved.energy_error)
             for name, value in zip(_HISTORY, values, strict=True):
                 state.history[name].append(value)
             if on_draw is not None:
                 on_draw(theta)
-        if state.step % _SAVE_EVERY == 0 or state.step == total:
-            state.save(file, last=state.step == total)
-        if progress is not None:
-            progress(state.step * chains, total * chains)
+        if state.step % _SAVE_EVERY == 0:
+            state.save(file)
+        yield
 
 
 def _scattered(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
@@ -226,3 +226,35 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     moves = [float((whole - first_sum(torch.arange(N) != i)).norm()) for i in range(5)]
     assert max(moves) <= clip * (1 + 1e-4)
     assert max(moves) > 0.9 * clip
+
+
+POSTERIORS = [
+    kind for kind in KINDS if (event := made(kind).plan(TASK).event) and "prior_std" in type(event).model_fields
+]
+"""Those whose event says which density one draw is released from: its width is what the guarantee rests on."""
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
+def test_where_records_say_nothing_the_draw_is_the_priors(kind: str, factor: float, accepted: bool) -> None:
+    """The noise of a posterior draw is the posterior's own. Features of zero leave the prior of the weights as it is,
+    so that the released weights are normal around the untrained head: by chi-square at level 1e-6 with the event's
+    standard deviation, and not with 2/3 or 3/2 of it."""
+    width = 300
+
+    def untrained() -> Classifier:
+        part = nn.Linear(width, CLASSES)
+        with torch.no_grad():
+            part.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
+            part.bias.zero_()
+        return head_of(part)
+
+    plan = made(kind).plan(TASK)
+    silent = Records(FeatureInputs(torch.zeros(N, width)), torch.arange(N) % CLASSES)
+    fitted = plan.fit(silent, Run(classes=CLASSES, seed=5, classifier=untrained))
+    assert isinstance(fitted.model, ClassifierModel)
+    weights = CLASSES * width
+    moved = (fitted.model.classifier.flat - untrained().flat)[:weights]
+    unit = getattr(plan.mechanism, "feature_clip_norm", 1.0)  # what the event's parameters are measured in
+    std = plan.event.prior_std / unit  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    assert (scale_p_value(moved, std=factor * std) > 1e-6) == accepted
