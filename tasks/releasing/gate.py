@@ -27,10 +27,16 @@ AUDITED = "audited"
 
 
 def verdict(claim: Claim, lower_bound: float) -> str:
-    """What the measurement says of the claim: nothing proves a claim, some refute it."""
+    """What the measurement says of the claim: nothing proves a claim, some refute it.
+
+    Args:
+        lower_bound: on epsilon of adding or removing one. A claim of replacing one is held to its own figure for that.
+    """
     if claim.epsilon is None:
         return "no claim"
-    return "contradicted" if lower_bound > claim.epsilon else "not contradicted"
+    replaces = claim.neighbouring_relation == "replace-one" and claim.epsilon_add_remove is not None
+    claimed = claim.epsilon_add_remove if replaces else claim.epsilon
+    return "contradicted" if lower_bound > (claimed or 0.0) else "not contradicted"
 
 
 class Measured(BaseModel):
