@@ -175,3 +175,10 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
         gate.check(ledger, planned)
     _audit(ledger, planned, 0.5)
     assert gate.check(ledger, planned) is not None
+
+
+def test_a_claim_of_replacing_one_is_held_to_its_figure_for_removing_one() -> None:
+    """What is measured is about removing a record: a bound between B and 2B refutes the one and not the other."""
+    replaced = CLAIM.model_copy(update={"neighbouring_relation": "replace-one", "epsilon_add_remove": 2.0})
+    assert gate.verdict(CLAIM, 3.0) == gate.verdict(replaced, 1.9) == "not contradicted"
+    assert gate.verdict(CLAIM, 4.1) == gate.verdict(replaced, 3.0) == "contradicted"
