@@ -18,7 +18,6 @@ posterior, and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +30,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.training import Progress
 from mechanisms.posterior import hmc, rounds
 from mechanisms.posterior.convergence import Diagnostics
 from mechanisms.posterior.gibbs import SoftmaxPosterior
@@ -188,7 +188,7 @@ def draws_of(
     *,
     purpose: str,
     run: Run,
-    progress: Callable[[int, int | None], None] | None,
+    progress: Progress | None,
 ) -> tuple[Draws, dict[str, float]]:
     """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
 
@@ -222,12 +222,12 @@ def draws_of(
     return drawn, look(drawn).figures
 
 
-def progress_of_part(run: Run, part: int, parts: int) -> Callable[[int, int | None], None] | None:
+def progress_of_part(run: Run, part: int, parts: int) -> Progress | None:
     """Progress of one of several samplers of the same length."""
     told = run.progress
     if told is None:
         return None
-    return lambda done, total: told(part * (total or 0) + done, parts * (total or 0))
+    return lambda done, total: told(part * total + done, parts * total)
 
 
 def padded(features: Tensor) -> Tensor:

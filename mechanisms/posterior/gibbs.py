@@ -147,5 +147,5 @@ def mode(target: SoftmaxPosterior, start: Tensor, *, steps: int = 100) -> Tensor
         theta.grad = found.gradient[0]
         return found.potential[0]
 
-    optimiser.step(closure)  # pyright: ignore[reportArgumentType]
+    optimiser.step(closure)
     return theta

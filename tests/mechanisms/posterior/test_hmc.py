@@ -39,7 +39,7 @@ def posterior(n: int = 40, *, seed: int = 0, **how: object) -> SoftmaxPosterior:
     features = torch.cat([torch.randn(n, WIDTH - 1, generator=g), torch.ones(n, 1)], 1)
     labels = torch.randint(CLASSES, (n,), generator=g)
     made = SoftmaxPosterior(features, labels, torch.zeros(CLASSES, WIDTH), 1.0)
-    return replace(made, **how)  # pyright: ignore[reportArgumentType]
+    return replace(made, **how)
 
 
 def metric_of(target: SoftmaxPosterior) -> Metric:
