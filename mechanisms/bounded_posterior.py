@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import SAMPLED, draws_of, padded, parameters_of, put
@@ -70,10 +70,9 @@ def _claim(event: BoundedPosteriorEvent, *, delta: float | None, unit: dict[str,
 
 
 @registered
-class BoundedPosterior(Mechanism, frozen=True):
+class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
     """The target sets the bound: epsilon of replacing one unit is 2B."""
 
-    model_config = ConfigDict(title="Bounded posterior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
     kind: Literal["bounded-posterior"] = "bounded-posterior"

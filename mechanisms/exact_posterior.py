@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import trials
@@ -109,10 +109,9 @@ SAMPLED = (
 
 
 @registered
-class ExactPosterior(Mechanism, frozen=True):
+class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
     """One round of the chain. What is None is the retrain's own setting."""
 
-    model_config = ConfigDict(title="Exact posterior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
     kind: Literal["exact-posterior"] = "exact-posterior"

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -117,10 +117,9 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
 
 
 @registered
-class FormalPosterior(Aimed, frozen=True):
+class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     """Budget, its split, and the likelihood's weight. The prior's width follows from them."""
 
-    model_config = ConfigDict(title="Formal posterior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
     kind: Literal["formal-posterior"] = "formal-posterior"

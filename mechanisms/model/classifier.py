@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -35,10 +35,8 @@ TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     """Which encoder, what of it trains, and how a narrative becomes one vector."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Model")
 
     encoder: str = Field(
         default="distilroberta-base",

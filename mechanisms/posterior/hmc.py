@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.model import checkpoint
@@ -55,10 +55,8 @@ AT_MOST = 4
 _SAVE_EVERY = 16
 
 
-class SamplerConfig(BaseModel):
+class SamplerConfig(BaseModel, frozen=True, extra="forbid", title="Sampler"):
     """How many chains, and how long they run before a draw counts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Sampler")
 
     chains: int = Field(default=4, ge=4, le=64, title="Chains", description="Each from a start of its own.")
     warm_up: int = Field(

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 import flows.diagnose
-from storage.demo_data import write_demo_data
 from tasks.branches import search
 from tasks.branches.swag_chain import Chain, chain
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page, publish
-from tasks.releasing.plan import PlannedRelease
 from tasks.running import progress
 from tasks.running.stage import Context, run_step
 
@@ -39,25 +38,13 @@ def finished(
 ) -> tuple[Context, RetrainParameters, Chain, Lines]:
     """A chain on the tiny encoder, every stage done, with the lines that it showed."""
     folder = tmp_path_factory.mktemp("units")
-    written = write_demo_data(folder, records=160, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.05}
-    chosen = RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": UNIT},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 6},
-                "swag": {"rank": 6},
-            },
-            "pseudo_posterior": {"reweight": False, "risk_draws": 5, "sensitivity_draws": 10},
-        }
-    )
-    context = Context(home=str(folder / "home"), device="cpu")
-    context.workspace.create()
+    how = {"reweight": False, "sensitivity_draws": 10}
+    data = tiny_jobs.demo(folder, records=160, ingest=UNIT)
+    chosen = tiny_jobs.retrain(data, tiny_roberta, epochs=(1, 6), rate=0.05, **how)
+    context = tiny_jobs.workspace(folder / "home")
     lines = Lines()
     with progress.listening(lines):
-        return context, chosen, chain(chosen, lambda step: run_step(context, step)), lines
+        return context, chosen, tiny_jobs.fitted(context, chosen), lines
 
 
 def sensitivity(made: Chain) -> float:
@@ -65,13 +52,6 @@ def sensitivity(made: Chain) -> float:
     measured = made.measured["weighted"]
     assert measured is not None
     return running_maximum(measured.path)[-1]
-
-
-def plan(context: Context, chosen: RetrainParameters, made: Chain) -> PlannedRelease:
-    """What a release of it would claim."""
-    refs: Any = {"dataset": made.dataset, "prepared": made.prepared, "prefect_run_id": None}
-    refs |= {"posterior": made.posteriors["weighted"], "measured": made.measured["weighted"]}
-    return PlannedRelease.of_posterior(context, chosen, **refs)
 
 
 def artifacts(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, str]:
@@ -88,7 +68,7 @@ def test_a_plan_that_is_not_released(
 ) -> None:
     """The page of a run that stops after its plan shows the plan's claim."""
     context, chosen, made, _ = finished
-    texts, planned = artifacts(monkeypatch, prefect_page), plan(context, chosen, made)
+    texts, planned = artifacts(monkeypatch, prefect_page), tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     planned.save(context)
     refs: Any = {"evaluated": made.evaluated, "measured": made.measured["weighted"]}
@@ -120,7 +100,7 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     assert not any("epsilon" in figures for figures in lines.shown.values())
     refs: Any = {"evaluated": made.evaluated, "measured": made.measured}
     with progress.listening(lines):
-        publish.record_internal(context, chosen, plan(context, chosen, made).plan, **refs)
+        publish.record_internal(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
 
 
