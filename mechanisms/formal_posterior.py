@@ -118,7 +118,11 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
 
 @registered
 class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
-    """Budget, its split, and the likelihood's weight. The prior's width follows from them."""
+    """Budget, its split, and the likelihood's weight. The prior's width follows from them.
+
+    R is the best of 2, 3 and 4 by one draw each on a held-out fifth of the training half of public OSHA reports, MiniLM
+    features, epsilon 5; a weight of 1/2 did as well as 1.
+    """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
 
@@ -138,7 +142,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         default=4.0, gt=0, allow_inf_nan=False, title="Norm R0", description="Features are cut to it in the mean."
     )
     feature_clip_norm: float = Field(
-        default=3.0,
+        default=2.0,
         gt=0,
         allow_inf_nan=False,
         title="Norm R",
