@@ -139,7 +139,13 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
             bounded=BoundedLikelihood(bound=event.bound),
         )
         drawn, figures = draws_of(
-            target, start, self.sampler, self.draws, purpose="bounded posterior", run=run, progress=run.progress
+            target,
+            start,
+            self.sampler,
+            1 if run.resampled else self.draws,
+            purpose="bounded posterior",
+            run=run,
+            progress=run.progress,
         )
         put(classifier, drawn.theta[0])
         return Fitted(ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size})

@@ -209,7 +209,13 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             offset=bias,
         )
         drawn, figures = draws_of(
-            target, start, self.sampler, self.draws, purpose="formal posterior", run=run, progress=run.progress
+            target,
+            start,
+            self.sampler,
+            1 if run.resampled else self.draws,
+            purpose="formal posterior",
+            run=run,
+            progress=run.progress,
         )
         weight = drawn.theta[0] / self.feature_clip_norm
         put(classifier, torch.cat([weight, (bias - weight @ mean)[:, None]], 1))
