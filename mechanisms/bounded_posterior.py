@@ -86,7 +86,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         description="Of replacing one unit; of adding or removing one it is half. Empty: the task's.",
     )
     prior_std: float = Field(
-        default=0.5,
+        default=1.0,
         gt=0,
         allow_inf_nan=False,
         title="Standard deviation of the prior",
