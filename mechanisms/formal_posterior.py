@@ -120,8 +120,8 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
 class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     """Budget, its split, and the likelihood's weight. The prior's width follows from them.
 
-    R is the best of 1 and 2 with titles as the prior's mean (of 1 to 4 without: 1), by one draw each on a held-out fifth
-    of the training half of public OSHA reports, MiniLM features, epsilon 5; a weight of 1/2 did as well as 1.
+    R is the best of 1 and 2 with titles as the prior's mean (of 1 to 4 without: 1), by one draw each on a held-out
+    fifth of the training half of public OSHA reports, MiniLM features, epsilon 5; a weight of 1/2 did as well as 1.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
