@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -32,25 +31,14 @@ from mechanisms.model import training
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.training import OptimiserPhase, Progress
-from mechanisms.posterior import risks, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior import risks, rounds, swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.posterior.rounds import BOUNDED, ROUNDS, WEIGHTED, RoundName
 from mechanisms.posterior.swag import SwagConfig
 from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
-
-RoundName = Literal["base", "weighted", "reweighted", "censored", "both"]
-ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
-    "base": ("base",),
-    "weighted": ("base", "weighted"),
-    "reweighted": ("base", "weighted", "reweighted"),
-    "censored": ("censored",),
-    "both": ("base", "both"),
-}
-"""The fits that a round needs, in order, itself the last."""
-WEIGHTED = ("weighted", "reweighted", "both")
-BOUNDED = ("censored", "both")
 
 
 @registered
@@ -122,34 +110,31 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     def _rounds(self, records: Records, run: Run, folder: Path) -> Fitted:
         moments, config = self.settings
-        classifier, alpha, risk = run.classifier(), None, torch.zeros(len(records))
+        classifier = run.classifier()
         start = classifier.flat.clone()
         figures: dict[str, Any] = {}
-        for name in ROUNDS[self.round]:
-            if name == "reweighted" and alpha is not None:
-                alpha = risks.reweight(alpha, risk, k=config.k)
-            weights = alpha if name in WEIGHTED else None
+
+        def posterior_of(name: RoundName, weights: Tensor | None) -> RiskPass:
             bounded = config.bounded if name in BOUNDED else None
             classifier.flat.copy_(start)
             losses = self._posterior(classifier, records, run, folder / name, weights, bounded)
-            posterior = swag.load(folder / name, std_scale=moments.std_scale)
             base = name == "base"
             draws = config.risk_draws if base else config.sensitivity_draws
             seen = risks.risk_pass(
                 classifier,
                 records.inputs,
                 records.labels,
-                posterior,
+                swag.load(folder / name, std_scale=moments.std_scale),
                 draws=range(draws),
                 seed=run.seed,
                 purpose="risk" if base else "sensitivity",
                 weights=weights,
                 precision=config.precision,
             )
-            risk = seen.risk
-            if base:
-                alpha = risks.risk_weights(risk, c=config.c, g=config.g)
-            figures = {"loss": losses[-1], "losses": losses, "draws": draws, "sensitivity": seen.sensitivity}
+            figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=seen.sensitivity)
+            return seen
+
+        rounds.run(self.round, config, posterior_of)
         posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
         event = event_of(
             self.round,

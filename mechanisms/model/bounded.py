@@ -80,6 +80,10 @@ class BoundedLikelihood:
         """u of (weighted) log-likelihoods l <= 0 of any shape; in [-B, 0] in floating point too."""
         return torch.expm1(self.power * ell).mul(self.bound)
 
+    def slope(self, ell: Tensor) -> Tensor:
+        """du/dl, in (0, 1]."""
+        return torch.exp(self.power * ell).mul_(self.power * self.bound)
+
     def objective(self, ell: Tensor) -> Tensor:
         """u/s, slope 1 at l = 0: what training maximises."""
         return torch.expm1(self.power * ell) / self.power

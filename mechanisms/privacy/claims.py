@@ -68,7 +68,7 @@ def claim_of(
         unprotected_inputs: what reached the release from the data outside the mechanism; stated with the claim.
 
     Raises:
-        MechanismError: no accountant supports this event, or delta is missing, superfluous or not in (0, 1).
+        MechanismError: no accountant supports this event, or delta is missing, superfluous or not in [0, 1).
     """
     accountant = _ACCOUNTANTS.get(type(event))
     if accountant is None:
@@ -78,8 +78,8 @@ def claim_of(
         )
     if max_records_per_unit < 1:
         raise MechanismError(f"max_records_per_unit is {max_records_per_unit}; it must be at least 1")
-    if delta is not None and not 0 < delta < 1:
-        raise MechanismError(f"delta is {delta}; it must lie strictly between 0 and 1")
+    if delta is not None and not 0 <= delta < 1:
+        raise MechanismError(f"delta is {delta}; it must be at least 0 and below 1")
     return accountant(
         event,
         delta=delta,

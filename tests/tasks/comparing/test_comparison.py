@@ -189,7 +189,7 @@ def test_branches_are_chosen_by_name() -> None:
     """Each once, in the order asked for; unknown ones and those without a mechanism are refused."""
     head = ModelConfig(trainable="head", pooling="mean")
     assert [b.name for b in choose("formal-head, dp-sgd,formal-head", model=head)] == ["formal-head", "dp-sgd"]
-    assert len(choose("all", model=head)) == len(standard()) - 1  # SWAG without weights is for audits
+    assert len(choose("all", model=head)) == sum(branch.in_all for branch in standard().values())
     with pytest.raises(InputError, match="no branch nothing"):
         choose("nothing", model=head)
     with pytest.raises(InputError, match="at least one"):

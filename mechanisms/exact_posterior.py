@@ -1,0 +1,250 @@
+"""The pseudo posterior mechanism with draws from the posterior itself: SWAG-PPM's pipeline for a head, without SWAG.
+
+    base        xi(theta) prod_i p(y_i | x_i, theta)                 -> risks over draws -> weights alpha
+    weighted    xi(theta) prod_i p(y_i | x_i, theta)^alpha_i         -> sensitivity Delta, one draw
+    reweighted  equation 7, then the same again                      -> Delta, measured anew, one draw
+
+Rounds, weights and Delta are SWAG-PPM's (`mechanisms.posterior.rounds`, `risks`). What SWAG approximates is sampled
+here: on frozen features the posterior of a linear softmax head under the prior xi = N(theta_0, tau^2 I) is log-concave,
+and Metropolis-corrected Hamiltonian Monte Carlo (`mechanisms.posterior.hmc`) leaves it invariant. theta_0 is the
+untrained head. Draws that the diagnostics do not bear out (`mechanisms.posterior.convergence`) are refused.
+
+The S draws measure risks and Delta; the released one is a further draw of the first chain, and counts in Delta too.
+All of them come from a key of the operating system's entropy, which goes when the fit ends: nothing is drawn again.
+
+The claim is of SWAG-PPM's kind: 2 Delta, asymptotic and local. It is free of one assumption, that SWAG is the
+posterior, and of no other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from mechanisms.audit import trials
+from mechanisms.errors import MechanismError
+from mechanisms.formal_head import features_of, linear_head
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, registered
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.training import Progress
+from mechanisms.posterior import hmc, rounds
+from mechanisms.posterior.convergence import Diagnostics
+from mechanisms.posterior.gibbs import SoftmaxPosterior
+from mechanisms.posterior.hmc import Draws, SamplerConfig
+from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.posterior.rounds import RoundName
+from mechanisms.privacy.claims import claims
+from mechanisms.privacy.events import Claim, Event
+from mechanisms.privacy.numerics import failure_probability
+
+FEWEST_DRAWS = 100
+"""A chain: on fewer their agreement cannot be judged, and as many are taken, however few were asked for."""
+
+
+class ExactPosteriorEvent(Event, frozen=True):
+    """One draw from the posterior of a linear head whose likelihood was raised to risk weights, sampled by HMC."""
+
+    mechanism: Literal["exact-posterior"] = "exact-posterior"
+    round: Literal["base", "weighted", "reweighted"]
+    prior_std: float = Field(gt=0, allow_inf_nan=False)
+    sensitivity_draws: int = Field(ge=1)
+    """Draws S over which the sensitivity was taken, beside the released one."""
+    sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Delta over them and at the released draw: max over records of alpha_i times |log-likelihood_i|, in nats."""
+
+    @property
+    def risk_weights(self) -> bool:
+        """In all rounds but the base."""
+        return self.round != "base"
+
+
+@claims(ExactPosteriorEvent)
+def _claim(event: ExactPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """Chew et al., section 2.1: one draw from the pseudo posterior costs 2 Delta; the proof is SWAG-PPM's accountant's.
+
+    Raises:
+        MechanismError: a delta was given: the method does not quantify one.
+    """
+    if delta is not None:
+        raise MechanismError("the pseudo posterior does not quantify delta (it is O(n^-1/2)); leave delta out")
+    m, draws = int(unit["max_records_per_unit"]), event.sensitivity_draws
+    return Claim(
+        guarantee_kind="asymptotic-local",
+        epsilon=2 * m * event.sensitivity,
+        delta=None,
+        delta_text="O(n^-1/2), not quantified",
+        sensitivity=event.sensitivity,
+        epsilon_add_remove=m * event.sensitivity,
+        draws=draws,
+        mc_failure_prob=failure_probability(draws),
+        neighbouring_relation="add-remove",
+        accountant="2 Delta (Chew et al., section 2.1; Savitsky et al. 2022)",
+        assumptions=(
+            "epsilon = 2 Delta is the paper's, for leave-one-out neighbours; as log-likelihoods of a classifier are "
+            "<= 0, it also bounds replacing one record, and Delta alone bounds leaving one out"
+            + ("" if m == 1 else f"; a unit owns at most {m} records, so the records' bound is multiplied by {m}"),
+            "local: Delta is estimated on this data set, a maximum over the records held, not a supremum over "
+            "possible records or data sets; it approaches the global one only as n grows",
+            f"Delta is a maximum over {draws} draws and the released one, not a supremum over parameters: a fresh draw "
+            f"exceeds it with probability 1/(S+1) = {failure_probability(draws):.2g}",
+            SAMPLED,
+            "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
+            "one draw is released; each further draw costs as much again",
+            "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
+        ),
+        **unit,
+    )
+
+
+SAMPLED = (
+    "the draw is one of the posterior itself: sampled by Hamiltonian Monte Carlo with Metropolis correction, which "
+    "leaves the posterior invariant; that its chains had reached it is assumed, not proven, and refused where split "
+    "R-hat, effective sample sizes, acceptance or energy errors speak against it"
+)
+"""What is assumed of the sampler, as a claim states it."""
+
+
+@registered
+class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
+    """One round of the chain. What is None is the retrain's own setting."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"features"})
+
+    kind: Literal["exact-posterior"] = "exact-posterior"
+    round: Literal["base", "weighted", "reweighted"] = Field(
+        default="weighted", title="Round", description="The posterior that is drawn from."
+    )
+    prior_std: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        title="Standard deviation of the prior",
+        description="Of each weight and bias, around the untrained head.",
+    )
+    sampler: SamplerConfig = Field(default=SamplerConfig(), title="Sampler")
+    pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
+
+    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
+        """The same, with fewer draws for risks and Delta."""
+        config = self.pseudo_posterior or PseudoPosteriorConfig()
+        fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
+        return self.model_copy(update={"pseudo_posterior": fewer}), self.kind
+
+    def plan(self, task: Task) -> Plan:
+        """Nothing is solved; Delta is known after the fit."""
+        config = self.pseudo_posterior or PseudoPosteriorConfig()
+        update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
+        settled = self.model_copy(update={"pseudo_posterior": config.model_copy(update=update)})
+        return Plan(mechanism=settled, records=task.records)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """All rounds up to this one, and one draw of the last.
+
+        Raises:
+            MechanismError: the head is not linear, or the sampler's draws are not to be trusted.
+        """
+        config, classifier = self.pseudo_posterior, run.classifier()
+        assert config is not None
+        start, features = parameters_of(classifier, run.classes), padded(features_of(records))
+        names = rounds.ROUNDS[self.round]
+        figures: dict[str, Any] = {}
+
+        def posterior(name: RoundName, weights: Tensor | None) -> RiskPass:
+            target = SoftmaxPosterior(features, records.labels, start, self.prior_std, weights=weights)
+            asked = config.risk_draws if name == "base" else config.sensitivity_draws
+            told = progress_of_part(run, names.index(name), len(names))
+            drawn, checked = draws_of(target, start, self.sampler, asked, purpose=name, run=run, progress=told)
+            seen = looked_at(drawn, weights)
+            put(classifier, drawn.theta[0])
+            figures.update(checked, draws=drawn.count, sensitivity=seen.sensitivity, step_size=drawn.step_size)
+            return seen
+
+        seen = rounds.run(self.round, config, posterior)
+        event = ExactPosteriorEvent(
+            round=self.round,
+            prior_std=self.prior_std,
+            sensitivity_draws=len(seen.draw_maxima) - 1,
+            sensitivity=seen.sensitivity,
+        )
+        return Fitted(ClassifierModel(classifier), event, figures)
+
+
+def looked_at(drawn: Draws, weights: Tensor | None) -> RiskPass:
+    """The records at every draw that counts, chain by chain, and at the released one, which comes last."""
+    loss = torch.cat([drawn.ell.flatten(0, 1), drawn.ell_last[:1]]).neg()
+    return RiskPass(risk=loss.amax(0), draw_maxima=(loss if weights is None else loss * weights).amax(1))
+
+
+def draws_of(
+    target: SoftmaxPosterior,
+    start: Tensor,
+    sampler: SamplerConfig,
+    draws: int,
+    *,
+    purpose: str,
+    run: Run,
+    progress: Progress | None,
+) -> tuple[Draws, dict[str, float]]:
+    """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
+
+    An audit's rerun has one chain, which nothing is decided on and nothing released from.
+
+    Raises:
+        MechanismError: the draws are not to be trusted.
+    """
+    checked: dict[int, Diagnostics] = {}
+
+    def look(drawn: Draws) -> Diagnostics:
+        if drawn.count not in checked:
+            losses = drawn.ell if target.weights is None else drawn.ell * target.weights
+            checked[drawn.count] = Diagnostics.of(drawn, losses.abs().amax(2).double().numpy())
+        return checked[drawn.count]
+
+    drawn = hmc.sample(
+        target,
+        start,
+        sampler,
+        draws=draws if run.resampled else max(draws, FEWEST_DRAWS * sampler.chains),
+        purpose=purpose,
+        chains=1 if run.resampled else None,
+        satisfied=None if run.resampled else lambda drawn: not look(drawn).failures,
+        file=None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors",
+        progress=progress,
+    )
+    if run.resampled:
+        return drawn, {}
+    look(drawn).refuse()
+    return drawn, look(drawn).figures
+
+
+def progress_of_part(run: Run, part: int, parts: int) -> Progress | None:
+    """Progress of one of several samplers of the same length."""
+    told = run.progress
+    if told is None:
+        return None
+    return lambda done, total: told(part * total + done, parts * total)
+
+
+def padded(features: Tensor) -> Tensor:
+    """With a column of ones: the bias is one more weight."""
+    return torch.cat([features.cpu().float(), torch.ones(len(features), 1)], 1).contiguous()
+
+
+def parameters_of(classifier: Classifier, classes: int) -> Tensor:
+    """The linear head's parameters, float32 [classes, width + 1], the bias last.
+
+    Raises:
+        MechanismError: the head is another.
+    """
+    linear_head(classifier)
+    return trials.from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
+
+
+def put(classifier: Classifier, theta: Tensor) -> None:
+    """Parameters float32 [classes, width + 1] into the head."""
+    with torch.no_grad():
+        classifier.flat.copy_(trials.to_flat(theta))
