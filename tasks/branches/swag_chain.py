@@ -20,7 +20,7 @@ from storage.artifacts import ArtifactRef
 from tasks.branches import one_fit
 from tasks.branches.branch import Branch
 from tasks.branches.outcome import Outcome, Study, runs
-from tasks.fitting import data, evaluate, risks, train
+from tasks.fitting import data, evaluate, prior, risks, train
 from tasks.parameters import FitParameters, RetrainParameters
 from tasks.releasing.claims import swag_event
 from tasks.running.stage import Step
@@ -47,6 +47,8 @@ def chain(
     """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
     dataset = do(data.ingest(parameters.data))
+    for step in prior.stages(model, parameters.codelist_path):
+        do(step)
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 
     posteriors: dict[str, ArtifactRef | None] = {}
