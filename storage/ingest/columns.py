@@ -6,11 +6,11 @@ Some 20 to 40 bytes a row are kept, so that a sample of any kind can be drawn be
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,12 +20,18 @@ from numpy.typing import NDArray
 from storage.codelist import MAX_CODE, Code, normalise_code, shape
 from storage.errors import InputError
 from storage.ingest.cells import Faults, blank, trimmed
-from storage.ingest.config import IngestConfig
+from storage.ingest.config import Cohort, IngestConfig
 from storage.ingest.content import Content
+from storage.ingest.identity import Digests, digests
 from storage.tables.source import Source
 
-USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT = range(5)
-REASONS = {NO_CODE: "no_code", UNKNOWN_CODE: "code_not_on_list", NO_UNIT: "no_unit"}
+USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
+REASONS = {
+    NO_CODE: "no_code",
+    UNKNOWN_CODE: "code_not_on_list",
+    NO_UNIT: "no_unit",
+    OTHER_COHORT: "cohort_not_declared",
+}
 ALL = "all"
 """The cohort of a source without dates."""
 
@@ -44,6 +50,12 @@ class Survey:
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 where not looked at."""
     units: NDArray[np.uint64] | None
+    late: NDArray[np.bool_] | None
+    """Whether dated on the day that the split is made by, or after; None without such a day."""
+    identities: Digests | None
+    """Of each record, where its use follows from them."""
+    unit_identities: Digests | None
+    """Of each record's unit, where all records of a unit go the same way by it."""
     code_names: list[str]
     cohort_names: list[str]
     unknown: Counter[str]
@@ -66,11 +78,11 @@ class Surveyor:
         self._source, self._config, self._content = source, config, content
         self._fixed = codelist is not None
         self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
-        self._cohort_at: dict[str, int] = {} if config.dates_from else {ALL: 0}
+        self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
         self._unknown: Counter[str] = Counter()
         self._respelt = 0
-        self._kept: dict[str, list[NDArray[Any]]] = {name: [] for name in ("state", "codes", "cohorts", "units", "ids")}
-        self._bad_dates, self._no_content, self._no_id = Faults(), Faults(), Faults()
+        self._kept: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
         self._inner_records: dict[int, list[str]] = {}
         self.rows = 0
 
@@ -91,13 +103,23 @@ class Surveyor:
         codes = self._codes(trimmed(batch, config.label_column), state)
         cohorts = np.zeros(n, dtype=np.int32)
         if config.dates_from is not None:
-            cohorts = self._cohorts(trimmed(batch, config.dates_from))
+            cohorts, late, outside = self._dates(trimmed(batch, config.dates_from))
             self._bad_dates.add(rows[(cohorts < 0) & (state == USABLE)])
+            outside &= state == USABLE
+            self._outside.add(rows[outside])
+            state[outside] = OTHER_COHORT
+            self._kept["late"].append(late)
         if config.id_column is not None:
             ids = trimmed(batch, config.id_column)
             self._no_id.add(rows[blank(ids)])
             # Two keys make 128 bits, at which two ids of a billion rows meet with a probability below 1e-20.
             self._kept["ids"].append(np.stack([_hashes(ids), _hashes(ids, key="fedcba9876543210")], axis=1))
+        if config.sampling == "per-record":
+            named = [batch.column(name) for name in sorted(batch.schema.names)]
+            known_by = named if config.id_column is None else [trimmed(batch, config.id_column)]
+            self._kept["identities"].append(digests(known_by))
+            if config.unit_column is not None and config.split_by_unit:
+                self._kept["unit_identities"].append(digests([trimmed(batch, config.unit_column)]))
         for name, values in (("state", state), ("codes", codes), ("cohorts", cohorts)):
             self._kept[name].append(values)
 
@@ -158,7 +180,13 @@ class Surveyor:
             raise InputError(
                 f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
                 f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}); correct them, set "
-                "date_format, or set cohort=none"
+                f"date_format, or set cohort=none{' and no train_before' if config.train_before else ''}"
+            )
+        if self._outside.count and config.outside_cohorts == "refuse":
+            raise InputError(
+                f"{column} {config.date_column!r}: {self._outside.count} records are of a {config.cohort} that "
+                f"data.ingest.cohorts does not declare ({self._outside}); correct their dates, declare it, or set "
+                "outside_cohorts=drop"
             )
         if self._no_id.count:
             raise InputError(f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id})")
@@ -180,13 +208,19 @@ class Surveyor:
             state=state,
             codes=codes,
             cohorts=cohorts,
-            units=np.concatenate(self._kept["units"]) if self._kept["units"] else None,
+            units=self._all("units"),
+            late=self._all("late") if self._config.train_before is not None else None,
+            identities=self._all("identities"),
+            unit_identities=self._all("unit_identities"),
             code_names=list(self._code_at),
             cohort_names=list(self._cohort_at),
             unknown=self._unknown,
             respelt=self._respelt,
             missing=self._content.missing,
         )
+
+    def _all(self, name: str) -> NDArray[Any] | None:
+        return np.concatenate(self._kept[name]) if self._kept[name] else None
 
     def _codes(self, column: pa.Array, state: NDArray[np.int8]) -> NDArray[np.int32]:
         encoded = column.dictionary_encode()
@@ -215,19 +249,26 @@ class Surveyor:
         state[faults != USABLE] = faults[faults != USABLE]
         return found[indices]
 
-    def _cohorts(self, column: pa.Array) -> NDArray[np.int32]:
-        encoded = column.dictionary_encode()
-        found = np.empty(len(encoded.dictionary), dtype=np.int32)
+    def _dates(self, column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of each row: the cohort's index (-1: no date), whether it is past the day of the split, or not declared."""
+        config, encoded = self._config, column.dictionary_encode()
+        found = np.full(len(encoded.dictionary), -1, dtype=np.int32)
+        late, outside = np.zeros((2, len(found)), dtype=np.bool_)
         for at, cell in enumerate(encoded.dictionary.to_pylist()):
-            day = _day(cell, self._config.date_format)
-            cohort = None if day is None else _cohort(day, self._config.cohort)
-            found[at] = -1 if cohort is None else self._cohort_at.setdefault(cohort, len(self._cohort_at))
-        return found[np.asarray(encoded.indices)]
+            day = _day(cell, config.date_format)
+            if day is None:
+                continue
+            cohort = _cohort(day, config.cohort) if config.dated_cohorts else ALL
+            found[at] = self._cohort_at.setdefault(cohort, len(self._cohort_at))
+            late[at] = config.train_before is not None and day >= config.train_before
+            outside[at] = config.cohorts is not None and cohort not in config.cohorts
+        rows = np.asarray(encoded.indices)
+        return found[rows], late[rows], outside[rows]
 
     def _check_ids(self) -> None:
-        if not self._kept["ids"]:
+        hashes = self._all("ids")
+        if hashes is None:
             return
-        hashes = np.concatenate(self._kept["ids"])
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
         if len(same) == 0:
@@ -260,7 +301,7 @@ def _day(cell: str, date_format: str | None) -> date | None:
     return day if day.year in _YEARS else None
 
 
-def _cohort(day: date, cohort: Literal["year", "quarter", "month", "none"]) -> str:
+def _cohort(day: date, cohort: Cohort) -> str:
     if cohort == "month":
         return f"{day.year}-{day.month:02}"
     return f"{day.year}-Q{(day.month + 2) // 3}" if cohort == "quarter" else str(day.year)

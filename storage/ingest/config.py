@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +19,15 @@ from pydantic import (
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 
 Kind = Literal["text", "table", "images"]
+Sampling = Literal["stratified", "per-record"]
+Cohort = Literal["year", "quarter", "month", "none"]
+_COHORTS: dict[Cohort, str] = {"year": r"\d{4}", "quarter": r"\d{4}-Q[1-4]", "month": r"\d{4}-(0[1-9]|1[0-2])"}
+CohortsSource = Literal["constant", "declared", "records"]
 _Bound = Annotated[float, Field(allow_inf_nan=False)]
+
+
+_LATER = ("cohorts", "outside_cohorts", "train_before", "sampling")
+"""Fields that came after the first releases: left out of a stored configuration that does not set them."""
 
 
 class TableFeatures(BaseModel):
@@ -134,8 +143,18 @@ class IngestConfig(BaseModel):
         description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, month first, with or "
         "without a time behind.",
     )
-    cohort: Literal["year", "quarter", "month", "none"] = Field(
-        default="year", title="Cohort", description="The reference period that a budget belongs to."
+    cohort: Cohort = Field(default="year", title="Cohort", description="The reference period that a budget belongs to.")
+    cohorts: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        title="Declared cohorts",
+        description="Every cohort that a release is charged to and names, such as 2015 or 2015-Q1, whether or not it "
+        "has records. Empty: those of the records, whose names are then listed as an unprotected input.",
+    )
+    outside_cohorts: Literal["refuse", "drop"] = Field(
+        default="refuse",
+        title="Records of other cohorts",
+        description="Where cohorts are declared: refuse the file, or drop and count such records.",
     )
     cap_per_code: int | None = Field(
         default=200, ge=1, title="Cap a code", description="Records kept of a code at most. Empty: all."
@@ -150,6 +169,19 @@ class IngestConfig(BaseModel):
         allow_inf_nan=False,
         title="Test share",
         description="Share of each code's records kept for evaluation, after the holdout is taken.",
+    )
+    train_before: date | None = Field(
+        default=None,
+        title="Train before",
+        description="Train on what is dated before this day, evaluate on the rest; test_share is not used then. "
+        "Empty: the halves are drawn.",
+    )
+    sampling: Sampling = Field(
+        default="stratified",
+        title="Sampling",
+        description="`stratified`: the paper's protocol; which records are used depends on the other records. "
+        "`per-record`: split and holdout by a hash of the record's own id (without an id column, of its content) that "
+        "is keyed by the seed; no cap and no minimum a code, so that a record more or less moves no other.",
     )
     holdout_share: float = Field(
         default=0.0,
@@ -172,7 +204,11 @@ class IngestConfig(BaseModel):
         default="drop", title="Empty narratives", description="Drop and count records without text, or refuse the file."
     )
     seed: int = Field(
-        default=20260101, ge=0, lt=2**53, title="Seed", description="Of the sampling and the split; repeatable."
+        default=20260101,
+        ge=0,
+        lt=2**53,
+        title="Seed",
+        description="Of the sampling and the split; repeatable. It owes nothing to the records.",
     )
 
     kind: Kind = Field(
@@ -198,8 +234,20 @@ class IngestConfig(BaseModel):
 
     @property
     def dates_from(self) -> str | None:
-        """The date column, if cohorts are wanted at all."""
-        return None if self.cohort == "none" else self.date_column
+        """The date column, if cohorts or a split by date are wanted at all."""
+        return self.date_column if self.cohort != "none" or self.train_before is not None else None
+
+    @property
+    def dated_cohorts(self) -> bool:
+        """Whether a record's cohort is told by its date; else all are of one."""
+        return self.cohort != "none" and self.date_column is not None
+
+    @property
+    def cohorts_source(self) -> CohortsSource:
+        """Where the names of a release's cohorts are from."""
+        if not self.dated_cohorts:
+            return "constant"
+        return "declared" if self.cohorts is not None else "records"
 
     @property
     def narratives(self) -> Narratives:
@@ -208,13 +256,30 @@ class IngestConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_kind(cls, values: Any) -> Any:
-        """OSHA's columns and the paper's cap are defaults for narratives alone."""
-        if not isinstance(values, dict) or values.get("kind", "text") == "text":
+    def _other_defaults(cls, values: Any) -> Any:
+        """OSHA's columns and the paper's cap are defaults for narratives sampled as in the paper alone."""
+        if not isinstance(values, dict):
             return values
-        label = "labels" if values["kind"] == "images" else "label"
-        by_unit = values["kind"] == "images" and values.get("unit_column") is not None
-        return {"label_column": label, "date_column": None, "cap_per_code": None, "split_by_unit": by_unit} | values
+        defaults: dict[str, Any] = {}
+        if values.get("kind", "text") != "text":
+            by_unit = values["kind"] == "images" and values.get("unit_column") is not None
+            defaults = {
+                "label_column": "labels" if values["kind"] == "images" else "label",
+                "date_column": None,
+                "cap_per_code": None,
+                "split_by_unit": by_unit and values.get("train_before") is None,
+            }
+        if values.get("sampling") == "per-record":
+            defaults |= {"cap_per_code": None, "min_per_code": 1}
+        return defaults | values
+
+    @field_validator("cohorts", mode="before")
+    @classmethod
+    def _years_as_text(cls, value: Any) -> Any:
+        """YAML reads 2015 as a number."""
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value)
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
@@ -230,15 +295,48 @@ class IngestConfig(BaseModel):
             raise ValueError("split_by_unit needs unit_column")
         if self.cap_per_code is not None and self.cap_per_code < self.min_per_code:
             raise ValueError(f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code})")
+        self._check_dates()
+        self._check_sampling()
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
             raise ValueError("date_format gives no year; use %Y")
         return self
 
+    def _check_dates(self) -> None:
+        if self.train_before is not None and self.date_column is None:
+            raise ValueError("train_before needs date_column")
+        if self.train_before is not None and self.split_by_unit:
+            raise ValueError(
+                "split_by_unit and train_before: a unit may have records on both sides of a date; drop one"
+            )
+        if self.cohorts is None:
+            return
+        if not self.dated_cohorts:
+            raise ValueError("cohorts: they are told by date; set date_column and cohort, or leave cohorts empty")
+        if len(set(self.cohorts)) < len(self.cohorts):
+            raise ValueError("cohorts: one is named twice")
+        if wrong := [name for name in self.cohorts if not re.fullmatch(_COHORTS[self.cohort], name, re.ASCII)]:
+            example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}[self.cohort]
+            raise ValueError(f"cohorts: {wrong[0]!r} is no {self.cohort}; write it as {example}")
+
+    def _check_sampling(self) -> None:
+        """What would let one record decide about another's use has no place in `per-record`."""
+        if self.sampling != "per-record":
+            return
+        if self.cap_per_code is not None or self.min_per_code != 1:
+            raise ValueError(
+                "sampling=per-record has no cap and no minimum a code, by which one record moves others: set "
+                "cap_per_code to null and min_per_code to 1"
+            )
+        if self.kind == "images" and self.id_column is None:
+            raise ValueError("sampling=per-record of images needs id_column, an array with an id for each image")
+
     @model_serializer(mode="wrap")
     def _without_unused_kinds(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what narratives do not use, so that their method keeps the digest that releases are found by."""
+        """Leave out what is not used, so that a method keeps the digest that its releases are found by."""
         values = serialise(self)
         unused = {"text": ("kind", "table", "images"), "table": ("images",), "images": ("table",)}[self.kind]
         if not self.split_by_unit and self.kind == "text":
             unused += ("split_by_unit",)
+        fields = type(self).model_fields
+        unused += tuple(name for name in _LATER if getattr(self, name) == fields[name].default)
         return {name: value for name, value in values.items() if name not in unused}

@@ -80,8 +80,17 @@ def ingest(
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
     usable = survey.state == USABLE
-    selection = select(survey.codes, survey.units, usable, config)
+    selection = select(
+        survey.codes,
+        survey.units,
+        usable,
+        config,
+        late=survey.late,
+        identities=survey.identities,
+        unit_identities=survey.unit_identities,
+    )
     space, labels = _label_space(survey, selection, listed, records.source, config)
+    _require_halves(selection, records.source, config)
 
     with enough_disk(out_dir):
         for split in SPLITS:
@@ -103,6 +112,15 @@ def ingest(
         _write_json(out_dir / CODES, [code.as_json() for code in space])
         _write_json(out_dir / REPORT, result.report)
     return result
+
+
+def _require_halves(selection: Selection, source: Source, config: IngestConfig) -> None:
+    """Records on both sides, which a day or a draw of each record by itself does not promise."""
+    for at, name in enumerate(SPLITS[:2]):
+        if not (selection.split == at).any():
+            day, side = config.train_before, "before" if name == "train" else "on or after"
+            by = f"train_before: none is dated {side} {day}" if day else "test_share and holdout_share leave none"
+            raise InputError(f"{source.label}: no usable records for the {name} half; {by}")
 
 
 def _label_space(
@@ -167,7 +185,8 @@ def _result(
 ) -> IngestResult:
     sampled = selection.split != UNUSED
     cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
-    cohorts = {name: int(n) for name, n in sorted(zip(survey.cohort_names, cohort_counts, strict=True)) if n}
+    counted = {name: int(n) for name, n in sorted(zip(survey.cohort_names, cohort_counts, strict=True)) if n}
+    cohorts = {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)}
     label_space_source: LabelSpaceSource = "codelist" if fixed else "observed"
     dropped = survey.dropped() | {
         "over_unit_cap": selection.over_unit_cap,
@@ -194,6 +213,7 @@ def _result(
         "label_space": len(space),
         "label_space_source": label_space_source,
         "cohorts": cohorts,
+        "cohorts_source": config.cohorts_source,
         "codes": _per_code(survey, selection),
         "fingerprint": writer.fingerprint,
         "source": {"kind": source.kind, "encoding": source.encoding, "member": source.member, "bytes": source.bytes},
@@ -208,6 +228,7 @@ def _result(
         label_space=len(space),
         label_space_source=label_space_source,
         cohorts=tuple(cohorts),
+        cohorts_source=config.cohorts_source,
         fingerprint=writer.fingerprint,
         report=report,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from storage.ingest.config import CohortsSource
+
 LabelSpaceSource = Literal["codelist", "observed"]
 
 
@@ -22,7 +24,8 @@ class IngestResult:
     """Classes of the coder: the whole code list, or the codes observed."""
     label_space_source: LabelSpaceSource
     cohorts: tuple[str, ...]
-    """Of the sampled records, sorted."""
+    """Those declared, or those of the sampled records; sorted."""
+    cohorts_source: CohortsSource
     fingerprint: str
     """SHA-256 over the sampled records; see `storage.ingest.writer`."""
     report: dict[str, Any] = field(repr=False)

@@ -1,7 +1,13 @@
-"""Which records are used, and for what: the stratified sample and split of Chew et al., section 3.1.
+"""Which records are used, and for what.
 
-Every row of the source has a random rank, the n-th output of a seeded generator for row n, whatever becomes of the
-other rows. Of each group the records of lowest rank are kept.
+`stratified` is the sample and split of Chew et al., section 3.1. Every row of the source has a random rank, the n-th
+output of a seeded generator for row n, whatever becomes of the other rows; of each group the records of lowest rank are
+kept. So records decide about each other: one taken away moves the rows behind it, lets another under the cap, and may
+shift what is apportioned.
+
+`per-record` asks of each record its own identity (`storage.ingest.identity`), code, date and unit alone, and fixed
+thresholds: a record added, removed or moved changes the place of no other. Where units are capped, this holds of units:
+which records of a unit are kept depends on the unit's own.
 """
 
 from __future__ import annotations
@@ -13,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.ingest.config import IngestConfig
+from storage.ingest.identity import Digests, draws, numbers
 
 SPLITS = ("train", "test", "holdout")
+_TRAIN, _TEST, _HOLDOUT = range(3)
 UNUSED = -1
 
 Indices = NDArray[np.int64]
@@ -39,16 +47,76 @@ def select(
     units: NDArray[np.uint64] | None,
     usable: NDArray[np.bool_],
     config: IngestConfig,
+    *,
+    late: NDArray[np.bool_] | None = None,
+    identities: Digests | None = None,
+    unit_identities: Digests | None = None,
 ) -> Selection:
-    """Sample and split.
+    """Sample and split, as the configuration says.
 
-    In this order: at most `max_per_unit` records of a unit, codes with fewer than `min_per_code` dropped, at most
-    `cap_per_code` of a code, then the holdout and the test share of each code. All arrays have one entry a row.
+    All arrays have one entry a row.
 
     Args:
         codes: index of the code, at least 0 where `usable`.
         units: hash of the unit; None where there are no units.
         usable: rows with text, a code and a unit.
+        late: rows that the configuration's date puts into the test half; None where halves are drawn.
+        identities: of the records, for `per-record`.
+        unit_identities: of their units, for `per-record` where units are split as one.
+    """
+    if config.sampling == "per-record":
+        assert identities is not None
+        return _each_by_itself(units, usable, config, late=late, identities=identities, of_unit=unit_identities)
+    return _stratified(codes, units, usable, config, late=late)
+
+
+def _each_by_itself(
+    units: NDArray[np.uint64] | None,
+    usable: NDArray[np.bool_],
+    config: IngestConfig,
+    *,
+    late: NDArray[np.bool_] | None,
+    identities: Digests,
+    of_unit: Digests | None,
+) -> Selection:
+    """A fixed threshold for each record's own draw; first the holdout's share, then the test half's of the rest."""
+    number = numbers(identities)
+    rows = np.flatnonzero(usable)
+    before = len(rows)
+    if units is not None and config.max_per_unit is not None:
+        ranks = draws(identities, number, seed=config.seed, purpose="unit-cap")
+        order, position = _positions(units[rows], ranks[rows])
+        rows = np.sort(rows[order[position < config.max_per_unit]])
+    if of_unit is None:
+        drawn = draws(identities, number, seed=config.seed, purpose="split")
+    else:
+        drawn = draws(of_unit, seed=config.seed, purpose="unit-split")
+    held_out = config.holdout_share
+    tested = held_out + (1 - held_out) * config.test_share
+    past = drawn < _threshold(tested) if late is None else late
+    chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(np.int8)
+    split = np.full(len(usable), UNUSED, dtype=np.int8)
+    split[rows] = chosen[rows]
+    return Selection(split, over_unit_cap=before - len(rows), rare_code=0, over_code_cap=0)
+
+
+def _threshold(share: float) -> np.uint64:
+    """The number below which a uniform 64-bit number lies with this probability."""
+    return np.uint64(min(int(share * 2**64), 2**64 - 1))
+
+
+def _stratified(
+    codes: NDArray[np.int32],
+    units: NDArray[np.uint64] | None,
+    usable: NDArray[np.bool_],
+    config: IngestConfig,
+    *,
+    late: NDArray[np.bool_] | None,
+) -> Selection:
+    """Sample and split by code.
+
+    In this order: at most `max_per_unit` records of a unit, codes with fewer than `min_per_code` dropped, at most
+    `cap_per_code` of a code, then the holdout and the test share of each code, or what is dated late in its place.
     """
     rows = np.flatnonzero(usable)
     before = len(rows)
@@ -73,6 +141,8 @@ def select(
     split = np.full(len(codes), UNUSED, dtype=np.int8)
     if units is None or not config.split_by_unit:
         split[rows] = _splits(codes[rows], position, ranks[rows], config)
+        if late is not None:
+            split[rows] = np.where(split[rows] == _HOLDOUT, _HOLDOUT, np.where(late[rows], _TEST, _TRAIN))
         return Selection(split, over_unit_cap, rare_code, over_code_cap)
 
     # The record of lowest rank stands for its unit, and the others go where it goes.
@@ -103,8 +173,8 @@ def _splits(
     code_at = np.searchsorted(found, codes)
     return np.where(
         position < holdout[code_at],
-        SPLITS.index("holdout"),
-        np.where(position < (holdout + test)[code_at], SPLITS.index("test"), SPLITS.index("train")),
+        _HOLDOUT,
+        np.where(position < (holdout + test)[code_at], _TEST, _TRAIN),
     ).astype(np.int8)
 
 

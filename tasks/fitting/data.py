@@ -64,6 +64,8 @@ def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | 
         "label_space": result.label_space,
         "label_space_source": result.label_space_source,
         "cohorts": list(result.cohorts),
+        "cohorts_source": result.cohorts_source,
+        "sampling": data.ingest.sampling,
         "fingerprint": result.fingerprint,
     }
 
