@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Profile = Annotated[
-    str, typer.Option("--profile", help="demo, osha-head, paper, table, images, or the path of a YAML file.")
+    str,
+    typer.Option("--profile", help="demo, osha-formal, osha-head, paper, table, images, or the path of a YAML file."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -98,6 +99,13 @@ class RunOptions:
         own = () if self.prior is None else (f"model.prior={self.prior}",)
         settings = [*(self.settings or []), *own, *more]
         return parameters(self.profile, settings, data=self.data, codelist=self.codelist)
+
+    @property
+    def formal(self) -> bool:
+        """Whether the profile or a setting asks for a formal release."""
+        from flows.commands.profiles import load_profile, override
+
+        return bool(override(load_profile(self.profile), self.settings or []).get("formal"))
 
     def context(self, *, make_home: bool = True, **fields: Any) -> Context:
         """Where the run works; Prefect is imported by it, for the first time."""

@@ -13,7 +13,7 @@ from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import privacy_unit, unprotected_inputs
+from tasks.releasing.claims import privacy_unit, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, Step
 
 SMALLEST_EPSILON = 1e-4
@@ -82,6 +82,7 @@ class Study:
                 *unprotected_inputs(self.facts, weights=event.risk_weights),
                 *branch.unprotected,
             ),
+            public_inputs=public_inputs(self.parameters.model),
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from mechanisms.swag_ppm import event_of
@@ -44,6 +45,8 @@ SEARCHED = "c and k: found for a target epsilon by fits on these records, each a
 def method_digest(parameters: RetrainParameters) -> str:
     """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
     config = parameters.pseudo_posterior
+    if parameters.formal is not None:
+        return digest(parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}))
     searched = config.mechanism == "weighted" and config.target_epsilon is not None
     left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
     return digest(parameters.model_dump(mode="json", exclude=left_out))
@@ -72,6 +75,16 @@ def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> t
     if dataset["label_space_source"] == "codelist":
         return inputs
     return (*inputs, "the label set: the codes observed in the records")
+
+
+def public_inputs(model: ModelConfig) -> tuple[str, ...]:
+    """What reached the model without a record being read, beside the encoder."""
+    if model.prior == "none":
+        return ()
+    return (
+        "the titles of the code list, in their hierarchy, through the encoder: where the head starts (its scale "
+        f"{model.prior_scale:g} is a setting)",
+    )
 
 
 def swag_event(
@@ -107,6 +120,7 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
         privacy_unit=unit,
         max_records_per_unit=most,
         unprotected_inputs=(*unprotected_inputs(dataset, weights=event.risk_weights), *searched),
+        public_inputs=public_inputs(parameters.model),
     )
 
 

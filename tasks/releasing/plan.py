@@ -23,7 +23,7 @@ from storage.ingest import IngestConfig
 from storage.ledger import ReleasePlan
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import artifact_digests, privacy_unit, release_plan, unprotected_inputs
+from tasks.releasing.claims import artifact_digests, privacy_unit, public_inputs, release_plan, unprotected_inputs
 from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
@@ -122,6 +122,7 @@ class PlannedRelease(BaseModel):
             privacy_unit=plan.claim.privacy_unit,
             max_records_per_unit=plan.claim.max_records_per_unit,
             unprotected_inputs=plan.claim.unprotected_inputs,
+            public_inputs=public_inputs(made.model),
         )
         # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
         if (again.epsilon or 0) > (plan.claim.epsilon or 0) or _terms(again) != _terms(plan.claim):
