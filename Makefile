@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo stack screenshots test test-stack test-long check format lock clean setup
+.PHONY: help demo stack screenshots test test-stack test-long gpu check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -35,6 +35,9 @@ test-stack: $(STAMP)  ## the tests that start what `make stack` starts
 
 test-long: $(STAMP)  ## random kills, long races, searches: nightly
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+gpu:  ## on a machine with a GPU: its tests, its speed, the whole chain; GPU_WHEELS=folder (scripts/gpu.sh)
+	bash scripts/gpu.sh run "$(or $(GPU_WHEELS),gpu-wheels)" --json benchmarks/gpu.json
 
 check: $(STAMP)  ## formatter, linter, types, import arrows
 	$(BIN)/ruff format --check .

@@ -38,7 +38,8 @@ class CompareResult(BaseModel):
     seeds: tuple[int, ...]
     branches: tuple[BranchSummary, ...]
     plans: dict[str, str]
-    """Release plan of each branch that has a claim, at the first seed: what `autocoder release` takes."""
+    """Release plan of each branch that has a claim, at the first seed: what `autocoder release` takes. None
+    of what aims at an epsilon that was taken from the records."""
 
 
 @flow(

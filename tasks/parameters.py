@@ -290,8 +290,14 @@ class RetrainParameters(BaseModel):
         return ROUNDS["reweighted" if config.mechanism == "weighted" and config.reweight else config.mechanism]
 
     def bounded(self, round_name: str) -> BoundedLikelihood | None:
-        """The bound on each record's log-likelihood in one of the rounds; None where there is none."""
-        return self.pseudo_posterior.bounded if round_name in BOUNDED else None
+        """The bound on each record's log-likelihood in one of the rounds; None where there is none.
+
+        A unit of m records costs m times what one does, and the target is the unit's.
+        """
+        target = self.pseudo_posterior.target_epsilon
+        if round_name not in BOUNDED or target is None:
+            return None
+        return BoundedLikelihood.for_epsilon(target / self.data.ingest.records_per_unit)
 
     @property
     def source_path(self) -> Path:

@@ -15,7 +15,7 @@ class SharedOptions:
     """What all branches have in common."""
 
     target_epsilon: Annotated[
-        str, typer.Option(help="A number, or `match`: what SWAG-PPM came out with, rounded up.")
+        str, typer.Option(help="A number, or, for study, `match`: what SWAG-PPM came out with, rounded up.")
     ] = "match"
     delta: Annotated[float, typer.Option(help="Of the formal claims.")] = 1e-4
     seeds: Annotated[int, typer.Option(help="Runs of each branch, from fit.seed on.")] = 5
@@ -33,7 +33,8 @@ def compare(
 ) -> None:
     """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
 
-    For each branch that has a claim it leaves a release plan, which `autocoder release` takes.
+    For each branch that has a claim it leaves a release plan, which `autocoder release` takes. Branches whose epsilon
+    was taken from the records (`--target-epsilon match`) are for study and get none.
 
     [bold]Example[/bold]
 
@@ -68,4 +69,9 @@ def compare(
         report, target_epsilon = result.report, result.target_epsilon
         write(results, report, result.branches, parameters=parameters, settings=settings, target=target_epsilon)
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
+    if study := [branch.name for branch in chosen if branch.takes_target_from_records(settings)]:
+        plans.append(
+            f"no release plan of {', '.join(study)}: their epsilon was taken from these records; to release one, give "
+            "--target-epsilon a number"
+        )
     output.answer(result, "\n".join([result.report, *plans]))

@@ -6,7 +6,7 @@ Accountants are registered by event type (`claims`), so that a new mechanism bri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from mechanisms.errors import MechanismError
@@ -223,15 +223,34 @@ def gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Clai
         accountant=gaussian_cost.ACCOUNTANT,
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            "every record is sampled independently anew at every step (Poisson), and the samples are not published; "
-            "the parameters after every step may be",
-            "the number of records n, which sets the sampling probability and the gradient's scale, is public",
+            *_how_read(event),
             "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
             "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
             "rounded to float32): attacks on low-order bits are not covered",
         ),
         **unit,
     )
+
+
+def _how_read(event: Event) -> tuple[str, str]:
+    """What is assumed of how records came into it, and of their number."""
+    if any(step.sampling_prob < 1 for step in _descents(event)):
+        return (
+            "every record is sampled independently anew at every step (Poisson), and the samples are not published; "
+            "the parameters after every step may be",
+            "the number of records n, which sets the sampling probability and the gradient's scale, is public",
+        )
+    return (
+        "every record is in every step: nothing is sampled, and the parameters after every step may be published",
+        "the number of records n, which sets the scale of what is computed, is public",
+    )
+
+
+def _descents(event: Event) -> Iterator[DpSgdEvent]:
+    if isinstance(event, DpSgdEvent):
+        yield event
+    for part in event.events if isinstance(event, ComposedEvent) else ():
+        yield from _descents(part)
 
 
 for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):

@@ -29,7 +29,7 @@ SHARED = (
     "sensitivity", "neighbouring_relation", "privacy_unit", "max_records_per_unit",
 )  # fmt: skip
 """Fields of the row that the privacy statement repeats."""
-_TOLD = {"sequence", "hash", "state", "bundle_digest", "supersedes", *SHARED}
+_TOLD = {"sequence", "hash", "state", "bundle_digest", "supersedes", "unprotected_inputs", *SHARED}
 
 
 def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None) -> dict[str, Any]:
@@ -73,6 +73,8 @@ def check_proof(
     different = [name for name in SHARED if row[name] != statement[name]]
     if different:
         raise UnsoundBundle(STATEMENT, f"field {different[0]} is not what the ledger's row says")
+    if untold := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
+        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs lacks {len(untold)} of those of the ledger's row")
     head = heads.Head.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
         raise UnsoundBundle(PROOF, "its head is of another row")

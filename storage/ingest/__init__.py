@@ -1,7 +1,8 @@
 """Ingest: a file of records, checked, sampled and split."""
 
+from storage.ingest.columns import ALL
 from storage.ingest.config import IngestConfig
 from storage.ingest.pipeline import check_source, ingest
 from storage.ingest.report import IngestResult, SourceCheck
 
-__all__ = ["IngestConfig", "IngestResult", "SourceCheck", "check_source", "ingest"]
+__all__ = ["ALL", "IngestConfig", "IngestResult", "SourceCheck", "check_source", "ingest"]

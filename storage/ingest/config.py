@@ -250,6 +250,11 @@ class IngestConfig(BaseModel):
         return "declared" if self.cohorts is not None else "records"
 
     @property
+    def records_per_unit(self) -> int:
+        """How many records a privacy unit may have: those that `max_per_unit` leaves, or the one record it is."""
+        return 1 if self.unit_column is None else self.max_per_unit or 1
+
+    @property
     def narratives(self) -> Narratives:
         """How the text columns become one text."""
         return Narratives(self.text_columns, self.template)

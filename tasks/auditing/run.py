@@ -69,8 +69,7 @@ def as_retrained(
             context, parameters, lambda tried, rounds: chain(tried, do, rounds=rounds), prefect_run_id=prefect_run_id
         )
     elif compare.target_epsilon == "match":
-        _, unit = privacy_unit(parameters.data.ingest)
-        compare = compare.model_copy(update={"target_epsilon": unit * own.target_epsilon})
+        compare = compare.model_copy(update={"target_epsilon": own.target_epsilon})
     return parameters, compare
 
 

@@ -36,6 +36,11 @@ class Branch(BaseModel):
     in_all: bool = True
     releasable: bool = True
 
+    def takes_target_from_records(self, settings: CompareParameters) -> bool:
+        """Whether its epsilon is what another mechanism came out with on the same records: not to be released."""
+        own = getattr(self.mechanism, "target_epsilon", None)
+        return settings.target_epsilon == "match" and self.mechanism.aims and own is None
+
     def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
         """The mechanism with what it leaves open taken from the run."""
         mechanism, fit = self.mechanism, parameters.fit
@@ -62,7 +67,8 @@ class CompareParameters(BaseModel):
     target_epsilon: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | Literal["match"] = Field(
         default="match",
         title="Target epsilon",
-        description="Of the formal and the bounded branches; `match`: what SWAG-PPM claims at the first seed.",
+        description="Of the formal and the bounded branches. `match`: the largest that SWAG-PPM claims over the seeds, "
+        "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
     )
     delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta", description="Of the formal branches.")
     seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")

@@ -13,7 +13,7 @@ from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import privacy_unit, public_inputs, unprotected_inputs
+from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, Step
 
 SMALLEST_EPSILON = 1e-4
@@ -80,6 +80,7 @@ class Study:
             max_records_per_unit=most,
             unprotected_inputs=(
                 *unprotected_inputs(self.facts, weights=event.risk_weights),
+                *((MATCHED,) if branch.takes_target_from_records(self.settings) else ()),
                 *branch.unprotected,
             ),
             public_inputs=public_inputs(self.parameters.model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mechanisms.privacy.events import Claim
 from storage.artifacts import digest
+from storage.errors import InputError
 from storage.ledger import ReleasePlan
 from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import parameters_of
@@ -20,7 +21,16 @@ NOISE_OF_THE_FIT = (
 
 
 def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
-    """The release of one outcome of a comparison."""
+    """The release of one outcome of a comparison.
+
+    Raises:
+        InputError: its target epsilon was computed from the records.
+    """
+    if outcome.branch.takes_target_from_records(study.settings):
+        raise InputError(
+            f"target_epsilon=match: {outcome.branch.name} has its noise or bound from what SWAG-PPM came out with "
+            "on these records, which nobody accounts for; to release it, compare with a number (--target-epsilon 4)"
+        )
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
     if outcome.sensitivity is not None:

@@ -80,6 +80,8 @@ def parameters_of(study: Study, branch: Branch, seed: int) -> RetrainParameters:
     mechanism = study.mechanism(branch).plan(study.task(branch)).mechanism
     assert isinstance(mechanism, SwagPpm)
     (tune, collect), (moments, config) = mechanism.phases, mechanism.settings
+    if config.target_epsilon is not None:  # a mechanism has a record's share of it, a retrain names the unit's
+        config = config.model_copy(update={"target_epsilon": study.target})
     fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=seed)
     return study.parameters.model_copy(update={"fit": fit, "pseudo_posterior": config})
 

@@ -23,9 +23,9 @@ from storage.egress.sequences import SequenceFilter, load_key
 from storage.errors import InputError
 from storage.ledger import Row
 from tasks.bundle import card, golden
-from tasks.bundle import statement as statement_page
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
+from tasks.bundle.statement import statement, statement_page
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
@@ -55,7 +55,7 @@ def fill(
     _write_codes(folder / bundle.CODELIST, codes, classification, version)
     claimed = statement(row)
     bundle.write_json(folder / bundle.STATEMENT, claimed)
-    (folder / bundle.PAGE).write_text(statement_page.statement_page(claimed), encoding="utf-8")
+    (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     released = export.load(folder)
     golden.write(released, folder / bundle.GOLDEN)
     thresholds = calibration.thresholds_on_generated(released)
@@ -106,44 +106,6 @@ def rehearse(context: Context, candidate: Candidate, settings: BundleParameters)
         gate.inspect_model(folder, _expected(context, candidate, codes, tensors, {}))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def statement(row: Row) -> dict[str, Any]:
-    """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow."""
-    told = row.as_json()
-    return (
-        {"schema": 1}
-        | {name: told[name] for name in _STATED}
-        | {"does_not_mean": list(DOES_NOT_MEAN[row.guarantee_kind])}
-        | ({"audit": row.details["audit"]} if "audit" in row.details else {})
-    )
-
-
-_STATED = (
-    "release_id", "population", "cohorts", "mechanism", "guarantee_kind", "epsilon", "delta", "delta_text",
-    "sensitivity", "epsilon_add_remove", "draws", "mc_failure_prob", "neighbouring_relation", "privacy_unit",
-    "max_records_per_unit", "accountant", "assumptions", "unprotected_inputs", "trust_model", "randomness_source",
-    "floating_point_caveat", "code_commit",
-)  # fmt: skip
-"""Fields of the row that a statement repeats."""
-
-DOES_NOT_MEAN = {
-    "asymptotic-local": (
-        "Not a proof that no record can be recognised: a model that has memorised its records has small losses, and "
-        "so a small epsilon of this kind.",
-        "Not comparable with a formal (epsilon, delta): delta is not quantified, epsilon was estimated on these "
-        "records.",
-        "Not a promise about a second draw: each further draw spends its own epsilon.",
-    ),
-    "formal": (
-        "Not a promise about what was not accounted for: what is listed as unprotected reached the model outside the "
-        "bound.",
-        "Not comparable with an asymptotic-local epsilon: this one bounds every data set and every record, and costs "
-        "accuracy for it.",
-        "Not a promise that nothing can be learned of a person: what the records of others say about them stays.",
-    ),
-}
-"""By guarantee kind."""
 
 
 def _expected(

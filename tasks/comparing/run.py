@@ -89,10 +89,15 @@ def outcome_of(study: Study, branch: Branch, seed: int) -> Outcome:
 
 
 def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str]:
-    """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
+    """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score.
+
+    None of what aims at an epsilon that was taken from the records (`match`).
+    """
     study, files = compared.study, {}
     for outcome in compared.outcomes:
         claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable
+        if outcome.branch.takes_target_from_records(study.settings):
+            continue
         if claimed and outcome.seed == compared.seeds[0]:
             plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
             files[outcome.branch.name] = str(plan.save(study.context))

@@ -58,6 +58,7 @@ def look(
     inputs: dict[str, ArtifactRef | None] = {"dataset": dataset, "prepared": prepared}
     inputs |= {f"posterior_{name}": ref for name, ref in posteriors.items()}
     inputs |= {f"measured_{name}": ref for name, ref in measured.items()}
+    bound = parameters.bounded(parameters.rounds[-1])
     return Step(
         name="diagnose",
         label="diagnostics",
@@ -65,7 +66,7 @@ def look(
             "rounds": list(posteriors),
             "fit": parameters.fit.model_dump(mode="json", include={"seed", "swag"}),
             "model": parameters.model.model_dump(mode="json"),
-            "bound": None if parameters.pseudo_posterior.bounded is None else parameters.pseudo_posterior.bounded.bound,
+            "bound": None if bound is None else bound.bound,
             "draws": settings.study_draws,
             "horizon": settings.horizon,
         },

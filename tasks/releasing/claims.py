@@ -12,8 +12,9 @@ from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEve
 from mechanisms.swag_ppm import event_of
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.errors import InputError
-from storage.ingest import IngestConfig
+from storage.ingest import ALL, IngestConfig
 from storage.ledger import ReleasePlan, same_database
+from tasks.bundle.sentences import COUPLED
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -26,11 +27,13 @@ FLOATING_POINT = (
     "the draw is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
     "samples are not covered by the claim"
 )
-ALWAYS_UNPROTECTED = (
-    "risk weights alpha, sensitivity Delta and constant k are computed from the records",
-    "the number of records n",
-    "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records",
-)
+WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
+NUMBER = "the number of records n"
+SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records"
+BOUNDS = "the bounds of numeric columns: the smallest and largest values observed in the records"
+LABELS = "the label set: the codes observed in the records"
+COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
+MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
 
 NOT_METHOD: Any = {
     "release": True,
@@ -68,13 +71,21 @@ def ledger_url(context: Context, settings: LedgerParameters) -> str:
 
 
 def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> tuple[str, ...]:
-    """What reached the release from the records without protection; `weights`: risk weights were computed."""
-    inputs = ALWAYS_UNPROTECTED if weights else ALWAYS_UNPROTECTED[1:]
-    if dataset.get("bounds_source") == "records":
-        inputs = (*inputs, "the bounds of numeric columns: the smallest and largest values observed in the records")
-    if dataset["label_space_source"] == "codelist":
-        return inputs
-    return (*inputs, "the label set: the codes observed in the records")
+    """What reached the release from the records without protection; `weights`: risk weights were computed.
+
+    Args:
+        dataset: figures of the ingest; one made before there was a choice of sampling was stratified.
+    """
+    listed = {
+        WEIGHTS: weights,
+        NUMBER: True,
+        SETTINGS: True,
+        COUPLED: dataset.get("sampling", "stratified") != "per-record",
+        BOUNDS: dataset.get("bounds_source") == "records",
+        LABELS: dataset["label_space_source"] != "codelist",
+        COHORTS: dataset.get("cohorts_source", "records") == "records" and list(dataset["cohorts"]) != [ALL],
+    }
+    return tuple(line for line, holds in listed.items() if holds)
 
 
 def public_inputs(model: ModelConfig) -> tuple[str, ...]:
@@ -105,7 +116,7 @@ def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
     """What is protected, and how many records it may have."""
     if ingest.unit_column is None or ingest.max_per_unit is None:
         return "record", 1
-    return f"unit ({ingest.unit_column})", ingest.max_per_unit
+    return f"unit ({ingest.unit_column})", ingest.records_per_unit
 
 
 def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:

@@ -23,7 +23,14 @@ from storage.ingest import IngestConfig
 from storage.ledger import ReleasePlan
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import artifact_digests, privacy_unit, public_inputs, release_plan, unprotected_inputs
+from tasks.releasing.claims import (
+    MATCHED,
+    artifact_digests,
+    privacy_unit,
+    public_inputs,
+    release_plan,
+    unprotected_inputs,
+)
 from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
@@ -107,6 +114,11 @@ class PlannedRelease(BaseModel):
             raise MechanismError(
                 f"release plan: a model of `{plan.event.mechanism}` has no bundle; it can be compared and audited, and "
                 "not released"
+            )
+        if MATCHED in plan.claim.unprotected_inputs:
+            raise MechanismError(
+                "release plan: its target epsilon was taken from the records (`match`), which is for study; compare "
+                "with --target-epsilon and a number that somebody answers for"
             )
         wrong = [*self._wrong_records(store), *self._wrong_candidate(store)]
         if made.measured is None:

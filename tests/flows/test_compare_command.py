@@ -13,6 +13,8 @@ from jobs import Job
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
+from tasks.bundle.sentences import COUPLED
+from tasks.releasing.claims import MATCHED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -22,6 +24,7 @@ CHOSEN = (
 )
 
 
+GIVEN = 6.0
 SIZES = ("--epochs", "2", "--batch-size", "64")
 
 
@@ -38,6 +41,15 @@ def compared(new: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     done = run(new.at(home), *chosen)
     assert done.returncode == 0, done.stderr
     return home, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def given(new: Job, compared: tuple[Path, dict]) -> dict:
+    """A comparison of branches that may leave, at an epsilon that a person gave, in the same workspace."""
+    chosen = ("--branches", "dp-sgd-tuned,formal-head,swag-ppm-censored", "--seeds", "1")
+    done = run(new.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_every_branch_has_its_claim_and_kind(compared: tuple[Path, dict]) -> None:
@@ -102,14 +114,34 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: 
     assert kinds["formal-head"] == "formal"
 
 
+def test_an_epsilon_taken_from_the_records_is_for_study(compared: tuple[Path, dict], given: dict) -> None:
+    """`match`: no plan of what aims at it, and its claim says where the target is from; a number given: a plan."""
+    _, result = compared
+    assert set(result["plans"]) == {"swag-ppm", "swag-ppm-reweighted"}
+    aims = {"swag-ppm-censored", "swag-ppm-both", "dp-sgd", "dp-sgd-tuned", "formal-head"}
+    for branch in result["branches"]:
+        assert (MATCHED in branch["unprotected"]) == (branch["branch"] in aims)
+    assert set(given["plans"]) == {"dp-sgd-tuned", "formal-head", "swag-ppm-censored"}
+    assert not any(MATCHED in branch["unprotected"] for branch in given["branches"])
+
+
+def test_a_plan_at_an_epsilon_taken_from_the_records_is_refused(compared: tuple[Path, dict], given: dict) -> None:
+    """A plan that says so of itself releases nothing, whoever wrote it."""
+    planned = PlannedRelease.load(Path(given["plans"]["formal-head"]))
+    claim = planned.plan.claim
+    matched = claim.model_copy(update={"unprotected_inputs": (*claim.unprotected_inputs, MATCHED)})
+    of_match = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": matched})})
+    context = Context(home=str(compared[0]), device="cpu")
+    planned.check(context)
+    with pytest.raises(MechanismError, match="taken from the records"):
+        of_match.check(context)
+
+
 def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
-    new: Job, compared: tuple[Path, dict], told: Told, tmp_path: Path
+    new: Job, compared: tuple[Path, dict], given: dict, told: Told, tmp_path: Path
 ) -> None:
     """Reserved, charged to the formal account, bundled with its own words; again, the same bundle and no new charge."""
-    _, result = compared
-    assert "non-private" not in result["plans"]
-    assert set(result["plans"]) == set(CHOSEN) - {"non-private"}
-    plan = result["plans"]["formal-head"]
+    plan = given["plans"]["formal-head"]
     code, error = told("release", plan, "--home", tmp_path / "other")
     assert code == 2, "its records are not charged to another workspace's ledger"
     assert "--home: the plan belongs to" in error
@@ -123,22 +155,23 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     folder = Path(made["bundle"])
     statement = json.loads((folder / "privacy_statement.json").read_text())
     assert float(statement["delta"]) == 1e-4
-    assert float(statement["epsilon"]) == pytest.approx(result["target_epsilon"], rel=0.005)
+    assert float(statement["epsilon"]) == pytest.approx(GIVEN, rel=0.005)
+    assert COUPLED in statement["unprotected_inputs"]
     assert any("after a comparison" in line for line in statement["unprotected_inputs"])
     assert "one fit with noise" in (folder / "README.md").read_text()
     assert json.loads(job.command("release", plan, "--json", "--quiet").stdout) == made
 
 
-def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], told: Told, tmp_path: Path) -> None:
+def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], given: dict, told: Told, tmp_path: Path) -> None:
     """A smaller epsilon, or another artifact, in the plan's file: nothing is reserved."""
-    home, result = compared
+    home, result = compared[0], given
     plan = json.loads(Path(result["plans"]["dp-sgd-tuned"]).read_text())
     cheaper = json.loads(json.dumps(plan))
     cheaper["plan"]["claim"]["epsilon"] /= 2
     quieter = json.loads(json.dumps(plan))
     quieter["plan"]["event"]["segments"][0]["noise_multiplier"] *= 2
     other = json.loads(json.dumps(plan))
-    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["dp-sgd"]).read_text())["candidate"]["fitted"]
+    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["formal-head"]).read_text())["candidate"]["fitted"]
     context = Context(home=str(home), device="cpu")
     for changed, said in (
         (plan, None),

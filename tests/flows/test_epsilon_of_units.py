@@ -10,8 +10,12 @@ import pytest
 
 import flows.diagnose
 from storage.demo_data import write_demo_data
+from tasks.auditing.run import as_retrained
+from tasks.auditing.settings import choose_branches
 from tasks.branches import search
-from tasks.branches.swag_chain import Chain, chain
+from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.outcome import Study
+from tasks.branches.swag_chain import Chain, chain, parameters_of
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
@@ -125,6 +129,35 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     with progress.listening(lines):
         publish.record_internal(context, chosen, plan(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
+
+
+def test_a_bound_is_a_records_share_of_the_units_target(
+    finished: tuple[Context, RetrainParameters, Chain, Lines],
+) -> None:
+    """A censored retrain claims its target of a unit, and an audit of it looks at the retrain's own stages."""
+    context, chosen, _, _ = finished
+    config = chosen.pseudo_posterior.model_copy(update={"mechanism": "censored", "target_epsilon": 6.0})
+    bounded: Any = chosen.model_copy(update={"pseudo_posterior": config})
+    made: Any = chain(bounded, lambda step: run_step(context, step))
+    planned = PlannedRelease.of_posterior(
+        context,
+        bounded,
+        dataset=made.dataset,
+        prepared=made.prepared,
+        posterior=made.posteriors["censored"],
+        measured=made.measured["censored"],
+        prefect_run_id=None,
+    )
+    claim = planned.plan.claim
+    assert (claim.epsilon, claim.sensitivity, claim.max_records_per_unit) == (6.0, 1.0, 3)
+    planned.check(context)
+    how: Any = {"do": None, "prefect_run_id": None}
+    same, shared = as_retrained(context, bounded, CompareParameters(), **how)
+    assert shared.target_epsilon == 6.0
+    (branch,) = choose_branches("release", same, standard())
+    facts, ref = {"train": 100, "label_space": 5}, made.dataset
+    study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=6.0)
+    assert parameters_of(study, branch, bounded.fit.seed) == bounded
 
 
 def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path) -> None:

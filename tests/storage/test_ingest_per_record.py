@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from storage.datasets import load_split
 from storage.errors import InputError
 from storage.ingest import IngestConfig, IngestResult, ingest
 from storage.ingest.identity import draws
+from storage.ingest.sampling import select
 
 HEADER = ("ID", "EventDate", "Final Narrative", "Nature", "Establishment")
 Row = tuple[str, str, str, str, str]
@@ -124,6 +126,25 @@ def test_the_papers_sampling_does_move_others(tmp_path: Path, listed: Path) -> N
         moved.append((less - whole).total())
     assert max(moved) >= 1
     assert taken(tmp_path / "back", rows[::-1], **how)[1] != whole
+
+
+def test_what_the_papers_sampling_moves_of_osha_reports(shared_data: Path) -> None:
+    """What the statement says of it: of 2,357 training records some 1,500 move with one row (median of 40), as all rows
+    behind it are numbered anew; up to 2 where rows keep their numbers, of training as of test rows."""
+    rows = pd.read_csv(shared_data / "osha_sir_2015-01_to_2016-08.csv", dtype=str)
+    codes = rows["Nature"].astype("category").cat.codes.to_numpy(dtype=np.int32)
+    usable, config = np.ones(len(codes), dtype=np.bool_), IngestConfig()
+    trains = select(codes, None, usable, config).split == 0
+    assert trains.sum() == 2357
+    moved, kept = [], []
+    for gone in np.random.default_rng(0).choice(np.flatnonzero(trains), 40, replace=False):
+        others = np.arange(len(codes)) != gone
+        less = select(codes[others], None, usable[others], config).split == 0
+        moved.append(int((less != trains[others]).sum()))
+        blank = select(codes, None, others, config).split == 0
+        kept.append(int((blank != trains)[others].sum()))
+    assert 1000 < np.median(moved) < 2357
+    assert max(kept) == 2
 
 
 def test_shares_are_kept_and_draws_are_independent() -> None:

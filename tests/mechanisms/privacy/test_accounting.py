@@ -178,6 +178,23 @@ class TestFormal:
         assert ComposedEvent.model_validate_json(event.model_dump_json()) == event
 
 
+def test_what_is_assumed_of_sampling_is_what_ran() -> None:
+    """Poisson where a step samples; where every step reads every record, nothing is said of sampling."""
+
+    def said(event: Event) -> str:
+        return " ".join(claim(event, delta=1e-5).assumptions)
+
+    counts = GaussianReleaseEvent(what="class counts", noise_multiplier=10, l2_sensitivity=1)
+    sampled, full = sgd(2.0, prob=0.1, steps=10), sgd(2.0, prob=1.0, steps=10)
+    for event in (sampled, ComposedEvent(events=(counts, sampled))):
+        assert "(Poisson)" in said(event)
+        assert "sampling probability" in said(event)
+    for event in (full, counts, ComposedEvent(events=(counts, full))):
+        assert "Poisson" not in said(event)
+        assert "sampling probability" not in said(event)
+        assert "nothing is sampled" in said(event)
+
+
 class TestSwagPpm:
     def test_two_delta_and_delta(self) -> None:
         """Chew et al., table 1: epsilon 4.35 is 2 Delta at Delta 2.175; Delta alone is kept beside it."""

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# What a GPU has to show (benchmarks/gpu.py), on a machine with little: a Python that has torch with CUDA, transformers
+# and safetensors. What else the mechanisms import comes from a folder of wheels, made where a package index answers.
+#   scripts/gpu.sh wheels FOLDER 3.12      # at most 60 MiB, for that Python on x86-64 Linux
+#   scripts/gpu.sh run FOLDER [--device cpu --small] [--json FILE]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+NEEDED=(pydantic pydantic-core annotated-types typing-inspection typing-extensions cryptography cffi pycparser
+  dp-accounting absl-py attrs dm-tree wrapt mpmath scipy pytest pluggy iniconfig packaging pygments)
+
+usage() { sed -n 's/^#   //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+action=$1 folder=$2
+shift 2
+case $action in
+  wheels)
+    [ $# -eq 1 ] || usage
+    pins=()
+    for name in "${NEEDED[@]}"; do
+      pin=$(grep -iE "^${name//-/[-_]}==" requirements.lock || echo "$name")
+      pins+=("${pin%%[; ]*}")
+    done
+    platforms=()
+    for glibc in 34 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+    "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version "$1" \
+      --implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 --dest "$folder" "${pins[@]}"
+    size=$(du -sm "$folder" | cut -f1)
+    echo "$(ls "$folder"/*.whl | wc -l) wheels, $size MiB, in $folder"
+    [ "$size" -le 60 ] || { echo "gpu: more than 60 MiB of wheels in $folder; empty it first" >&2; exit 1; } ;;
+  run)
+    if compgen -G "$folder/*.whl" >/dev/null; then
+      site=$(mktemp -d)
+      trap 'rm -rf "$site"' EXIT
+      "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$folder"/*.whl
+      export PYTHONPATH="$site"
+    fi
+    PYTHONPATH="$PWD:${PYTHONPATH:-}" "$PYTHON" benchmarks/gpu.py "$@" ;;
+  *) usage ;;
+esac

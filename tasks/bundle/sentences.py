@@ -1,0 +1,313 @@
+"""What a release says, sentence by sentence: each proved (where), measured (by which command) or assumed (what then).
+
+One source for the statement in a bundle and for docs/claims.md. Which sentences hold of a release is told by its
+statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["proved", "measured", "assumed"]
+
+COUPLED = (
+    "which records were used depends on the other records (caps, minimum sizes and shares by code, row numbers): one "
+    "record more or less moves others in or out, and the claim is about the records used, taken as given"
+)
+"""The unprotected input of every sampling but `per-record`."""
+AUDITED = (
+    "the figures of the audit (AUC, TPR, lower bound): computed from the training and the test half and the model that "
+    "is released, or reruns of it"
+)
+"""The unprotected input of a statement that holds an audit."""
+
+_CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "coupled": ("where the sampling is stratified", lambda told: COUPLED in told["unprotected_inputs"]),
+    "per record": ("where the sampling is per record", lambda told: COUPLED not in told["unprotected_inputs"]),
+    "audited": ("where it was audited", lambda told: "audit" in told),
+    "not audited": ("where it was not audited", lambda told: "audit" not in told),
+    "records": ("where the unit is a record", lambda told: (told["max_records_per_unit"] or 1) == 1),
+    "units": ("where a unit has several records", lambda told: (told["max_records_per_unit"] or 1) > 1),
+}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a promise.
+
+    basis: where it is proved, by which command it is measured, or what holds if the assumption does not.
+    when: the condition under which it is said; empty: always.
+    """
+
+    status: Status
+    text: str
+    basis: str
+    when: str = ""
+
+    @property
+    def condition(self) -> str:
+        """In words; empty where there is none."""
+        return _CONDITIONS[self.when][0] if self.when else ""
+
+    def holds(self, statement: Mapping[str, Any]) -> bool:
+        """Whether it is said of this release."""
+        return not self.when or _CONDITIONS[self.when][1](statement)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is said of releases of one guarantee kind; mechanisms: by the event's tag, all of the kind where empty."""
+
+    title: str
+    kind: str
+    mechanisms: tuple[str, ...]
+    lead: str
+    sentences: tuple[Sentence, ...]
+
+
+def proved(text: str, basis: str, when: str = "") -> Sentence:
+    """A theorem, or what the program makes so and a test holds it to."""
+    return Sentence("proved", text, basis, when)
+
+
+def measured(text: str, basis: str, when: str = "") -> Sentence:
+    """A figure of this release or of one like it."""
+    return Sentence("measured", text, basis, when)
+
+
+def assumed(text: str, basis: str, when: str = "") -> Sentence:
+    """What nobody checked, or could."""
+    return Sentence("assumed", text, basis, when)
+
+
+_AUDIT = (
+    measured(
+        "An attack on this mechanism found the lower bound on epsilon that stands under `audit`, at its confidence.",
+        "`autocoder audit`. A bound is one-sided: that it is small proves nothing, another attack may find more.",
+        "audited",
+    ),
+    measured(
+        "Nobody has measured what this release leaks.",
+        "`autocoder audit` would have; a policy can ask for it (`require_audit`).",
+        "not audited",
+    ),
+)
+
+_ONE_DRAW = proved(
+    "The draw was taken once, without a seed, after the ledger had reserved its cost.",
+    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`; `tests/flows/test_kill.py` kills a release at each "
+    "of its steps and finds one draw.",
+)
+
+EVERY = (
+    proved(
+        "Whatever is computed from the released files alone (codes, scores, thresholds, other models) reveals no more "
+        "of the records than the files do.",
+        "Post-processing: Dwork and Roth 2014, proposition 2.1. Thresholds and golden answers in the folder are made "
+        "from generated narratives (`tasks/bundle/thresholds.py`, `tasks/bundle/golden.py`).",
+    ),
+    proved(
+        "Whether a record is used, and in which half, depends on its own id (or content), code, date and unit and on a "
+        "key that owes nothing to the records: adding, removing or moving one record moves no other.",
+        "`storage/ingest/sampling.py`; `tests/storage/test_ingest_per_record.py` takes any record, or any unit, away "
+        "and finds all others where they were. Ids must not be given anew when records come or go.",
+        "per record",
+    ),
+    assumed(
+        "The records that were used are taken as given: the sampling by code, which couples them, is outside the "
+        "claim.",
+        "If neighbours are taken before the sampling, one record more or less is not one record more or less in "
+        "training: of public OSHA reports one training row taken away moved 1,483 of 2,357 others in or out (median of "
+        "300; rows behind it are numbered anew), and up to 2 where rows keep their numbers "
+        "(`pytest tests/storage/test_ingest_per_record.py -k osha`). Then no figure here is one for a record that is "
+        "added or removed before the sampling. Sample with `data.ingest.sampling=per-record` instead.",
+        "coupled",
+    ),
+    assumed(
+        "The test half is not protected by the claim; nothing that ships is computed from it, but for what is listed "
+        "as unprotected: figures of an audit, a label set that was observed, names of cohorts that were not declared.",
+        "Its records were scored to evaluate the candidate (internal) and to tell members from others in audits; "
+        "whoever chose a mechanism or a setting after seeing those scores let them through. Which records train "
+        "depends on them too where the sampling is stratified.",
+    ),
+    assumed(
+        "The number of records is public, and so is that the run ended: nothing was refused.",
+        "Whoever did not know the number learns it, roughly, from the scale of noise and figures. A refusal (a code "
+        "that is not on the list, an id twice, a record outside the declared cohorts) tells its sender, the operator, "
+        "and nobody else.",
+    ),
+    assumed(
+        "A file's form (encoding, delimiter, header) is a property of the file and not of one record.",
+        "One record with a byte that is no UTF-8 has the whole file read as cp1252, and letters of others change.",
+    ),
+    assumed(
+        "Settings were not chosen by looking at these records, or the choice is listed as unprotected.",
+        "A setting that one record tipped tells of that record, outside every bound.",
+    ),
+    assumed(
+        "A person has one record.",
+        "Of a person with m records nothing better is promised than m times the figure for one (a formal delta grows "
+        "faster). Name a unit column and `max_per_unit` to promise it.",
+        "records",
+    ),
+    proved(
+        "The figures are those of a unit with all of its records, of which no unit has more than stated.",
+        "Records beyond are dropped at ingest; the factor is in `mechanisms/privacy/claims.py`, the mixture of "
+        "Gaussians for sampled steps in `mechanisms/privacy/gaussian_cost.py`; `tests/flows/test_epsilon_of_units.py`.",
+        "units",
+    ),
+    assumed(
+        "Low-order bits of floating-point noise and side channels of the machine tell nothing.",
+        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012, and later ones); none is covered.",
+    ),
+)
+"""Of every release, whatever its kind."""
+
+SECTIONS = (
+    Section(
+        title="Formal: noise in training",
+        kind="formal",
+        mechanisms=(),
+        lead="DP-SGD and its schedules, the formal head, the private posterior: a finite-sample (ε, δ).",
+        sentences=(
+            proved(
+                "For any two sets of records that differ by one unit added or removed, any set of released parameters "
+                "is at most e^epsilon times as probable under one as under the other, but for delta.",
+                "The event that ran, composed by the accountant (`mechanisms/privacy/gaussian_cost.py`, privacy loss "
+                "distributions, an upper bound); held against closed forms, published figures and other accountants "
+                "in `tests/mechanisms/privacy/test_accounting.py`.",
+            ),
+            proved(
+                "It holds for every set of records and every unit, these or others, whatever the attacker knows "
+                "besides.",
+                "The definition of differential privacy: Dwork and Roth 2014, definition 2.4.",
+            ),
+            proved(
+                "What ran is what was planned: other noise, clipping or sampling and the fit is refused.",
+                "`Plan.fit` (`mechanisms/mechanism.py`) compares events; `tests/mechanisms/test_conformance.py`.",
+            ),
+            proved(
+                "The noise was drawn while training, from a secret key of the operating system's that was no seed and "
+                "is not kept.",
+                "`mechanisms/privacy/noise.py`, `tests/mechanisms/privacy/test_noise.py`.",
+            ),
+            proved(
+                "No record moves a step by more than the clipping norm that the noise is scaled by.",
+                "`mechanisms/dp_sgd.py`, `mechanisms/model/ghost.py`; `tests/mechanisms/test_dpsgd.py` compares with "
+                "gradients record by record.",
+            ),
+            *_AUDIT,
+            assumed(
+                "The program does what its text says.",
+                "Tests and audits look for faults and can miss one; a fault can void every figure here.",
+            ),
+        ),
+    ),
+    Section(
+        title="Asymptotic-local: SWAG-PPM",
+        kind="asymptotic-local",
+        mechanisms=("swag-ppm",),
+        lead="One draw from a SWAG pseudo posterior; ε = 2Δ is estimated on these records.",
+        sentences=(
+            proved(
+                "Were the draw one of the pseudo posterior itself, were the weights fixed and were Delta the largest "
+                "weighted loss at all parameters, epsilon would bound one unit replaced, and half of it one unit added "
+                "or removed.",
+                "Chew et al., section 2.1; the table and its proof in `mechanisms/privacy/claims.py`; "
+                "`tests/mechanisms/privacy/test_accounting.py` computes the ratios on a grid. None of the three holds "
+                "exactly: see what is assumed.",
+            ),
+            measured(
+                "The sensitivity Delta is the largest weighted loss of a training record over the draws counted, and "
+                "at the released draw.",
+                "`autocoder retrain` (stages `sensitivity`), and once more at the draw (`tasks/releasing/publish.py`). "
+                "`autocoder diagnose` extrapolates it to more draws.",
+            ),
+            _ONE_DRAW,
+            *_AUDIT,
+            assumed(
+                "SWAG's Gaussian is the pseudo posterior.",
+                "It is not: it follows the path of an optimiser. The bound is then not proven of this draw, and on "
+                "public reports reruns refute such claims (docs/truth.md).",
+            ),
+            assumed(
+                "The sensitivity Delta is a supremum, over parameters and over data sets like this one.",
+                "A fresh draw exceeds the largest of S with probability 1/(S+1), and another record may have a larger "
+                "loss than any that is held: epsilon is then larger than stated.",
+            ),
+            assumed(
+                "The sensitivity Delta, the weights alpha and the constant k are given.",
+                "They are computed from the records. A record changes the weights of others, which no figure here "
+                "counts.",
+            ),
+            assumed(
+                "The probability delta that the bound fails vanishes as records grow: O(n^-1/2), not quantified.",
+                "At this n it may be large, for single records near one: epsilon alone is then no bound at all. "
+                "What audits of public reports found of it: docs/truth.md.",
+            ),
+        ),
+    ),
+    Section(
+        title="Asymptotic-local: bounded likelihood",
+        kind="asymptotic-local",
+        mechanisms=("swag-bounded",),
+        lead="One draw from SWAG's posterior of a likelihood that is bounded by construction.",
+        sentences=(
+            proved(
+                "Every record's log-likelihood lies within the stated sensitivity at all parameters, whatever the "
+                "record.",
+                "`mechanisms/model/bounded.py`; `tests/mechanisms/model/test_bounded.py`.",
+            ),
+            proved(
+                "An exact draw of that posterior would have this epsilon for one unit replaced, half of it for one "
+                "added or removed, at every n, with delta 0.",
+                "The exponential mechanism: proof in `mechanisms/model/bounded.py` (after Hu et al. 2022).",
+            ),
+            _ONE_DRAW,
+            *_AUDIT,
+            assumed(
+                "SWAG's draw is an exact one.",
+                "It is not: its mean is where an optimiser stopped, its width follows the step size. Nothing is proven "
+                "of this draw, and on public reports reruns refute such claims (docs/truth.md).",
+            ),
+            assumed(
+                "Risk weights, where there are any, are fixed.",
+                "They are computed from the records; the bound holds given them alone.",
+            ),
+        ),
+    ),
+    Section(
+        title="None",
+        kind="none",
+        mechanisms=("non-private",),
+        lead="Training without protection, for comparison.",
+        sentences=(
+            proved(
+                "Nothing is promised, and nothing of it is released.",
+                "The ledger refuses it (`storage/ledger/content.py`); `tests/storage/ledger`.",
+            ),
+        ),
+    ),
+)
+
+
+def said_of(statement: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Status, text and basis of every sentence that holds of a release.
+
+    Args:
+        statement: its privacy statement, with all fields that it repeats of the ledger's row.
+    """
+    own = [
+        section.sentences
+        for section in SECTIONS
+        if section.kind == statement["guarantee_kind"]
+        and (not section.mechanisms or statement["mechanism"] in section.mechanisms)
+    ]
+    return [
+        {"status": one.status, "text": one.text, "basis": one.basis}
+        for sentences in (*own, EVERY)
+        for one in sentences
+        if one.holds(statement)
+    ]

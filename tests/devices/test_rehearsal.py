@@ -1,0 +1,40 @@
+"""`make gpu` runs without a card, small: its tests pass there and every part has its figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_part_runs_on_the_processor(tmp_path: Path) -> None:
+    """Exit code 0, nothing failed, and the speeds from which the paper's protocol is estimated are there."""
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--small", "--json", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert report["failed"] == {}
+    assert " passed" in report["tests"]["pytest"]
+    assert "skipped" not in report["tests"]["pytest"]
+    for speed in (report["risk_pass"]["bfloat16"], report["risk_pass"]["float32"]):
+        assert speed["records_a_second"] > 0
+    assert report["paper_protocol"]["minutes"] > 0
+
+
+def test_without_a_card_it_says_what_to_do() -> None:
+    """One line, before any part runs."""
+    code = "import torch, sys, runpy; torch.cuda.is_available = lambda: False; sys.argv = ['gpu.py']; "
+    code += "sys.path.insert(0, 'benchmarks'); runpy.run_path('benchmarks/gpu.py', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "rehearse with --device cpu --small" in done.stderr

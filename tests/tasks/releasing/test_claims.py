@@ -1,0 +1,68 @@
+"""What reached a release without protection: told by how the records were sampled, labelled and dated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.demo_data import write_demo_data
+from tasks.bundle.sentences import COUPLED
+from tasks.fitting.data import ingest
+from tasks.parameters import DataParameters
+from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, unprotected_inputs
+from tasks.running.stage import Context, run_step
+
+FACTS: dict[str, Any] = {
+    "label_space_source": "codelist",
+    "cohorts": ["2015", "2016"],
+    "cohorts_source": "declared",
+    "sampling": "per-record",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"sampling": "stratified"}, COUPLED),
+        ({"label_space_source": "observed"}, LABELS),
+        ({"cohorts_source": "records"}, COHORTS),
+        ({"bounds_source": "records"}, BOUNDS),
+    ],
+)
+def test_each_is_listed_where_it_holds(changed: dict[str, Any], line: str) -> None:
+    """And only there."""
+    assert line not in unprotected_inputs(FACTS, weights=False)
+    assert line in unprotected_inputs(FACTS | changed, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, {COUPLED, COHORTS}),
+        ({"sampling": "per-record", "cohorts": ["2021", "2022", "2023", "2024"]}, set()),
+        ({"sampling": "per-record", "cohort": "none"}, set()),
+    ],
+)
+def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: set[str]) -> None:
+    """From the stage's own figures, which a plan is held against."""
+    written = write_demo_data(tmp_path, records=120, seed=3)
+    data = {"source": str(written.csv), "codelist": str(written.codelist), "ingest": options}
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    context.workspace.create()
+    facts = context.store.figures(run_step(context, ingest(DataParameters.model_validate(data))))
+    assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
+
+
+def test_weights_are_listed_where_there_are_any() -> None:
+    """A formal branch has none."""
+    assert WEIGHTS in unprotected_inputs(FACTS)
+    assert WEIGHTS not in unprotected_inputs(FACTS, weights=False)
+
+
+def test_records_ingested_before_there_was_a_choice() -> None:
+    """They were sampled by code and took their cohorts from dates, unless all are of one."""
+    before = {"label_space_source": "codelist", "cohorts": ["2015"]}
+    assert {COUPLED, COHORTS} <= set(unprotected_inputs(before))
+    assert COHORTS not in unprotected_inputs(before | {"cohorts": ["all"]})
