@@ -86,16 +86,21 @@ def read_codelist(path: Path) -> tuple[Code, ...]:
     return tuple(codes.values())
 
 
-def in_place(codes: Sequence[Code]) -> list[str]:
-    """What is publicly known of each code, in words: its title, those of the levels above it, its description.
+def told(codes: Sequence[Code]) -> list[str]:
+    """What the list says of each code, in words: its title, its description; empty where it says nothing."""
+    return [". ".join(dict.fromkeys(part for part in (code.title, code.description) if part)) for code in codes]
+
+
+def told_in_place(codes: Sequence[Code]) -> list[str]:
+    """The same with the titles of the levels above it, the nearest first.
 
     The level above is the longest other code of the list that the code begins with (111 is under 11, under 1). A title
     that two levels share is said once. Empty where the list says nothing of the code itself.
     """
-    known = {code.code: code.title for code in codes}
-    told = []
-    for code in codes:
-        above = [known[code.code[:end]] for end in range(len(code.code) - 1, 0, -1) if code.code[:end] in known]
-        own = [code.title, code.description]
-        told.append(". ".join(dict.fromkeys(part for part in (*own, *above) if part)) if any(own) else "")
-    return told
+    titles = {code.code: code.title for code in codes}
+    said = []
+    for code, own in zip(codes, told(codes), strict=True):
+        above = [titles[code.code[:end]] for end in range(len(code.code) - 1, 0, -1) if code.code[:end] in titles]
+        levels = [title for title in above if title and title != code.title]
+        said.append(". ".join(dict.fromkeys([own, *levels])) if own else "")
+    return said

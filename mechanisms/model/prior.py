@@ -1,10 +1,12 @@
 """The public prior: a linear head that knows the classification before it has read a record.
 
-With a text s_c for every code (its title in its place in the hierarchy) and the frozen encoder f,
+Every code has public texts: its title alone, and its title among those of the levels above it. With the frozen encoder
+f, the directions of each kind of text about the mean of its kind are added up,
 
-    t_c = f(s_c) - m,   m = mean over codes of f(s_c),        W_c = beta t_c / |t_c|,    b_c = -W_c m
+    t_c = sum over kinds of (f(s_c) - m) / |f(s_c) - m|,   m = mean over codes of f(s_c),
+    W_c = beta t_c / |t_c|,    b_c = -W_c M,               M = mean of m over kinds,
 
-so that the untrained head scores a narrative x by beta cos(x - m, t_c) |x - m|: it says the code whose title is
+so that the untrained head scores a narrative x by beta cos(x - M, t_c) |x - M|: it says the code whose title is
 nearest in direction. The mean, which is what all titles share, is taken out of titles and narratives alike. No record
 is read, so it costs nothing. A code without a text has W_c = 0 and b_c = 0: what the average code scores.
 """
@@ -27,17 +29,21 @@ def embed(config: ModelConfig, texts: list[str], *, device: torch.device | str) 
 
 
 def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """(unit vectors of the known texts about their mean, 0 for the others, [classes, width]; that mean [width])."""
-    centre = embeddings[known].mean(0)
-    about = (embeddings - centre) * known[:, None]
-    return about / about.norm(dim=1, keepdim=True).clamp(min=1e-12), centre
+    """(unit vectors of the known codes' texts about their mean, 0 for the others, [classes, width]; that mean [width]).
+
+    Args:
+        embeddings: float32 [kinds of text, classes, width].
+    """
+    centre = embeddings[:, known].mean(1, keepdim=True)
+    about = nn.functional.normalize(embeddings - centre, dim=2).sum(0) * known[:, None]
+    return nn.functional.normalize(about, dim=1), centre.mean((0, 1))
 
 
 def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
     """Put the prior into the untrained classifier's head, at the scale of its configuration.
 
     Args:
-        embeddings: float32 [classes, width], of each code's text.
+        embeddings: float32 [kinds of text, classes, width].
         known: bool [classes], which codes have a text.
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 from mechanisms.model import checkpoint, classifier, encoders, prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from storage.artifacts import digest, files_digest
-from storage.codelist import Code, in_place, read_codelist
+from storage.codelist import Code, read_codelist, told, told_in_place
 from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
@@ -31,8 +31,8 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
     Raises:
         InputError: no code has a title.
     """
-    texts = in_place(codes)
-    if not any(texts):
+    texts = [told(codes), told_in_place(codes)]
+    if not any(texts[0]):
         raise InputError("model.prior: no code of the list has a title; give --codelist one that has, or --prior none")
     files = encoders.digest_parts(model.encoder)
     return Step(
@@ -49,11 +49,13 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
     )
 
 
-def _embed(work: Work, *, model: ModelConfig, texts: list[str]) -> Mapping[str, Any]:
-    embeddings = prior.embed(model, texts, device=classifier.device_of(work.context.device))
-    known = [bool(text) for text in texts]
-    checkpoint.save(work.out / _FILE, {"embeddings": embeddings}, {"known": known})
-    return {"codes": len(texts), "with_text": sum(known)}
+def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping[str, Any]:
+    device = classifier.device_of(work.context.device)
+    embeddings = prior.embed(model, [text for kind in texts for text in kind], device=device)
+    known = [bool(text) for text in texts[0]]
+    kinds = {"embeddings": embeddings.unflatten(0, (len(texts), len(known)))}
+    checkpoint.save(work.out / _FILE, kinds, {"known": known})
+    return {"codes": len(known), "with_text": sum(known)}
 
 
 def start(context: Context, built: Classifier, dataset: Path) -> None:

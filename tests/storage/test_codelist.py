@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import Code, in_place, normalise_code, read_codelist, shape
+from storage.codelist import Code, normalise_code, read_codelist, shape, told, told_in_place
 from storage.errors import InputError
 
 
@@ -99,7 +99,8 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
     )
     codes = read_codelist(path)
     assert codes[1] == Code("11", "Bones", "bones and nerves")
-    assert in_place(codes) == [
+    assert told(codes)[1:3] == ["Bones. bones and nerves", "Fractures"]
+    assert told_in_place(codes) == [
         "INJURIES",
         "Bones. bones and nerves. INJURIES",
         "Fractures. Bones. INJURIES",

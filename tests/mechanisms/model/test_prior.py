@@ -12,7 +12,7 @@ from mechanisms.model import prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 
-EMBEDDINGS = torch.tensor([[5.0, 1.0, 0.0], [5.0, -1.0, 0.0], [9.0, 9.0, 9.0], [5.0, 0.0, 2.0]])
+EMBEDDINGS = torch.tensor([[[5.0, 1.0, 0.0], [5.0, -1.0, 0.0], [9.0, 9.0, 9.0], [5.0, 0.0, 2.0]]])
 KNOWN = torch.tensor([True, True, False, True])
 
 
@@ -26,9 +26,9 @@ def test_it_says_the_nearest_title_and_what_all_titles_share_counts_for_nothing(
     """A narrative beside a title is coded by it; moving along the titles' mean moves all scores alike."""
     head = untrained()
     prior.start(head, EMBEDDINGS, KNOWN)
-    said = head.predict(FeatureInputs(EMBEDDINGS[KNOWN] + 0.1)).argmax(1)
+    said = head.predict(FeatureInputs(EMBEDDINGS[0, KNOWN] + 0.1)).argmax(1)
     assert said.tolist() == [0, 1, 3]
-    centre = EMBEDDINGS[KNOWN].mean(0, keepdim=True)
+    centre = EMBEDDINGS[0, KNOWN].mean(0, keepdim=True)
     torch.testing.assert_close(head.predict(FeatureInputs(centre)), torch.zeros(1, 4), atol=1e-5, rtol=0)
 
 
@@ -38,7 +38,7 @@ def test_a_code_without_a_text_scores_as_the_average_code() -> None:
     prior.start(head, EMBEDDINGS, KNOWN)
     assert head.predict(FeatureInputs(torch.randn(5, 3)))[:, 2].abs().max() == 0
     moved = EMBEDDINGS.clone()
-    moved[2] = -70.0
+    moved[0, 2] = -70.0
     prior.start(other, moved, KNOWN)
     assert torch.equal(head.flat, other.flat)
 
