@@ -30,7 +30,7 @@ plan's event. With momentum m, the noise of a step that j steps follow reaches t
 So more records, or a larger epsilon, make it descend further; where there are few it stays near the prior.
 
 Defaults were chosen by cross-validation within the training half of public OSHA reports with MiniLM features
-(`scripts/choose_formal_settings.py`); docs/formal.md has what else was tried.
+(docs/formal.md, which has what else was tried; `scripts/formal_ablation.py` says what each part gives).
 """
 
 from __future__ import annotations
@@ -114,15 +114,15 @@ class PriorDescent(Aimed, frozen=True):
     smallest_count: float = Field(
         default=3.0, gt=0, allow_inf_nan=False, title="Smallest count", description="In the log prior."
     )
-    align_share: float = Field(default=0.3, ge=0, lt=1, title="Share of the map", description="0: no map.")
+    align_share: float = Field(default=0.25, ge=0, lt=1, title="Share of the map", description="0: no map.")
     align_steps: int = Field(default=10, ge=1, le=10_000, title="Steps of the map")
     align_noise: float = Field(
-        default=0.02, gt=0, allow_inf_nan=False, title="Noise of the map", description="Nu of an entry of A."
+        default=0.03, gt=0, allow_inf_nan=False, title="Noise of the map", description="Nu of an entry of A."
     )
-    directions: int = Field(default=64, ge=1, title="Directions k", description="Of the map.")
+    directions: int = Field(default=96, ge=1, title="Directions k", description="Of the map.")
     steps: int = Field(default=20, ge=1, le=10_000, title="Steps of the rows")
     weight_noise: float = Field(
-        default=0.6, gt=0, allow_inf_nan=False, title="Noise of a weight", description="Nu of a row's entry."
+        default=0.4, gt=0, allow_inf_nan=False, title="Noise of a weight", description="Nu of a row's entry."
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")

@@ -78,7 +78,7 @@ class ModelConfig(BaseModel):
         "record is read; needs pooling `mean` and a code list. `none`: at random.",
     )
     prior_scale: float = Field(
-        default=12.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
+        default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
     )
 
     @property

@@ -79,7 +79,7 @@ def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: Artifa
     planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
     step = trials.reruns(
         branch.name,
-        study.parameters.model,
+        branch.model(study.parameters),
         seed=study.parameters.fit.seed,
         trials=settings.trials,
         delta=study.delta(branch),
@@ -105,7 +105,7 @@ def _audit(
     predictions = fits.predict(
         branch.name,
         outcome.mechanism,
-        study.parameters.model,
+        branch.model(study.parameters),
         seed=seed,
         fitted=outcome.fitted,
         purpose="audit-candidate",

@@ -64,7 +64,7 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
         InputError: what `branch_of` refuses.
     """
     branch, settings = branch_of(parameters)
-    dataset, prepared = _prepared(parameters, do)
+    dataset, prepared = _prepared(parameters, branch, do)
     facts = context.store.figures(dataset)
     study = Study(context, parameters, settings, dataset, prepared, facts, do).aimed_at(_target(settings))
     study.mechanism(branch).check(study.task(branch))
@@ -89,8 +89,8 @@ def look(
 ) -> ArtifactRef | None:
     """The stages that `run` would take, told to `find`, which looks and runs nothing; the data set, if it is there."""
     branch, settings = branch_of(parameters)
-    model, seed, mechanism = parameters.model, parameters.fit.seed, branch.mechanism
-    dataset, prepared = _prepared(parameters, find)
+    model, seed, mechanism = branch.model(parameters), parameters.fit.seed, branch.mechanism
+    dataset, prepared = _prepared(parameters, branch, find)
     noise: ArtifactRef | None = None
     if dataset is None or prepared is None:  # the noise depends on the number of records, which is not known yet
         find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
@@ -107,10 +107,10 @@ def look(
     return dataset
 
 
-def _prepared(parameters: RetrainParameters, do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
+def _prepared(parameters: RetrainParameters, branch: Branch, do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
     """Records and features."""
     dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(parameters.model, parameters.codelist_path):
+    for step in prior.stages(branch.model(parameters), parameters.codelist_path):
         do(step)
     return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
 

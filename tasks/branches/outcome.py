@@ -83,7 +83,7 @@ class Study:
                 *((MATCHED,) if branch.takes_target_from_records(self.settings) else ()),
                 *branch.unprotected,
             ),
-            public_inputs=public_inputs(self.parameters.model),
+            public_inputs=public_inputs(branch.model(self.parameters)),
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}

@@ -49,6 +49,7 @@ def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> Pl
         {
             "parameters": parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}),
             "branch": outcome.branch.name,
+            **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
             "delta": claim.delta,
             "epsilon": study.settings.target_epsilon,
             "event": outcome.event.model_dump(mode="json"),
@@ -94,7 +95,7 @@ def of_fit(
         prepared=study.prepared,
         fitted=outcome.fitted,
         measured=None,
-        model=parameters.model,
+        model=outcome.branch.model(parameters),
         seed=outcome.seed,
     )
     return PlannedRelease(plan=release, candidate=candidate)

@@ -83,7 +83,8 @@ def parameters_of(study: Study, branch: Branch, seed: int) -> RetrainParameters:
     if config.target_epsilon is not None:  # a mechanism has a record's share of it, a retrain names the unit's
         config = config.model_copy(update={"target_epsilon": study.target})
     fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=seed)
-    return study.parameters.model_copy(update={"fit": fit, "pseudo_posterior": config})
+    model = branch.model(study.parameters)
+    return study.parameters.model_copy(update={"model": model, "fit": fit, "pseudo_posterior": config})
 
 
 @dataclass(frozen=True)

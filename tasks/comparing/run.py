@@ -66,8 +66,9 @@ def run(
     """
     refuse_early(context, parameters, settings, chosen)
     dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(parameters.model, parameters.codelist_path):
-        do(step)
+    for model in dict.fromkeys(branch.model(parameters) for branch in chosen):
+        for step in prior.stages(model, parameters.codelist_path):
+            do(step)
     prepared = do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
     facts = context.store.figures(dataset)
     study = Study(context, parameters, settings, dataset, prepared, facts, _once(context, do))
