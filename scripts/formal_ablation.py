@@ -4,8 +4,8 @@
     python scripts/formal_ablation.py WORKSPACE --codelist oiics201_nature.csv --out docs/formal/ablation.json
 
 WORKSPACE is one in which `retrain` has prepared features of a mean-pooled encoder. A fifth of the training half is held
-out, in folds of their own; the test half is never read. Noise has no seed: a figure comes out again within its spread. A
-run that was stopped goes on from `--out`.
+out, in folds of their own; the test half is never read. Noise has no seed: a figure comes out again within its
+spread. A run that was stopped goes on from `--out`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "half the scale of the prior": DESCENT | {"prior_scale": 0.5},
     "formal-head (class sums, LDA start)": {"kind": "formal-head", "prior": "none"},
     "formal-head settings, DP-SGD from titles": {
-        "kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 10.0, "momentum": 0.9, "epochs": 20, "sampling_prob": 1.0,
+        "kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 10.0, "momentum": 0.9, "epochs": 20,
+        "sampling_prob": 1.0,
     },
 }  # fmt: skip
 """By name: settings of a mechanism, and of the prior (`prior`, `kinds` of text, `prior_scale` as a multiple)."""

@@ -1,4 +1,4 @@
-"""Descent from the public prior: sensitivity and noise of what it releases, its budget, its rate, and what the map gives."""
+"""Descent from the public prior: sensitivity and noise of what it releases, its budget, and the map."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def test_a_weight_ends_with_the_noise_that_was_asked_for(epsilon: float, n: int)
 
 
 def test_the_map_learns_what_all_classes_share() -> None:
-    """Narratives are turned against titles, and two classes have no record at all. With the map the head codes those two
-    better than with rows alone or than the prior does, at a finite epsilon."""
+    """Narratives are turned against titles, and two classes have no record at all. With the map the head tells those
+    two apart no worse than with rows alone, at a finite epsilon."""
     inputs, labels = problem(3000, classes=2)
 
     def unseen(fitted: Fitted) -> float:
