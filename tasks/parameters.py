@@ -279,8 +279,6 @@ class RetrainParameters(BaseModel):
             raise ValueError(f"data.ingest.kind is `{kind}`, which needs no encoder: set model.pooling=none")
         if kind == "text" and pooling == "none":
             raise ValueError("model.pooling is `none`, which reads no narratives: set data.ingest.kind=table or images")
-        if self.model.prior == "titles" and self.data.codelist is None:
-            raise ValueError("model.prior is `titles`, which are the code list's: give --codelist, or --prior none")
         return self
 
     @property
