@@ -120,9 +120,9 @@ class PriorDescent(Aimed, frozen=True):
         default=0.03, gt=0, allow_inf_nan=False, title="Noise of the map", description="Nu of an entry of A."
     )
     directions: int = Field(default=96, ge=1, title="Directions k", description="Of the map.")
-    steps: int = Field(default=20, ge=1, le=10_000, title="Steps of the rows")
+    steps: int = Field(default=60, ge=1, le=10_000, title="Steps of the rows")
     weight_noise: float = Field(
-        default=0.4, gt=0, allow_inf_nan=False, title="Noise of a weight", description="Nu of a row's entry."
+        default=0.5, gt=0, allow_inf_nan=False, title="Noise of a weight", description="Nu of a row's entry."
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
