@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
@@ -17,10 +17,8 @@ from tasks.coding.job import CodingJob, run
 from tasks.running.failures import private_errors
 
 
-class Coded(BaseModel):
+class Coded(BaseModel, frozen=True):
     """What a batch leaves: a file, and how long it is."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: int
     needs_review: int | None

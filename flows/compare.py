@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
@@ -27,10 +27,8 @@ from tasks.running.stage import Context, Device, submit, submit_all
 from tasks.running.worker_metrics import MetricsListener
 
 
-class CompareResult(BaseModel):
+class CompareResult(BaseModel, frozen=True):
     """What a comparison returns: aggregates and where the report lies."""
-
-    model_config = ConfigDict(frozen=True)
 
     report: str
     target_epsilon: float | None

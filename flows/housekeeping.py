@@ -12,7 +12,7 @@ from typing import Annotated
 
 from prefect import flow
 from prefect.events import emit_event
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.server.dead_runs import take_up
 from flows.server.settings import home_of
@@ -26,10 +26,8 @@ RESUMED = ("retrain", "compare", "release", "code-batch")
 """Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""
 
 
-class Kept(BaseModel):
+class Kept(BaseModel, frozen=True):
     """What one round did."""
-
-    model_config = ConfigDict(frozen=True)
 
     resumed: tuple[str, ...] = Field(description="runs taken up again")
     given_up: tuple[str, ...] = Field(description="runs that died too often")

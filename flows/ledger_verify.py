@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from flows.server.settings import home_of
 from storage.durable import write_atomically
@@ -17,10 +17,8 @@ from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 
-class Verified(BaseModel):
+class Verified(BaseModel, frozen=True):
     """How far the ledger is sound, and its head."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: int
     sequence: int

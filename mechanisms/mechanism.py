@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
 
 import mechanisms
@@ -41,10 +41,8 @@ ENTRY_POINTS = "autocoder.mechanisms"
 """Group in which an installed package names modules with mechanisms of its own."""
 
 
-class Task(BaseModel):
+class Task(BaseModel, frozen=True, extra="forbid"):
     """What a plan may depend on: public numbers alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     records: int
     """Training records n."""
@@ -56,13 +54,11 @@ class Task(BaseModel):
     """Of formal claims."""
 
 
-class Plan(BaseModel):
+class Plan(BaseModel, frozen=True, extra="forbid"):
     """What will be done to how many records: settings with nothing left open, and the event that a fit has to match.
 
     The event of a mechanism whose cost is measured (SWAG-PPM) is known only after the fit: None.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mechanism: AnyMechanism
     event: AnyEvent | None = None
@@ -154,10 +150,8 @@ class Reruns:
     events: tuple[Event, ...]
 
 
-class Mechanism(BaseModel, ABC, frozen=True):
+class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     """A way to get a model from records. Subclasses add their settings, and a `kind` of their own."""
-
-    model_config = ConfigDict(extra="forbid")
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import trials
@@ -54,10 +54,8 @@ BOUNDED = ("censored", "both")
 
 
 @registered
-class SwagPpm(Mechanism, frozen=True):
+class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     """One round of the chain. What is None is the retrain's own setting."""
-
-    model_config = ConfigDict(title="SWAG-PPM")
 
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from storage.durable import sync, write_atomically
 from storage.errors import StorageError
@@ -34,10 +34,8 @@ from storage.shared import Shared
 MANIFEST = "manifest.json"
 
 
-class ArtifactRef(BaseModel):
+class ArtifactRef(BaseModel, frozen=True, extra="forbid"):
     """What tasks pass instead of data: where an artifact lies, the digest of its manifest and what kind it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str = Field(description="stage that made it")
     uri: str = Field(description="file:// URI of the folder")

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -30,10 +29,8 @@ from mechanisms.swag_ppm import BOUNDED, ROUNDS, RoundName
 from storage.ingest import IngestConfig
 
 
-class DataParameters(BaseModel):
+class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     """Which records, and how their columns are read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Data")
 
     source: str = Field(
         title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1
@@ -67,10 +64,8 @@ class DataParameters(BaseModel):
     ingest: IngestConfig = Field(title="Columns and sampling")
 
 
-class FitParameters(BaseModel):
+class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     """How each of the three posteriors is fitted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Fit")
 
     adamw: OptimiserPhase = Field(
         default=OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8), title="Fine-tuning"
@@ -97,10 +92,8 @@ class FitParameters(BaseModel):
         return self
 
 
-class FanOut(BaseModel):
+class FanOut(BaseModel, frozen=True, extra="forbid", title="Shards"):
     """How a pass over draws is spread over workers. Where it is computed does not change what comes out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Shards")
 
     shards: int = Field(
         default=1,
@@ -138,10 +131,8 @@ DEMO = "demo"
 """The population of invented narratives: deployments release it without approval until a policy is in force."""
 
 
-class LedgerParameters(BaseModel):
+class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger", hide_input_in_errors=True):
     """Which ledger, under which policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Ledger", hide_input_in_errors=True)
 
     policy: str | None = Field(
         default=None, title="Policy file", description="Budget policy (YAML); empty: the default."
@@ -161,10 +152,8 @@ class LedgerParameters(BaseModel):
         return value
 
 
-class BundleParameters(LedgerParameters):
+class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle"):
     """Which ledger, under which policy, and how the bundle is written and signed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Ledger and bundle", hide_input_in_errors=True)
 
     signing_key: str | None = Field(
         default=None,
@@ -200,10 +189,8 @@ class BundleParameters(LedgerParameters):
         return self
 
 
-class ReleaseParameters(BundleParameters):
+class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     """Whether and how a draw leaves."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Release", hide_input_in_errors=True)
 
     enabled: bool = Field(default=True, title="Release a draw", description="Off: stop after the release plan.")
     label: str = Field(
@@ -227,10 +214,8 @@ class ReleaseParameters(BundleParameters):
     supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
 
 
-class FormalParameters(BaseModel):
+class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal release"):
     """A release of one formally private fit, in place of a draw by SWAG-PPM."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Formal release")
 
     branch: str = Field(
         default="prior-descent",
@@ -251,10 +236,8 @@ class FormalParameters(BaseModel):
     )
 
 
-class RetrainParameters(BaseModel):
+class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
     """Everything a retrain needs, apart from where it works."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Retrain")
 
     data: DataParameters
     model: ModelConfig = ModelConfig()

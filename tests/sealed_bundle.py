@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_sites import make_event, make_plan
 
 from storage.bundle.folder import PROOF, SIGNATURE
 from storage.bundle.signing import Signer, Verifier
@@ -58,30 +59,10 @@ class Sealed:
 
 def plan(key: str) -> ReleasePlan:
     """A release of invented records."""
-    from mechanisms.privacy.events import Claim, SwagPpmEvent
-
-    return ReleasePlan(
-        idempotency_key=key,
-        release_label=key,
-        population="demo",
-        cohorts=("2021", "2022"),
-        data_fingerprint="f" * 64,
-        records_rounded=240,
-        event=SwagPpmEvent(reweighted=False, snapshots=2, rank=2, sensitivity_draws=9, sensitivity=1.5),
-        claim=Claim(
-            guarantee_kind="asymptotic-local",
-            epsilon=3.0,
-            delta_text="not quantified",
-            sensitivity=1.5,
-            draws=9,
-            neighbouring_relation="add-remove",
-            privacy_unit="record",
-            max_records_per_unit=1,
-            accountant="a test",
-            assumptions=("the test is sound",),
-        ),
-        requester="Jane Requester",
-    )
+    claim = {"epsilon": 3.0, "sensitivity": 1.5, "draws": 99, "neighbouring_relation": "add-remove"}
+    own: Any = {"population": "demo", "cohorts": ("2021", "2022"), "requester": "Jane Requester"}
+    own |= {"release_label": key, "event": make_event(1.5)}
+    return make_plan(key, claim=claim | {"assumptions": ("the test is sound",)}, **own)
 
 
 @pytest.fixture(scope="session")

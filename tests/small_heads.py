@@ -1,8 +1,10 @@
-"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a claim for a record."""
+"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a claim for a record, a
+posterior of given snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.posterior import swag
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event
 
@@ -34,3 +37,13 @@ def claim(event: Event | None, *, delta: float | None = None, m: int = 1) -> Cla
     """The claim of this event for a unit of m records."""
     assert event is not None
     return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=("n",))
+
+
+def collected(folder: Path, thetas: Tensor, *, rank: int, std_scale: float = 1.0) -> swag.Posterior:
+    """The posterior of these snapshots [T, P], written and opened again."""
+    state = swag.init(thetas.shape[1], rank=rank, folder=folder)
+    for epoch, theta in enumerate(thetas, start=1):
+        state.after_epoch(epoch, theta)
+        state.after_checkpoint(epoch)
+    swag.save(state)
+    return swag.load(folder, std_scale=std_scale)

@@ -124,3 +124,11 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         lines.writerow(["code", "title", "classification", "version"])
         lines.writerows([code, title, "OIICS", "2.01"] for code, title in CODES.items())
     return folder
+
+
+@pytest.fixture(scope="session")
+def coder(tiny_bundle: Path) -> Any:
+    """The tiny bundle, loaded."""
+    from tasks.coding.coder import Coder
+
+    return Coder.open(tiny_bundle)

@@ -21,14 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -43,10 +36,8 @@ Pooling = Literal["first", "mean", "none"]
 Prior = Literal["none", "titles"]
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     """Which encoder, what of it trains, and how a narrative becomes one vector."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Model")
 
     encoder: str = Field(
         default="distilroberta-base",

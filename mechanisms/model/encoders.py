@@ -95,22 +95,16 @@ def load_encoder(name: str) -> nn.Module:
     """The bare encoder, float32, no head."""
     from transformers import AutoModel
 
-    return cast(nn.Module, _quietly(AutoModel, name, **_WEIGHTS))
+    with quiet():
+        return cast(nn.Module, _load(AutoModel, name, **_WEIGHTS))
 
 
 def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:
     """The encoder with transformers' own sequence-classification head, new and untrained."""
     from transformers import AutoModelForSequenceClassification
 
-    return cast(
-        nn.Module,
-        _quietly(AutoModelForSequenceClassification, name, num_labels=num_labels, **_WEIGHTS),
-    )
-
-
-def _quietly(loader: Any, name: str, **options: Any) -> Any:
     with quiet():
-        return _load(loader, name, **options)
+        return cast(nn.Module, _load(AutoModelForSequenceClassification, name, num_labels=num_labels, **_WEIGHTS))
 
 
 @contextmanager

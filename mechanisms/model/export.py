@@ -25,29 +25,6 @@ from mechanisms.model.threads import forward_passes
 
 Precision = Literal["float32", "bfloat16"]
 
-MODEL_FILES = frozenset(
-    {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-)
-"""Files of a transformers folder that may leave."""
-
-MODULE_FILES = frozenset(
-    {
-        "modules.json",
-        "config_sentence_transformers.json",
-        "sentence_bert_config.json",
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-    }
-)
-"""Files that the sentence-transformers layout adds."""
-
-
 Shapes = dict[str, tuple[int, ...]]
 
 

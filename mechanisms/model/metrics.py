@@ -29,15 +29,6 @@ _ZERO: Any = 0
 
 
 @dataclass(frozen=True)
-class Classification:
-    """The paper's aggregate metrics (table 1), each in [0, 1]."""
-
-    weighted_f1: float
-    macro_f1: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class PerCode:
     """F1 by code (table 3), for the codes with true instances, in the order of `code`.
 
@@ -52,13 +43,24 @@ class PerCode:
 
 
 @dataclass(frozen=True)
-class Quartile:
-    """Aggregates over the codes of one quartile of class sizes (table 2)."""
+class Averages:
+    """F1 over codes, each in [0, 1]."""
 
-    codes: int
-    records: int
     weighted_f1: float
     macro_f1: float
+
+    @staticmethod
+    def of(codes: PerCode, places: slice | np.ndarray = slice(None)) -> Averages:
+        """Over the codes at these places, int64 [<= N]; all of them by default."""
+        f1, size = codes.f1[places], codes.size[places]
+        return Averages(weighted_f1=float(np.average(f1, weights=size)), macro_f1=float(f1.mean()))
+
+
+@dataclass(frozen=True)
+class Classification(Averages):
+    """The paper's aggregate metrics (table 1), each in [0, 1]."""
+
+    accuracy: float
 
 
 def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
@@ -67,12 +69,8 @@ def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
     Raises:
         MechanismError: no records, or shapes that differ.
     """
-    codes = per_code(labels, predicted)
-    return Classification(
-        weighted_f1=float(np.average(codes.f1, weights=codes.size)),
-        macro_f1=float(codes.f1.mean()),
-        accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))),
-    )
+    averages = Averages.of(per_code(labels, predicted))
+    return Classification(**vars(averages), accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))))
 
 
 def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
@@ -97,23 +95,14 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
     )
 
 
-def quartiles(codes: PerCode) -> tuple[Quartile, Quartile]:
+def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
     """(top, bottom) quartile of codes by class size: the paper's table 2.
 
     Each holds a quarter of the codes, rounded up; ties in size are broken by code, so the split is repeatable.
     """
     order = np.lexsort((codes.code, codes.size))
     count = -(-len(order) // 4)
-
-    def aggregate(which: np.ndarray) -> Quartile:
-        return Quartile(
-            codes=len(which),
-            records=int(codes.size[which].sum()),
-            weighted_f1=float(np.average(codes.f1[which], weights=codes.size[which])),
-            macro_f1=float(codes.f1[which].mean()),
-        )
-
-    return aggregate(order[::-1][:count]), aggregate(order[:count])
+    return Averages.of(codes, order[::-1][:count]), Averages.of(codes, order[:count])
 
 
 def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15) -> float:
@@ -142,26 +131,16 @@ def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> 
     return float(top_k_accuracy_score(classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)))
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """What automatic coding would do at one confidence threshold."""
+def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: float) -> tuple[float, float | None]:
+    """What automatic coding would do where records below `threshold` go to a human coder.
 
-    threshold: float
-    coverage: float
-    """Share of records coded automatically: confidence at or above the threshold."""
-    accuracy: float
-    """Accuracy among those; nan when there are none."""
-
-
-def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: float) -> Coverage:
-    """Coverage and accuracy when records below `threshold` go to a human coder."""
+    Returns:
+        Share of records coded automatically (confidence at or above the threshold), and accuracy among those; None
+        when there are none.
+    """
     confidence, correct = _top(labels, probabilities)
     kept = confidence >= threshold
-    return Coverage(
-        threshold=threshold,
-        coverage=float(kept.mean()),
-        accuracy=float(correct[kept].mean()) if kept.any() else float("nan"),
-    )
+    return float(kept.mean()), float(correct[kept].mean()) if kept.any() else None
 
 
 def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 FILE = "schema.json"
 
 
-class FeatureColumn(BaseModel):
+class FeatureColumn(BaseModel, frozen=True):
     """One column of the source; a categorical one makes as many features as it has categories."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     kind: Literal["numeric", "categorical"]
@@ -35,10 +33,8 @@ class FeatureColumn(BaseModel):
         return (self.name,) if self.kind == "numeric" else tuple(f"{self.name}={value}" for value in self.categories)
 
 
-class FeatureSchema(BaseModel):
+class FeatureSchema(BaseModel, frozen=True):
     """All columns, in the order of the features."""
-
-    model_config = ConfigDict(frozen=True)
 
     columns: tuple[FeatureColumn, ...]
     shape: tuple[int, ...] | None = None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -39,10 +39,8 @@ _BUCKET = 50
 """Batches a length bucket spans: wide enough to stay random, narrow enough to spare most padding."""
 
 
-class OptimiserPhase(BaseModel):
+class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser phase"):
     """One optimiser with its settings, for a number of epochs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Optimiser phase")
 
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
     learning_rate: float = Field(

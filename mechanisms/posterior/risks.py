@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -32,10 +32,8 @@ from mechanisms.model.training import Progress
 from mechanisms.posterior import swag
 
 
-class PseudoPosteriorConfig(BaseModel):
+class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
     """What keeps a record's likelihood small, draws, the weight map and equation 7."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Pseudo posterior")
 
     mechanism: Literal["weighted", "censored", "both"] = Field(
         default="weighted",

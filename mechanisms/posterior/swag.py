@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -39,10 +39,8 @@ _CACHED = 1 << 17
 """Parameters summed in one go: the piece stays in a core's cache while the deviations stream by."""
 
 
-class SwagConfig(BaseModel):
+class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
     """How the posterior is held."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="SWAG")
 
     rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
     std_scale: float = Field(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.privacy.events import GaussianReleaseEvent
@@ -21,10 +21,8 @@ L2_SENSITIVITY = 1.0
 """Of a histogram over classes, when one record is added or removed."""
 
 
-class ClassWeightsConfig(BaseModel):
+class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class weights"):
     """How private counts become weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Class weights")
 
     noise_multiplier: float = Field(
         default=10.0,

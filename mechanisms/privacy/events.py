@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 
 GuaranteeKind = Literal["formal", "asymptotic-local", "none"]
 NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
-class Event(BaseModel, frozen=True):
+class Event(BaseModel, frozen=True, extra="forbid"):
     """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
 
-    model_config = ConfigDict(extra="forbid")
     by_tag: ClassVar[dict[str, type[Event]]] = {}
 
     mechanism: str
@@ -103,10 +102,8 @@ class BoundedSwagEvent(Event, frozen=True):
         return self.weighted
 
 
-class NoiseSegment(BaseModel):
+class NoiseSegment(BaseModel, frozen=True, extra="forbid"):
     """Consecutive steps that share one noise multiplier and one clip."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(ge=1)
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
@@ -153,10 +150,8 @@ class ComposedEvent(Event, frozen=True):
     events: tuple[AnyEvent, ...] = Field(min_length=1)
 
 
-class Claim(BaseModel):
+class Claim(BaseModel, frozen=True, extra="forbid"):
     """A privacy claim with everything it rests on. A number without these is not a claim."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")

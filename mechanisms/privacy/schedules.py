@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NoiseSegment
@@ -35,10 +35,8 @@ class Phase:
     clip_ratio: float
 
 
-class ConstantSchedule(BaseModel):
+class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant"):
     """The same noise and clip at every step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Constant")
 
     kind: Literal["constant"] = "constant"
 
@@ -47,15 +45,13 @@ class ConstantSchedule(BaseModel):
         return (Phase(steps=steps, noise_ratio=1.0, clip_ratio=1.0),)
 
 
-class SadSchedule(BaseModel):
+class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
     """SAD-DPSGD: early phases are shorter, quieter and clip less.
 
     Phase lengths D_{i-1} = gamma D_i, noise sigma_i = beta sigma_{i+1}, clip C_i = a C_{i+1}. The paper's beta, gamma
     and number of phases are the defaults; it does not say its a. Ours, 1/beta, holds sigma_i C_i, the noise's standard
     deviation, where it is and lets early gradients through with less clipping.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="SAD-DPSGD")
 
     kind: Literal["sad"] = "sad"
     number_of_phases: int = Field(default=3, ge=1, le=100, title="Phases n")
@@ -73,10 +69,8 @@ class SadSchedule(BaseModel):
         )
 
 
-class AutoStepSchedule(BaseModel):
+class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-S"):
     """Auto-DPSGD-S: phases of equal length; the noise starts high and is multiplied by `noise_decay` at each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Auto-DPSGD-S")
 
     kind: Literal["auto-step"] = "auto-step"
     number_of_phases: int = Field(default=3, ge=1, le=100, title="Phases")
@@ -91,10 +85,8 @@ class AutoStepSchedule(BaseModel):
         return tuple(Phase(length, self.noise_decay ** (i + 1 - n), 1.0) for i, length in enumerate(lengths))
 
 
-class AutoLinearSchedule(BaseModel):
+class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-L"):
     """Auto-DPSGD-L: the noise falls by the same amount from phase to phase (the paper's phases are epochs)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Auto-DPSGD-L")
 
     kind: Literal["auto-linear"] = "auto-linear"
     number_of_phases: int = Field(default=30, ge=2, le=1000, title="Phases")
@@ -115,11 +107,7 @@ Schedule = Annotated[
 
 
 def segments(
-    schedule: ConstantSchedule | SadSchedule | AutoStepSchedule | AutoLinearSchedule,
-    *,
-    steps: int,
-    final_noise_multiplier: float,
-    final_l2_clip_norm: float,
+    schedule: Schedule, *, steps: int, final_noise_multiplier: float, final_l2_clip_norm: float
 ) -> tuple[NoiseSegment, ...]:
     """The schedule as it will run.
 

@@ -30,13 +30,9 @@ class Kind:
     max_bytes: int
 
 
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes()
-
-
 def _json(schema: str, max_bytes: int = _MB) -> Kind:
     def read(name: str, path: Path) -> Any:
-        value = strict_json(name, _bytes(path))
+        value = strict_json(name, path.read_bytes())
         check_schema(name, value, schema)
         return value
 
@@ -45,7 +41,7 @@ def _json(schema: str, max_bytes: int = _MB) -> Kind:
 
 def _text(name: str, path: Path) -> str:
     try:
-        text = _bytes(path).decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise UnsoundBundle(name, "is not UTF-8 text") from None
     if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
@@ -83,7 +79,7 @@ def _golden(name: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _signature(name: str, path: Path) -> Any:
-    value = strict_json(name, _bytes(path))
+    value = strict_json(name, path.read_bytes())
     if not isinstance(value, dict):
         raise UnsoundBundle(name, "is no signature")
     return value

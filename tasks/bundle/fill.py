@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from mechanisms.model import encoders, export
+from mechanisms.model.classifier import ModelConfig
 from storage.artifacts import digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
@@ -22,15 +23,18 @@ from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
 from storage.errors import InputError
 from storage.ledger import Row
-from tasks.bundle import card, golden
+from tasks.bundle import golden
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
 from tasks.fitting.candidate import Candidate
+from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
 _APACHE = "Apache-2.0"
+EXAMPLE = "Employee fell from a ladder and fractured his wrist."
+"""Of a narrative, on the card."""
 
 
 def fill(
@@ -63,9 +67,12 @@ def fill(
         bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
     licence, licence_id = licence_of(settings)
     (folder / bundle.LICENCE).write_text(licence, encoding="utf-8")
-    text = card.model_card(
-        claimed,
-        candidate.model,
+    text = render(
+        "card.md",
+        statement=claimed,
+        encoder=_encoder_name(candidate.model),
+        mean_pooled=candidate.model.pooling == "mean",
+        example=EXAMPLE,
         labels=len(codes),
         classification=f"{classification} {version}".strip(),
         precision=settings.precision,
@@ -77,13 +84,18 @@ def fill(
     bill = bill_of_materials(
         folder,
         claimed,
-        encoder=card.encoder_name(candidate.model),
+        encoder=_encoder_name(candidate.model),
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
     )
     bundle.write_json(folder / bundle.MATERIALS, bill)
     gate.inspect(folder, _expected(context, candidate, codes, tensors, claimed))
+
+
+def _encoder_name(model: ModelConfig) -> str:
+    """The encoder's name without the folder it lies in."""
+    return "all-MiniLM-L6-v2" if model.encoder == encoders.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
 
 
 def rehearse(context: Context, candidate: Candidate, settings: BundleParameters) -> None:
@@ -130,7 +142,7 @@ def _expected(
 
 def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
-    public = [*golden.public(), *public_titles(codes), card.EXAMPLE]
+    public = [*golden.public(), *public_titles(codes), EXAMPLE]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
     file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"

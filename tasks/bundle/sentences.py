@@ -110,7 +110,8 @@ EVERY = (
     ),
     proved(
         "Whether a record is used, and in which half, depends on its own id (or content), code, date and unit and on a "
-        "key that owes nothing to the records: adding, removing or moving one record moves no other.",
+        "key that owes nothing to the records: adding, removing or moving one record (one unit, where units are "
+        "capped) moves no other.",
         "`storage/ingest/sampling.py`; `tests/storage/test_ingest_per_record.py` takes any record, or any unit, away "
         "and finds all others where they were. Ids must not be given anew when records come or go.",
         "per record",

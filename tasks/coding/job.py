@@ -179,21 +179,15 @@ def _check_output(job: CodingJob, coder: Coder) -> None:
         raise InputError(f"--out: {job.out} is there; --overwrite replaces it, --append adds the rows to it")
 
 
-def _begun(job: CodingJob, coder: Coder) -> bool:
-    try:
-        return bool(json.loads((job.folder / _JOB).read_text())["key"] == job.key(coder))
-    except (OSError, ValueError, KeyError):
-        return False
-
-
 def _begin(job: CodingJob, coder: Coder) -> None:
     """Keep what an earlier run of the same job left, remove what another one did."""
-    if _begun(job, coder):
+    file, content = job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode()
+    if file.is_file() and file.read_bytes() == content:
         return
     for path in job.folder.iterdir():
         if path.name != _LOCK:
             path.unlink()
-    write_atomically(job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode())
+    write_atomically(file, content)
 
 
 def _finished(job: CodingJob, coder: Coder) -> Coded | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
@@ -19,21 +19,20 @@ import numpy as np
 import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from storage.codelist import normalise_code
+from storage.durable import replacing
 from storage.errors import InputError
-from storage.tables.reading import Row, survey
+from storage.tables.reading import Row, pieces, survey
 from storage.tables.writing import kind_of, writing
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP = 1000
 
 
-class Policy(BaseModel):
+class Policy(BaseModel, frozen=True, extra="forbid"):
     """What an agency has decided to have coded twice."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float = Field(default=0.05, gt=0, le=1, description="Of all coded rows.")
     sensitive_codes: tuple[str, ...] = Field(default=(), description="Coded twice always.")
@@ -82,33 +81,25 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
         raise InputError(f"--out: {out} is there; name another file, it may hold somebody's work")
     kind = kind_of(out)
     table = survey(coded, text_columns=["code", *columns])
-    sensitive = set(policy.sensitive_codes)
     rng = Random(seed) if seed is not None else SystemRandom()
     codes = [code for (code,) in table.text_rows(["code"])]
-    others = [at for at, code in enumerate(codes) if code not in sensitive]
+    always = {at for at, code in enumerate(codes) if code in policy.sensitive_codes}
+    others = [at for at in range(len(codes)) if at not in always]
     size = math.ceil(policy.share * len(others))
     taken = set(rng.sample(others, size))
     weight = len(others) / size if size else 1.0
     schema = pa.schema(
         [(ROW, pa.int64()), *((name, pa.string()) for name in columns), (WEIGHT, pa.float64()), (HUMAN, pa.string())]
     )
-    picked: list[Row] = []
-    fresh = out.with_name(f".{out.name}.new")
-    try:
-        with writing(fresh, kind, schema) as write:
-            for at, row in enumerate(table.text_rows(columns)):
-                always = codes[at] in sensitive
-                if always or at in taken:
-                    told = 1.0 if always else round(weight, 6)
-                    picked.append((at + 1, *row, told, None))
-                if len(picked) == 1024:
-                    write(picked)
-                    picked = []
-            write(picked)
-        fresh.replace(out)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return Drawn(rows=table.rows, sampled=size + len(codes) - len(others), sensitive=len(codes) - len(others))
+    picked: Iterator[Row] = (
+        (at + 1, *row, 1.0 if at in always else round(weight, 6), None)
+        for at, row in enumerate(table.text_rows(columns))
+        if at in always or at in taken
+    )
+    with replacing(out) as fresh, writing(fresh, kind, schema) as write:
+        for piece in pieces(picked, columns=len(schema)):
+            write(piece)
+    return Drawn(rows=table.rows, sampled=size + len(always), sensitive=len(always))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ def running(rounds: Mapping[str, Mapping[str, Any]]) -> str:
             axes.errorbar(tail["draws"], tail["expected"], yerr=spread, color=colour, marker="D", capsize=4)
         if one["bound"] is not None:
             axes.axhline(one["bound"], color=colour, linewidth=0.8, label=f"{name}: bound, never exceeded")
-    axes.set_xscale("log")
-    axes.set_xlabel("draws (diamonds: extrapolated, with a 90 % interval)")
-    axes.set_ylabel("Δ (nats)")
+    axes.set(xscale="log", xlabel="draws (diamonds: extrapolated, with a 90 % interval)", ylabel="Δ (nats)")
     axes.legend(fontsize=8)
     return svg(figure)
 
@@ -38,8 +36,7 @@ def deltas(rounds: Mapping[str, Mapping[str, Any]]) -> str:
         share = [100 * i / (len(values) - 1) for i in range(len(values))]
         axes.plot(share, values, color=colour, linestyle=style, label=name)
         axes.axhline(values[-1], color=colour, linestyle=style, linewidth=0.7, alpha=0.7)
-    axes.set_xlabel("records, in per cent, least surprising first")
-    axes.set_ylabel("Δᵢ (nats); thin lines: the largest")
+    axes.set(xlabel="records, in per cent, least surprising first", ylabel="Δᵢ (nats); thin lines: the largest")
     axes.legend(fontsize=8)
     return svg(figure)
 
@@ -55,8 +52,7 @@ def weights(rounds: Mapping[str, Mapping[str, Any]]) -> str:
         bars = axes.bar(at, shares, width=0.7 / len(shown), color=colour, hatch=hatch, edgecolor="white", label=name)
         axes.bar_label(bars, fmt="%.0f %%", fontsize=7)
     axes.set_xticks(range(4), ["rarest quarter\nof codes", "second", "third", "commonest quarter\nof codes"])
-    axes.set_ylabel("records with weight 1 (%)")
-    axes.set_ylim(0, 125)  # room for the legend above bars of 100 %
+    axes.set(ylabel="records with weight 1 (%)", ylim=(0, 125))  # room for the legend above bars of 100 %
     axes.legend(fontsize=8, loc="upper center", ncols=2)
     return svg(figure)
 
@@ -71,10 +67,7 @@ def coverage(rounds: Mapping[str, Mapping[str, Any]]) -> str:
             for kind, marker in (("parameters", "o"), ("directions", "^")):
                 values = one["coverage"][kind]
                 axes.plot(nominal, values, color=colour, linestyle=style, marker=marker, label=f"{name}, {kind}")
-    axes.set_xlabel("share that should lie inside")
-    axes.set_ylabel("share that does")
-    axes.set_xlim(0.4, 1)
-    axes.set_ylim(0, 1)
+    axes.set(xlabel="share that should lie inside", ylabel="share that does", xlim=(0.4, 1), ylim=(0, 1))
     axes.legend(fontsize=7)
     return svg(figure)
 
@@ -114,8 +107,7 @@ def left_out(found: Mapping[str, Any]) -> str:
             linestyle="none",
             label=f"{kind} the record in training (mean ± 2 standard deviations over draws)",
         )
-    axes.set_xlabel("records left out, by how much they move")
-    axes.set_ylabel("log-likelihood of its own code (nats)")
+    axes.set(xlabel="records left out, by how much they move", ylabel="log-likelihood of its own code (nats)")
     axes.legend(fontsize=7, loc="lower left")
     return svg(figure)
 

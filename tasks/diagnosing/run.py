@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
@@ -20,10 +20,8 @@ from tasks.running.stage import Context, Step
 Do = Callable[[Step], ArtifactRef]
 
 
-class DiagnoseResult(BaseModel):
+class DiagnoseResult(BaseModel, frozen=True):
     """Where the page lies, and its verdicts."""
-
-    model_config = ConfigDict(frozen=True)
 
     report: str
     epsilon: float

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.audit import leave_one_out
@@ -34,10 +34,8 @@ _GROUP = 5
 """Records left out side by side: as many fits as stay in a core's cache."""
 
 
-class DiagnoseParameters(BaseModel):
+class DiagnoseParameters(BaseModel, frozen=True, extra="forbid", title="Diagnose"):
     """How closely to look."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Diagnose")
 
     leave_out: int = Field(default=50, ge=0, le=10_000, title="Records left out", description="Each is one refit.")
     refits: bool = Field(default=True, title="Refits", description="Other learning rates and seeds: four more chains.")

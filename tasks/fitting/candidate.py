@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.model import checkpoint
@@ -16,10 +16,8 @@ from tasks.fitting.train import load_weights
 from tasks.running.stage import Context
 
 
-class Candidate(BaseModel):
+class Candidate(BaseModel, frozen=True, extra="forbid"):
     """References and settings from which the released model follows, up to the one draw."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: ArtifactRef
     prepared: ArtifactRef

@@ -33,41 +33,19 @@ def ingest(data: DataParameters) -> Step:
     config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
     if codelist is not None:
         config["codelist"] = file_digest(codelist)
-    return Step(
-        name="ingest",
-        label="ingest",
-        config=config,
-        inputs={},
-        body=partial(_ingest, data=data, source=source, codelist=codelist),
-        modules=("storage.ingest",),
-    )
 
+    def body(work: Work) -> Mapping[str, Any]:
+        result = ingestion.ingest(
+            source, work.out, data.ingest, codelist, progress=lambda done, total: work.progress(done, total or done)
+        )
+        schema = feature_schema(work.out)
+        features = {} if schema is None else {"features": len(schema.names), "bounds_source": schema.bounds_source}
+        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
+        figures = features | named | {name: getattr(result, name) for name in counted}
+        figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
+        return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 
-def _ingest(work: Work, *, data: DataParameters, source: Path, codelist: Path | None) -> Mapping[str, Any]:
-    result = ingestion.ingest(
-        source,
-        work.out,
-        data.ingest,
-        codelist,
-        progress=lambda done, total: work.progress(done, total or done),
-    )
-    schema = feature_schema(work.out)
-    features = {} if schema is None else {"features": len(schema.names), "bounds_source": schema.bounds_source}
-    return features | {
-        "rows_read": result.rows_read,
-        "records": result.train + result.test,
-        "train": result.train,
-        "test": result.test,
-        "classification": data.classification,
-        "classification_version": data.classification_version,
-        "codes_observed": result.codes_observed,
-        "label_space": result.label_space,
-        "label_space_source": result.label_space_source,
-        "cohorts": list(result.cohorts),
-        "cohorts_source": result.cohorts_source,
-        "sampling": data.ingest.sampling,
-        "fingerprint": result.fingerprint,
-    }
+    return Step(name="ingest", label="ingest", config=config, inputs={}, body=body, modules=("storage.ingest",))
 
 
 def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
@@ -79,7 +57,6 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
             config={},
             inputs={"dataset": dataset},
             body=_scale,
-            modules=("tasks.fitting.data",),
         )
     head = model.trainable == "head"
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
@@ -149,19 +126,15 @@ def _features(
     count = 0 if finished is None else len(finished)
     files = len(kept)
 
-    def flush() -> None:
-        nonlocal files
-        index, rows = (torch.cat(column) for column in zip(*pending, strict=True))
-        checkpoint.save(parts / f"{files:06d}.safetensors", {"index": index, "features": rows}, {})
-        files += 1
-        pending.clear()
-
     def on_batch(index: torch.Tensor, rows: torch.Tensor) -> None:
-        nonlocal count
+        nonlocal count, files
         count += len(index)
         pending.append((index, rows))
         if sum(len(i) for i, _ in pending) >= 2048:
-            flush()
+            indices, features = (torch.cat(column) for column in zip(*pending, strict=True))
+            checkpoint.save(parts / f"{files:06d}.safetensors", {"index": indices, "features": features}, {})
+            files += 1
+            pending.clear()
         work.progress(before + count, total)
 
     made = encoder.encode(tokens, done=finished, on_batch=on_batch)

@@ -7,12 +7,11 @@ over shards are the maxima over all draws.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import ModelConfig
@@ -29,10 +28,8 @@ _SAVE_EVERY = 64
 _FILE = "pass.safetensors"
 
 
-class Draws(BaseModel):
+class Draws(BaseModel, frozen=True, extra="forbid", title="Draws"):
     """What a pass evaluates, but for its inputs: the records, the posterior and, if any, the weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Draws")
 
     model: ModelConfig = Field(title="Model")
     seed: int = Field(ge=0, lt=2**53, title="Seed", description="Of the fit; draw s depends on it, the purpose and s.")
@@ -72,12 +69,12 @@ def run(work: Work, draws: Draws) -> RiskPass:
     records, labels = load_inputs(work.inputs["prepared"], "train")
     work.sized(len(labels) * (draws.end - draws.first))
     file = work.scratch / _FILE
-    so_far = RiskPass(**checkpoint.load(file)[0]) if file.exists() else None
+    so_far = load(work.scratch) if file.exists() else None
     every = max(1, min(_SAVE_EVERY, (draws.end - draws.first) // 20))
 
     def keep(done: int, state: RiskPass) -> None:
         if done % every == 0:
-            checkpoint.save(file, {"risk": state.risk, "draw_maxima": state.draw_maxima}, {})
+            _save(file, state)
 
     return risks.risk_pass(
         build(work.context, draws.model, work.inputs["dataset"], seed=draws.seed),
@@ -97,22 +94,24 @@ def run(work: Work, draws: Draws) -> RiskPass:
 
 def shard(draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
     """Some of a pass's draws as a stage of their own; `load` opens it."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        _save(work.out / _FILE, run(work, draws))
+        return {"draws": draws.end - draws.first}
+
     return Step(
         name="risk-shard",
         label=draws.label,
         config=draws.model_dump(mode="json"),
         inputs=dict(inputs),
-        body=partial(_shard, draws=draws),
-        modules=("tasks.fitting.draws",),
+        body=body,
     )
-
-
-def _shard(work: Work, *, draws: Draws) -> Mapping[str, Any]:
-    done = run(work, draws)
-    checkpoint.save(work.out / _FILE, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})
-    return {"draws": draws.end - draws.first}
 
 
 def load(folder: Path) -> RiskPass:
     """What a shard left."""
     return RiskPass(**checkpoint.load(folder / _FILE)[0])
+
+
+def _save(file: Path, done: RiskPass) -> None:
+    checkpoint.save(file, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})

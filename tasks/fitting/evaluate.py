@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,6 +26,22 @@ def evaluate(
     posteriors: Mapping[str, ArtifactRef | None],
 ) -> Step:
     """F1 and accuracy of the base fit and of one seeded draw (not the released one) of each later posterior."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
+        records, labels = load_inputs(work.inputs["prepared"], "test")
+        work.sized(len(labels) * len(posteriors))
+        figures: dict[str, Any] = {}
+        for done, name in enumerate(posteriors, start=1):
+            posterior = swag.load(work.inputs[f"posterior_{name}"], std_scale=fit.swag.std_scale)
+            if name == "base":
+                trained.flat.copy_(posterior.mean)
+            else:
+                risks.load_draw(trained, posterior, seed=fit.seed, purpose="evaluate", draw=0)
+            figures |= {f"{name}_{key}": value for key, value in scores(trained, records, labels).items()}
+            work.progress(done, len(posteriors))
+        return figures
+
     return Step(
         name="evaluate",
         label="evaluate",
@@ -36,29 +52,10 @@ def evaluate(
             "rounds": list(posteriors),
         },
         inputs={"dataset": dataset, "prepared": prepared} | {f"posterior_{k}": ref for k, ref in posteriors.items()},
-        body=partial(_evaluate, model=model, fit=fit, rounds=tuple(posteriors)),
-        modules=("tasks.fitting.evaluate",),
+        body=body,
     )
-
-
-def _evaluate(work: Work, *, model: ModelConfig, fit: FitParameters, rounds: tuple[str, ...]) -> Mapping[str, Any]:
-    trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
-    records, labels = load_inputs(work.inputs["prepared"], "test")
-    work.sized(len(labels) * len(rounds))
-    figures: dict[str, Any] = {}
-    for done, name in enumerate(rounds):
-        posterior = swag.load(work.inputs[f"posterior_{name}"], std_scale=fit.swag.std_scale)
-        if name == "base":
-            trained.flat.copy_(posterior.mean)
-        else:
-            risks.load_draw(trained, posterior, seed=fit.seed, purpose="evaluate", draw=0)
-        figures |= {f"{name}_{key}": value for key, value in scores(trained, records, labels).items()}
-        work.progress(done + 1, len(rounds))
-    return figures
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
     """Weighted and macro F1 and accuracy at the classifier's present parameters."""
-    predicted = trained.predict(records).argmax(-1)
-    result = metrics.classification(labels.numpy(), predicted.numpy())
-    return {"weighted_f1": result.weighted_f1, "macro_f1": result.macro_f1, "accuracy": result.accuracy}
+    return asdict(metrics.classification(labels.numpy(), trained.predict(records).argmax(-1).numpy()))

@@ -66,10 +66,6 @@ class _Shard:
     state: StateType | None = None
     asked: int = 0
 
-    @property
-    def begun(self) -> bool:
-        return self.state is StateType.RUNNING
-
 
 @dataclass
 class _Pass:
@@ -98,7 +94,10 @@ class _Pass:
                     pause, changed = _POLL_SECONDS[0], time.monotonic()
                     continue
                 waited = time.monotonic() - changed
-                idle = not any(shard.begun for shard in self.open) and waited >= settings.patience_seconds
+                idle = (
+                    all(shard.state is not StateType.RUNNING for shard in self.open)
+                    and waited >= settings.patience_seconds
+                )
                 waiting = [shard for shard in self.open if shard.state in _WAITING]
                 if waiting and (idle or settings.patience_seconds == 0):
                     self._take(waiting[-1], runs)  # workers take the first ones
@@ -162,5 +161,5 @@ class _Pass:
             yield
         except BaseException as end:
             stopped = not isinstance(end, Exception)
-            runs.cancel([s.run for s in self.open if s.state in _WAITING or (stopped and s.begun)])
+            runs.cancel([s.run for s in self.open if s.state in _WAITING or (stopped and s.state is StateType.RUNNING)])
             raise

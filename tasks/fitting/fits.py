@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,20 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
     """Solve the noise of a branch for the target; the same for all seeds."""
     if not mechanism.aims:
         task = task.model_copy(update={"target_epsilon": None})
+
+    def body(work: Work) -> Mapping[str, Any]:
+        planned = mechanism.plan(task)
+        (work.out / "plan.json").write_text(planned.model_dump_json())
+        return dict(planned.mechanism.cost(planned, task))
+
     return Step(
         name="plan",
         label=f"plan ({name})",
         config={"mechanism": mechanism.model_dump(mode="json"), "task": task.model_dump(mode="json")},
         inputs={},
-        body=partial(_plan, mechanism=mechanism, task=task),
+        body=body,
         modules=modules(mechanism),
     )
-
-
-def _plan(work: Work, *, mechanism: Mechanism, task: Task) -> Mapping[str, Any]:
-    planned = mechanism.plan(task)
-    (work.out / "plan.json").write_text(planned.model_dump_json())
-    return dict(planned.mechanism.cost(planned, task))
 
 
 def plan_of(folder: Path) -> Plan:
@@ -72,25 +71,25 @@ def fit(
     planned: ArtifactRef,
 ) -> Step:
     """Fit a plan of this mechanism at one seed. Noise that protects has no seed: it is anew in each."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        records = Records(*load_inputs(work.inputs["prepared"], "train"))
+        fitted = plan_of(work.inputs["plan"]).fit(records, _run(work, model, seed))
+        fitted.model.save(work.out)
+        (work.out / "event.json").write_text(fitted.event.model_dump_json())
+        return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
+
     return Step(
         name="branch-fit",
         label=f"{name}, seed {seed}",
         config={"model": model.model_dump(mode="json"), "seed": seed},
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
-        body=partial(_fit, model=model, seed=seed),
+        body=body,
         modules=modules(mechanism),
     )
 
 
-def _fit(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
-    records = Records(*load_inputs(work.inputs["prepared"], "train"))
-    fitted = plan_of(work.inputs["plan"]).fit(records, run_of(work, model, seed))
-    fitted.model.save(work.out)
-    (work.out / "event.json").write_text(fitted.event.model_dump_json())
-    return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
-
-
-def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
+def _run(work: Work, model: ModelConfig, seed: int) -> Run:
     """What a mechanism is given of a stage."""
 
     def classifier() -> Classifier:
@@ -119,28 +118,26 @@ def predict(
     splits: tuple[str, ...] = ("test",),
 ) -> Step:
     """Log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        fitted = mechanism.load(work.inputs["fitted"], _run(work, model, seed), purpose=purpose)
+        for split in splits:
+            inputs, _ = load_inputs(work.inputs["prepared"], split)
+            scores = fitted.log_probabilities(inputs)
+            # in float32, with the most probable class as float64 has it: rounding makes ties
+            kept = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
+            checkpoint.save(work.out / f"{split}.safetensors", kept, {})
+        return {}
+
     config = {"model": model.model_dump(mode="json"), "seed": seed, "purpose": purpose, "splits": splits}
     return Step(
         name="predictions",
         label=f"predictions of {name}, seed {seed}",
         config=config | {"mechanism": mechanism.model_dump(mode="json")},
         inputs={"dataset": dataset, "prepared": prepared, "fitted": fitted},
-        body=partial(_predict, mechanism=mechanism, model=model, seed=seed, purpose=purpose, splits=splits),
+        body=body,
         modules=modules(mechanism),
     )
-
-
-def _predict(
-    work: Work, *, mechanism: Mechanism, model: ModelConfig, seed: int, purpose: str, splits: tuple[str, ...]
-) -> Mapping[str, Any]:
-    fitted = mechanism.load(work.inputs["fitted"], run_of(work, model, seed), purpose=purpose)
-    for split in splits:
-        inputs, _ = load_inputs(work.inputs["prepared"], split)
-        scores = fitted.log_probabilities(inputs)
-        # in float32, with the most probable class as float64 has it: rounding makes ties
-        kept = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
-        checkpoint.save(work.out / f"{split}.safetensors", kept, {})
-    return {}
 
 
 def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mechanisms.model import metrics
 from storage.artifacts import ArtifactRef
@@ -27,7 +26,6 @@ def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, 
         config={},
         inputs={"dataset": dataset, "prepared": prepared, "predictions": predictions},
         body=_score,
-        modules=("tasks.fitting.scores",),
     )
 
 
@@ -36,21 +34,18 @@ def _score(work: Work) -> Mapping[str, Any]:
     given = read(work.inputs["predictions"], "test")
     predicted, probabilities = given["predicted"].numpy(), given["log_probabilities"].double().exp().numpy()
     classes = probabilities.shape[1]
-    whole, codes = metrics.classification(labels, predicted), metrics.per_code(labels, predicted)
+    codes = metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)
     _write_codes(work.out / "codes.json", codes, [code.code for code in load_codes(work.inputs["dataset"])])
-    coverage = [metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS]
+    coverage = {t: metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS}
     return {
-        "weighted_f1": whole.weighted_f1,
-        "macro_f1": whole.macro_f1,
-        "accuracy": whole.accuracy,
+        **asdict(metrics.classification(labels, predicted)),
         "ece": metrics.expected_calibration_error(labels, probabilities),
         **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},
-        **{f"top_quartile_{n}": getattr(top, n) for n in ("weighted_f1", "macro_f1")},
-        **{f"bottom_quartile_{n}": getattr(bottom, n) for n in ("weighted_f1", "macro_f1")},
-        **{f"coverage_{c.threshold}": c.coverage for c in coverage},
-        # where no score reaches the threshold there is no accuracy; JSON has no nan
-        **{f"accuracy_at_{c.threshold}": None if np.isnan(c.accuracy) else c.accuracy for c in coverage},
+        **{f"top_quartile_{name}": value for name, value in asdict(top).items()},
+        **{f"bottom_quartile_{name}": value for name, value in asdict(bottom).items()},
+        **{f"coverage_{threshold}": share for threshold, (share, _) in coverage.items()},
+        **{f"accuracy_at_{threshold}": accuracy for threshold, (_, accuracy) in coverage.items()},
     }
 
 

@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from storage.artifacts import ArtifactRef, Store
 from storage.errors import InputError, StorageError
@@ -33,10 +33,8 @@ _SET_STATES: Any = "/flow_runs/bulk_set_state"
 T = TypeVar("T")
 
 
-class ShardParameters(BaseModel):
+class ShardParameters(BaseModel, frozen=True, extra="forbid", title="Shard"):
     """One shard: which draws, and the digests of what they are evaluated on. Nothing of a record."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Shard")
 
     draws: Draws = Field(title="Draws")
     inputs: dict[str, ArtifactRef] = Field(title="Inputs", description="References of the stages it reads.")

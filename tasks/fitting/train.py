@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
-from mechanisms.posterior.swag import SwagConfig
 from storage.artifacts import ArtifactRef
 from tasks.fitting.prepared import build, load_inputs
 from tasks.parameters import FitParameters
@@ -33,33 +31,20 @@ def fine_tune(
     bounded: BoundedLikelihood | None = None,
 ) -> Step:
     """Fine-tune from the public encoder; with `weighted`, on the pseudo likelihood; `bounded`, on the bounded one."""
-    needed = {"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {})
+
+    def body(work: Work) -> Mapping[str, Any]:
+        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
+        losses = _train(work, trained, fit.adamw, fit.seed, purpose="fine-tune", bounded=bounded)
+        checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
+        return {"epochs": fit.adamw.epochs, **_figures(losses, trained)}
+
     return Step(
         name="fine-tune",
         label=f"fine-tune ({round_name})",
-        config={
-            "model": model.model_dump(mode="json"),
-            "phase": fit.adamw.model_dump(mode="json"),
-            "seed": fit.seed,
-        }
-        | _bound(bounded),
-        inputs=needed,
-        body=partial(_fine_tune, model=model, phase=fit.adamw, seed=fit.seed, bounded=bounded),
-        modules=("tasks.fitting.train",),
+        config=_config(model, fit.adamw, fit.seed, bounded),
+        inputs={"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {}),
+        body=body,
     )
-
-
-def _bound(bounded: BoundedLikelihood | None) -> dict[str, Any]:
-    return {} if bounded is None else {"bound": bounded.bound}
-
-
-def _fine_tune(
-    work: Work, *, model: ModelConfig, phase: OptimiserPhase, seed: int, bounded: BoundedLikelihood | None
-) -> Mapping[str, Any]:
-    trained = build(work.context, model, work.inputs["dataset"], seed=seed)
-    losses = _train(work, trained, phase=phase, seed=seed, purpose="fine-tune", state=None, bounded=bounded)
-    checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
-    return {"epochs": phase.epochs, "loss": losses[-1], "losses": losses, "parameters": trained.num_parameters}
 
 
 def collect_swag(
@@ -75,55 +60,43 @@ def collect_swag(
     bounded: BoundedLikelihood | None = None,
 ) -> Step:
     """Go on with SGD at a constant rate and collect the SWAG posterior, a snapshot an epoch."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
+        trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
+        state = swag.init(trained.num_parameters, rank=fit.swag.rank, folder=work.out)
+        losses = _train(work, trained, fit.sgd, fit.seed, purpose="swag", bounded=bounded, state=state)
+        swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
+        return {"snapshots": state.count, "rank": min(state.count, fit.swag.rank), **_figures(losses, trained)}
+
     needed = {"dataset": dataset, "prepared": prepared, "tuned": tuned}
     return Step(
         name="swag",
         label=f"SWAG ({round_name})",
-        config={
-            "model": model.model_dump(mode="json"),
-            "phase": fit.sgd.model_dump(mode="json"),
-            "rank": fit.swag.rank,
-            "seed": fit.seed,
-        }
-        | _bound(bounded),
+        config=_config(model, fit.sgd, fit.seed, bounded) | {"rank": fit.swag.rank},
         inputs=needed | ({"weights": weights} if weighted else {}),
-        body=partial(_collect_swag, model=model, phase=fit.sgd, config=fit.swag, seed=fit.seed, bounded=bounded),
-        modules=("tasks.fitting.train",),
+        body=body,
     )
 
 
-def _collect_swag(
-    work: Work,
-    *,
-    model: ModelConfig,
-    phase: OptimiserPhase,
-    config: SwagConfig,
-    seed: int,
-    bounded: BoundedLikelihood | None,
-) -> Mapping[str, Any]:
-    trained = build(work.context, model, work.inputs["dataset"], seed=seed)
-    trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
-    state = swag.init(trained.num_parameters, rank=config.rank, folder=work.out)
-    losses = _train(work, trained, phase=phase, seed=seed, purpose="swag", state=state, bounded=bounded)
-    swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
-    return {
-        "snapshots": state.count,
-        "rank": min(state.count, config.rank),
-        "loss": losses[-1],
-        "losses": losses,
-        "parameters": trained.num_parameters,
-    }
+def _config(model: ModelConfig, phase: OptimiserPhase, seed: int, bounded: BoundedLikelihood | None) -> dict[str, Any]:
+    config = {"model": model.model_dump(mode="json"), "phase": phase.model_dump(mode="json"), "seed": seed}
+    return config if bounded is None else config | {"bound": bounded.bound}
+
+
+def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
+    return {"loss": losses[-1], "losses": losses, "parameters": trained.num_parameters}
 
 
 def _train(
     work: Work,
     trained: Classifier,
-    *,
     phase: OptimiserPhase,
     seed: int,
+    *,
     purpose: str,
-    state: training.EpochState | None,
     bounded: BoundedLikelihood | None,
+    state: training.EpochState | None = None,
 ) -> list[float]:
     records, labels = load_inputs(work.inputs["prepared"], "train")
     work.sized(len(labels) * phase.epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from storage.ledger import BudgetRefused, Ledger
+from tasks.bundle.sentences import said_of
 from tasks.pages.render import render
 from tasks.releasing import gate
 from tasks.releasing.approval import Standing
@@ -19,6 +20,14 @@ def plan_markdown(planned: PlannedRelease, ledger: Ledger, standing: Standing, *
             charges = ledger.quote(plan)
         except BudgetRefused as refused:
             refusal = str(refused)
+    said = said_of(
+        {
+            "guarantee_kind": plan.claim.guarantee_kind,
+            "mechanism": plan.event.mechanism,
+            "max_records_per_unit": plan.claim.max_records_per_unit,
+            "unprotected_inputs": plan.claim.unprotected_inputs,
+        }
+    )
     return render(
         "plan.md",
         plan=plan,
@@ -31,4 +40,5 @@ def plan_markdown(planned: PlannedRelease, ledger: Ledger, standing: Standing, *
         charges=charges,
         refusal=refusal,
         standing=standing,
+        assumed=[one for one in said if one["status"] == "assumed"],
     )

@@ -17,7 +17,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef, Stage, Store
@@ -32,10 +32,8 @@ Device = Literal["auto", "cpu", "cuda"]
 """What a form of the page offers."""
 
 
-class Context(BaseModel):
+class Context(BaseModel, frozen=True, extra="forbid"):
     """Where a run works and on what device. Not part of any key: it does not change what is computed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: str
     device: str = "auto"
@@ -88,6 +86,9 @@ class Step:
     """One stage to run: name, everything its output depends on, and the function that does it.
 
     An input of None is one that does not exist yet, which only a dry run meets.
+
+    Args:
+        modules: where the code lies that the output depends on; the body's own module, unless others are named.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Step:
     @property
     def code(self) -> str:
         """Version of the code behind this step."""
-        return code_version(*self.modules)
+        return code_version(*(self.modules or (self.body.__module__,)))
 
     def find(self, store: Store) -> ArtifactRef | None:
         """The finished stage, or None when it would have to run."""

@@ -154,6 +154,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):
         assert measured in told.replace("\\", "")
+    assert "SWAG's Gaussian is the pseudo posterior. *If not:*" in plan
     command("ledger", "verify", "--home", str(site.job.home))
 
 

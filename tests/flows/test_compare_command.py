@@ -189,7 +189,7 @@ def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], given: di
             planned.check(context)
     file.write_text("{}")
     code, error = told("release", file, "--home", home)
-    assert code == 2
+    assert code == 2, error
     assert "is no release plan" in error
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 import flows.diagnose
-from storage.demo_data import write_demo_data
 from tasks.auditing.run import as_retrained
 from tasks.auditing.settings import choose_branches
 from tasks.branches import search
@@ -20,7 +20,6 @@ from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page, publish
-from tasks.releasing.plan import PlannedRelease
 from tasks.running import progress
 from tasks.running.stage import Context, run_step
 
@@ -43,25 +42,13 @@ def finished(
 ) -> tuple[Context, RetrainParameters, Chain, Lines]:
     """A chain on the tiny encoder, every stage done, with the lines that it showed."""
     folder = tmp_path_factory.mktemp("units")
-    written = write_demo_data(folder, records=160, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.05}
-    chosen = RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": UNIT},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 6},
-                "swag": {"rank": 6},
-            },
-            "pseudo_posterior": {"reweight": False, "risk_draws": 5, "sensitivity_draws": 10},
-        }
-    )
-    context = Context(home=str(folder / "home"), device="cpu")
-    context.workspace.create()
+    how = {"reweight": False, "sensitivity_draws": 10}
+    data = tiny_jobs.demo(folder, records=160, ingest=UNIT)
+    chosen = tiny_jobs.retrain(data, tiny_roberta, epochs=(1, 6), rate=0.05, **how)
+    context = tiny_jobs.workspace(folder / "home")
     lines = Lines()
     with progress.listening(lines):
-        return context, chosen, chain(chosen, lambda step: run_step(context, step)), lines
+        return context, chosen, tiny_jobs.fitted(context, chosen), lines
 
 
 def sensitivity(made: Chain) -> float:
@@ -69,13 +56,6 @@ def sensitivity(made: Chain) -> float:
     measured = made.measured["weighted"]
     assert measured is not None
     return running_maximum(measured.path)[-1]
-
-
-def plan(context: Context, chosen: RetrainParameters, made: Chain) -> PlannedRelease:
-    """What a release of it would claim."""
-    refs: Any = {"dataset": made.dataset, "prepared": made.prepared, "prefect_run_id": None}
-    refs |= {"posterior": made.posteriors["weighted"], "measured": made.measured["weighted"]}
-    return PlannedRelease.of_posterior(context, chosen, **refs)
 
 
 def artifacts(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, str]:
@@ -92,7 +72,7 @@ def test_a_plan_that_is_not_released(
 ) -> None:
     """The page of a run that stops after its plan shows the plan's claim."""
     context, chosen, made, _ = finished
-    texts, planned = artifacts(monkeypatch, prefect_page), plan(context, chosen, made)
+    texts, planned = artifacts(monkeypatch, prefect_page), tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     planned.save(context)
     measured = made.measured["weighted"]
@@ -127,7 +107,7 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     assert not any("epsilon" in figures for figures in lines.shown.values())
     refs: Any = {"evaluated": made.evaluated, "measured": made.measured}
     with progress.listening(lines):
-        publish.record_internal(context, chosen, plan(context, chosen, made).plan, **refs)
+        publish.record_internal(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
 
 
@@ -138,16 +118,8 @@ def test_a_bound_is_a_records_share_of_the_units_target(
     context, chosen, _, _ = finished
     config = chosen.pseudo_posterior.model_copy(update={"mechanism": "censored", "target_epsilon": 6.0})
     bounded: Any = chosen.model_copy(update={"pseudo_posterior": config})
-    made: Any = chain(bounded, lambda step: run_step(context, step))
-    planned = PlannedRelease.of_posterior(
-        context,
-        bounded,
-        dataset=made.dataset,
-        prepared=made.prepared,
-        posterior=made.posteriors["censored"],
-        measured=made.measured["censored"],
-        prefect_run_id=None,
-    )
+    made: Any = tiny_jobs.fitted(context, bounded)
+    planned = tiny_jobs.planned(context, bounded, made)
     claim = planned.plan.claim
     assert (claim.epsilon, claim.sensitivity, claim.max_records_per_unit) == (6.0, 1.0, 3)
     planned.check(context)

@@ -7,11 +7,12 @@ from decimal import Decimal
 
 import pytest
 from in_process import invoke
+from ledger_sites import make_plan
 
-from mechanisms.privacy.events import Claim, NonPrivateEvent, SwagPpmEvent
+from mechanisms.privacy.events import NonPrivateEvent, SwagPpmEvent
 from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
-from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan
+from storage.ledger import Evaluation, Ledger, Policy
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 
@@ -31,32 +32,12 @@ populations:
 
 
 def release_plan(key, **changes):
-    return ReleasePlan(
-        **{
-            "idempotency_key": key,
-            "release_label": "first | quarter",
-            "population": "injuries",
-            "cohorts": ("2023", "2024"),
-            "data_fingerprint": "f" * 8,
-            "records_rounded": 86_214,
-            "event": SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175),
-            "claim": Claim(
-                guarantee_kind="asymptotic-local",
-                epsilon=CLAIMED,
-                delta_text="O(n^-1/2)",
-                sensitivity=2.175,
-                draws=500,
-                mc_failure_prob=1 / 501,
-                neighbouring_relation="replace-one",
-                accountant="test 1",
-                assumptions=("SWAG stands for the posterior",),
-                unprotected_inputs=("weights",),
-            ),
-            "code_commit": "abcdef",
-            "requester": "=operator",
-            **changes,
-        }
-    )
+    event = SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175)
+    claim = {"epsilon": CLAIMED, "sensitivity": 2.175, "draws": 500, "mc_failure_prob": 1 / 501}
+    claim |= {"assumptions": ("SWAG stands for the posterior",), "unprotected_inputs": ("weights",)}
+    own = {"release_label": "first | quarter", "cohorts": ("2023", "2024"), "data_fingerprint": "f" * 8}
+    own |= {"records_rounded": 86_214, "event": event, "code_commit": "abcdef", "requester": "=operator"}
+    return make_plan(key, claim=claim, **(own | changes))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from jobs import Job
 
 
@@ -34,31 +33,3 @@ def test_run_stages_and_artifacts_are_in_the_server(server: str, finished: Job, 
     assert "asymptotic-local" in artifacts["release"]["data"]
     models = {row["model"] for row in json.loads(artifacts["internal-figures"]["data"])}
     assert models == {"base", "weighted", "reweighted"}
-
-
-def test_parameters_make_a_form_that_explains_itself() -> None:
-    """The schema that Prefect's page builds its form from: every field has a title, numbers have ranges."""
-    from flows.retrain import retrain
-
-    definitions = retrain.parameters.definitions or {}
-    assert {"RetrainParameters", "ModelConfig", "FitParameters", "PseudoPosteriorConfig"} <= set(definitions)
-    for name, schema in definitions.items():
-        for field, entry in schema.get("properties", {}).items():
-            referred = definitions.get(entry.get("$ref", "").rpartition("/")[2], {})
-            assert entry.get("title") or referred.get("title"), f"{name}.{field} has no title"
-    draws = definitions["PseudoPosteriorConfig"]["properties"]["sensitivity_draws"]
-    assert draws["minimum"] == 1
-    assert draws["default"] == 500
-
-
-def test_the_flow_refuses_wrong_parameters_before_any_stage() -> None:
-    """Unknown keys and contradictions, as a deployment would send them."""
-    from prefect.exceptions import ParameterTypeError
-
-    from flows.retrain import retrain
-
-    good = {"data": {"source": "x.csv", "ingest": {}}}
-    with pytest.raises(ParameterTypeError, match="epocs"):
-        retrain.validate_parameters({"parameters": good | {"fit": {"adamw": {"epocs": 3}}}})
-    with pytest.raises(ParameterTypeError, match="exceeds the snapshots"):
-        retrain.validate_parameters({"parameters": good | {"fit": {"swag": {"rank": 50}}}})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import claim, head_of, scale_p_value
+from small_heads import head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd, formal_head
@@ -132,14 +132,6 @@ def test_it_learns_at_epsilon_2_and_not_at_epsilon_one_hundredth() -> None:
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     """The release is drawn once: a second call reads the checkpoint and ends at the same parameters."""
     assert accuracy(2.0, tmp_path) == accuracy(2.0, tmp_path)
-
-
-def test_the_claim_is_formal() -> None:
-    """The composed event gives a finite-sample claim."""
-    plan = FormalHead().plan(Task(records=2000, classes=3, target_epsilon=4.0))
-    made = claim(plan.event, delta=1e-4)
-    assert made.guarantee_kind == "formal"
-    assert made.epsilon == pytest.approx(4.0, rel=0.005)
 
 
 def test_discriminant_without_noise_finds_the_classes() -> None:

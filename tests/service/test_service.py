@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +18,6 @@ from tasks.coding.coder import Coder
 
 KEY = "a key for tests only"
 HEADER = {"X-API-Key": KEY}
-
-
-@pytest.fixture(scope="module")
-def coder(tiny_bundle: Path) -> Coder:
-    """The tiny bundle, loaded."""
-    return Coder.open(tiny_bundle)
 
 
 @pytest.fixture(scope="module")

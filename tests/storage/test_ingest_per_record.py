@@ -132,7 +132,7 @@ def test_what_the_papers_sampling_moves_of_osha_reports(shared_data: Path) -> No
     """What the statement says of it: of 2,357 training records some 1,500 move with one row (median of 40), as all rows
     behind it are numbered anew; up to 2 where rows keep their numbers, of training as of test rows."""
     rows = pd.read_csv(shared_data / "osha_sir_2015-01_to_2016-08.csv", dtype=str)
-    codes = rows["Nature"].astype("category").cat.codes.to_numpy(dtype=np.int32)
+    codes: Any = rows["Nature"].astype("category").cat.codes.to_numpy(dtype=np.int32)
     usable, config = np.ones(len(codes), dtype=np.bool_), IngestConfig()
     trains = select(codes, None, usable, config).split == 0
     assert trains.sum() == 2357

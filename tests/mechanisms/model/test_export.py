@@ -17,6 +17,7 @@ from torch import Tensor
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, export
 from mechanisms.model.classifier import Classifier, ModelConfig
+from storage.egress.allowed import CONTENT
 
 CODES = ("1110", "062", "*R 7", "9999", "140")
 STANDARD = [("full", "first"), ("lora", "first"), ("head", "first")]
@@ -123,7 +124,7 @@ def test_nothing_of_where_it_was_made(
     monkeypatch.setattr(socket, "gethostname", lambda: "host-of-jdoe")
     folder, _, _, _ = released(trainable, pooling)
     files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
-    assert set(files) <= export.MODEL_FILES | export.MODULE_FILES
+    assert set(files) <= CONTENT
     for name, path in files.items():
         content = path.read_bytes()
         for secret in (str(tmp_path), "jdoe", str(Path.home()) + "/"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -54,10 +52,8 @@ def test_quartiles_take_the_largest_and_the_smallest_codes() -> None:
         f1=np.arange(8) / 10,
     )
     top, bottom = metrics.quartiles(codes)
-    assert (top.codes, top.records) == (2, 15)
     assert top.macro_f1 == pytest.approx(0.65)
     assert top.weighted_f1 == pytest.approx((7 * 0.6 + 8 * 0.7) / 15)
-    assert (bottom.codes, bottom.records) == (2, 3)
     assert bottom.weighted_f1 == pytest.approx((1 * 0.0 + 2 * 0.1) / 3)
 
 
@@ -89,11 +85,8 @@ def test_top_k() -> None:
 
 def test_coverage_counts_the_threshold_itself() -> None:
     """At 0.7 the two surest records are coded, one of them rightly; at 0.95 none is."""
-    at = metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.7)
-    assert (at.coverage, at.accuracy) == (0.5, 0.5)
-    none = metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.95)
-    assert none.coverage == 0
-    assert math.isnan(none.accuracy)
+    assert metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.7) == (0.5, 0.5)
+    assert metrics.coverage_at(TRUTH, PROBABILITIES, threshold=0.95) == (0, None)
 
 
 @pytest.mark.parametrize(("labels", "predicted"), [([], []), ([0, 1], [0])])

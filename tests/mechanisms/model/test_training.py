@@ -120,24 +120,18 @@ class TestPhase:
 
         return run
 
-    def test_constant(self, slope: Any) -> None:
-        """Eight steps of 0.5."""
-        torch.testing.assert_close(slope(SGD.model_copy(update={"epochs": 2})), torch.full((12,), 4.0))
-
-    def test_linear(self, slope: Any) -> None:
-        """Steps 0.5 (1 - t/8) for t = 0 to 7 sum to 0.5 * 4.5."""
-        phase = SGD.model_copy(update={"epochs": 2, "schedule": "linear"})
-        torch.testing.assert_close(slope(phase), torch.full((12,), 2.25))
-
-    def test_gradient_norm_cap(self, slope: Any) -> None:
-        """The gradient has norm sqrt 12; capped at 1 each step moves a weight by 0.5 / sqrt 12."""
-        went = slope(SGD.model_copy(update={"max_grad_norm": 1.0}))
-        torch.testing.assert_close(went, torch.full((12,), 4 * 0.5 / 12**0.5), rtol=1e-5, atol=0)
-
-    def test_momentum(self, slope: Any) -> None:
-        """Momentum 1/2: velocities 1, 3/2, 7/4, 15/8 sum to 6.125."""
-        went = slope(SGD.model_copy(update={"momentum": 0.5}))
-        torch.testing.assert_close(went, torch.full((12,), 0.5 * 6.125))
+    @pytest.mark.parametrize(
+        ("change", "moved"),
+        [
+            ({"epochs": 2}, 4.0),  # eight steps of 0.5
+            ({"epochs": 2, "schedule": "linear"}, 2.25),  # 0.5 (1 - t/8) for t = 0 to 7 sum to 0.5 * 4.5
+            ({"max_grad_norm": 1.0}, 4 * 0.5 / 12**0.5),  # the gradient has norm sqrt 12
+            ({"momentum": 0.5}, 0.5 * 6.125),  # velocities 1, 3/2, 7/4, 15/8
+        ],
+    )
+    def test_sgd(self, slope: Any, change: dict[str, Any], moved: float) -> None:
+        """Schedule, cap and momentum: how far each weight goes, by hand."""
+        torch.testing.assert_close(slope(SGD.model_copy(update=change)), torch.full((12,), moved), rtol=1e-5, atol=0)
 
     def test_adamw_decays_weights_apart_from_the_gradient(self, slope: Any) -> None:
         """At a constant gradient Adam's step is the rate; decay multiplies by (1 - rate * decay) before it."""

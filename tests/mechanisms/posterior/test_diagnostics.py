@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from small_heads import collected
 
 from mechanisms.errors import MechanismError
 from mechanisms.posterior import swag
@@ -71,18 +71,11 @@ class TestTail:
 
 
 class TestIterates:
-    def collect(self, folder: Path, thetas: Tensor, rank: int) -> swag.Posterior:
-        state = swag.init(thetas.shape[1], rank=rank, folder=folder)
-        for theta in thetas:
-            swag.update(state, theta)
-        swag.save(state)
-        return swag.load(folder)
-
     @pytest.mark.parametrize("rank", [8, 3])
     def test_come_back(self, tmp_path: Path, rank: int) -> None:
         """From mean and deviations alone, all of them or the last K."""
         thetas = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
-        back = torch.stack(iterates(self.collect(tmp_path, thetas, rank)))
+        back = torch.stack(iterates(collected(tmp_path, thetas, rank=rank)))
         torch.testing.assert_close(back, thetas[-rank:], rtol=1e-5, atol=1e-5)
 
     def test_coverage_is_nominal_for_a_settled_chain_and_not_for_a_drifting_one(self, tmp_path: Path) -> None:
@@ -90,20 +83,20 @@ class TestIterates:
         later iterates of a parameter share its estimate, which widens it threefold). A drift: far below."""
         g = torch.Generator().manual_seed(0)
         still = torch.randn(20, 20_000, generator=g)
-        settled = coverage(self.collect(tmp_path / "a", still, 20), seed=0)
+        settled = coverage(collected(tmp_path / "a", still, rank=20), seed=0)
         for level, share in zip(settled.nominal, settled.parameters, strict=True):
             assert share == pytest.approx(level, abs=0.02)
         for level, share in zip(settled.nominal, settled.directions, strict=True):
             assert share == pytest.approx(level, abs=0.08)
         moving = still + torch.arange(20)[:, None]
-        drifting = coverage(self.collect(tmp_path / "b", moving, 20), seed=0)
+        drifting = coverage(collected(tmp_path / "b", moving, rank=20), seed=0)
         assert drifting.parameters[3] < 0.8
         assert drifting.drift > 5 * settled.drift
 
     def test_too_few(self, tmp_path: Path) -> None:
         """Five iterates have no halves worth comparing."""
         with pytest.raises(MechanismError, match="at least 6"):
-            coverage(self.collect(tmp_path, torch.randn(5, 4), 5), seed=0)
+            coverage(collected(tmp_path, torch.randn(5, 4), rank=5), seed=0)
 
 
 class TestDensity:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from small_heads import collected
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -21,16 +22,6 @@ from mechanisms.model.seeding import generator
 from mechanisms.posterior import swag
 
 ALARM = 1e-6
-
-
-def collected(folder: Path, thetas: Tensor, *, rank: int, std_scale: float = 1.0) -> swag.Posterior:
-    """The posterior of these snapshots [T, P], written and opened again."""
-    state = swag.init(thetas.shape[1], rank=rank, folder=folder)
-    for epoch, theta in enumerate(thetas, start=1):
-        state.after_epoch(epoch, theta)
-        state.after_checkpoint(epoch)
-    swag.save(state)
-    return swag.load(folder, std_scale=std_scale)
 
 
 def closed_form(thetas: Tensor, *, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,17 +157,6 @@ def test_coverage_over_many_parameters(factor: float, accepted: bool) -> None:
         assert stats.kstest(((drawn - 1) / std)[-150_000:].numpy() * math.sqrt(2), "norm").pvalue > ALARM
 
 
-@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
-def test_coverage_of_the_low_rank_part(tmp_path: Path, factor: float, accepted: bool) -> None:
-    """Without the diagonal, 2,000 draws of each parameter lie in their 95 % interval 95 % of the time."""
-    full = collected(tmp_path, snapshots(6, 3), rank=6)
-    post = swag.Posterior(full.mean, torch.zeros(3), full.deviations, snapshots=6, std_scale=factor)
-    right = covariance(swag.Posterior(full.mean, torch.zeros(3), full.deviations, snapshots=6))
-    inside = np.abs(draws(post, 2000) - full.mean.double().numpy()) <= stats.norm.ppf(0.975) * np.sqrt(np.diag(right))
-    for share in inside.sum(0):
-        assert (stats.binomtest(int(share), 2000, 0.95).pvalue > ALARM) == accepted
-
-
 def test_one_z2_serves_all_parameters() -> None:
     """Without the diagonal a draw is mean + D z with one z: read z off two parameters, predict all the others.
 
@@ -235,30 +215,6 @@ def test_a_failing_source_of_noise_fails_the_draw() -> None:
 
     with pytest.raises(OSError, match="no entropy"):
         swag.sample(post, normal=normal)
-
-
-def test_resumed_state_equals_the_unbroken_one(tmp_path: Path) -> None:
-    """State given back from `tensors` after any snapshot ends with the same bytes."""
-    thetas = snapshots(6, 10)
-    whole = collected(tmp_path / "whole", thetas, rank=3)
-    for broken in range(1, 6):
-        folder = tmp_path / f"broken{broken}"
-        first = swag.init(10, rank=3, folder=folder)
-        for epoch in range(broken):
-            first.after_epoch(epoch + 1, thetas[epoch])
-            first.after_checkpoint(epoch + 1)
-        kept = {name: t.clone() for name, t in first.tensors().items()}
-        swag.update(first, thetas[broken])  # killed after the deviation was written, before the checkpoint was
-        second = swag.init(10, rank=3, folder=folder)
-        second.restore(kept, broken)
-        for epoch in range(broken, 6):
-            second.after_epoch(epoch + 1, thetas[epoch])
-            second.after_checkpoint(epoch + 1)
-        swag.save(second)
-        post = swag.load(folder)
-        assert torch.equal(post.mean, whole.mean)
-        assert torch.equal(post.diag_std, whole.diag_std)
-        assert all(torch.equal(a, b) for a, b in zip(post.deviations, whole.deviations, strict=True))
 
 
 def test_too_little_for_a_covariance_is_refused(tmp_path: Path) -> None:

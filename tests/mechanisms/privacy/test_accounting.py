@@ -30,6 +30,10 @@ def release(noise: float) -> GaussianReleaseEvent:
     return GaussianReleaseEvent(what="class counts", noise_multiplier=noise, l2_sensitivity=1.0)
 
 
+def epsilon(event: Event, *, m: int = 1) -> float:
+    return gaussian_cost.pld_epsilon(event, delta=1e-4, records_per_unit=m)
+
+
 SWAG = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175)
 
 
@@ -82,44 +86,24 @@ class TestFormal:
         assert figures.epsilon_rdp_mironov == pytest.approx(4.0, rel=0.005)
         assert figures.epsilon < 3.5
 
-    def test_release_and_steps_compose(self) -> None:
-        """Full-batch Gaussians compose exactly: noise 3 once and noise 4 nine times are one of (1/9 + 9/16)^-1/2."""
-        parts = ComposedEvent(events=(release(3.0), sgd(4.0, prob=1.0, steps=9)))
-        one = release((1 / 9 + 9 / 16) ** -0.5)
-        assert gaussian_cost.pld_epsilon(parts, delta=1e-4) == pytest.approx(
-            gaussian_cost.pld_epsilon(one, delta=1e-4), rel=1e-3
-        )
-
-    def test_a_free_release_would_show(self) -> None:
-        """Class counts cost: leaving them out of the event makes epsilon smaller."""
-        steps = sgd(1.5, prob=0.1, steps=60)
-        composed = ComposedEvent(events=(release(5.0), steps))
-        assert gaussian_cost.pld_epsilon(composed, delta=1e-4) > gaussian_cost.pld_epsilon(steps, delta=1e-4) + 0.01
-
     def test_replacing_a_record_costs_more(self) -> None:
         """A replaced record moves the sum by two clips: a full-batch Gaussian costs what one of half the noise does."""
         figures = gaussian_cost.cost(release(3.0), delta=1e-4)
-        assert figures.epsilon_replace_one == pytest.approx(
-            gaussian_cost.pld_epsilon(release(1.5), delta=1e-4), rel=1e-3
-        )
+        assert figures.epsilon_replace_one == pytest.approx(epsilon(release(1.5)), rel=1e-3)
 
     def test_units_of_several_records(self) -> None:
         """Two records a unit: a full-batch release costs as with half the noise; a sampled one lies between one
         record's cost and that of a unit that is always sampled whole."""
-        assert gaussian_cost.pld_epsilon(release(3.0), delta=1e-4, records_per_unit=2) == pytest.approx(
-            gaussian_cost.pld_epsilon(release(1.5), delta=1e-4), rel=1e-3
-        )
+        assert epsilon(release(3.0), m=2) == pytest.approx(epsilon(release(1.5)), rel=1e-3)
         event = sgd(3.0, prob=0.1, steps=20)
-        pair = gaussian_cost.pld_epsilon(event, delta=1e-4, records_per_unit=2)
-        whole = gaussian_cost.pld_epsilon(sgd(1.5, prob=0.19, steps=20), delta=1e-4)
-        assert gaussian_cost.pld_epsilon(event, delta=1e-4) < pair < whole
+        assert epsilon(event) < epsilon(event, m=2) < epsilon(sgd(1.5, prob=0.19, steps=20))
 
     def test_the_event_decides(self) -> None:
         """Steps, sampling and noise each change the cost; the clip does not."""
-        base = gaussian_cost.pld_epsilon(sgd(1.5, prob=0.1, steps=60), delta=1e-4)
-        assert gaussian_cost.pld_epsilon(sgd(1.5, prob=0.1, steps=70), delta=1e-4) > base
-        assert gaussian_cost.pld_epsilon(sgd(1.5, prob=0.12, steps=60), delta=1e-4) > base
-        assert gaussian_cost.pld_epsilon(sgd(1.6, prob=0.1, steps=60), delta=1e-4) < base
+        base = epsilon(sgd(1.5, prob=0.1, steps=60))
+        assert epsilon(sgd(1.5, prob=0.1, steps=70)) > base
+        assert epsilon(sgd(1.5, prob=0.12, steps=60)) > base
+        assert epsilon(sgd(1.6, prob=0.1, steps=60)) < base
 
     def test_claim(self) -> None:
         """A DP-SGD claim is formal, by PLD, with its relation and its replace-one figure stated."""
@@ -171,11 +155,6 @@ class TestFormal:
         noise = gaussian_cost.calibrate(lambda x: sgd(x, prob=prob, steps=steps), target_epsilon=target, delta=delta)
         found = gaussian_cost.pld_epsilon(sgd(noise, prob=prob, steps=steps), delta=delta)
         assert 0.995 * target <= found <= target
-
-    def test_events_survive_json(self) -> None:
-        """What the ledger stores gives the same event, and so the same cost, again."""
-        event = ComposedEvent(events=(release(5.0), sgd(1.5, prob=0.1, steps=60)))
-        assert ComposedEvent.model_validate_json(event.model_dump_json()) == event
 
 
 def test_what_is_assumed_of_sampling_is_what_ran() -> None:

@@ -30,14 +30,6 @@ def test_weights_by_hand() -> None:
     assert tempered.tolist() == pytest.approx([1, 2**-0.5, 1 / 2])
 
 
-def test_two_classes_as_in_the_paper() -> None:
-    """Its binary form, w = (n_0/n, n_1/n): the share of the other class."""
-    weights = class_counts.class_weights(
-        torch.tensor([90.0, 30.0]), ClassWeightsConfig(normalise="sum", smallest_count=1)
-    )
-    assert weights.tolist() == pytest.approx([30 / 120, 90 / 120])
-
-
 def test_weights_never_exceed_one() -> None:
     """Negative and zero noisy counts are raised first: whatever the noise, weights lie in (0, 1]."""
     noisy = torch.tensor([-30.0, 0.0, 3.0, 500.0])

@@ -46,6 +46,16 @@ def test_lengths_add_up(schedule: schedules.Schedule, steps: int) -> None:
     assert (phases[-1].noise_ratio, phases[-1].clip_ratio) == (1.0, 1.0)
 
 
+def event(schedule: schedules.Schedule, noise: float) -> DpSgdEvent:
+    """60 steps on a tenth of the records each."""
+    runs = schedules.segments(schedule, steps=60, final_noise_multiplier=noise, final_l2_clip_norm=1.0)
+    return DpSgdEvent(sampling_prob=0.1, segments=runs)
+
+
+def epsilon(schedule: schedules.Schedule, noise: float) -> float:
+    return gaussian_cost.pld_epsilon(event(schedule, noise), delta=1e-3)
+
+
 def test_more_phases_than_steps_are_refused() -> None:
     """A phase of no steps would make another schedule than the one named."""
     with pytest.raises(MechanismError, match="sad: 3 phases need at least as many steps, there are 2"):
@@ -61,28 +71,13 @@ def test_solved_noise_meets_the_target(schedule: schedules.Schedule) -> None:
     The wrong answer is rejected: with one phase's noise taken for all, the cost is off by more than that.
     """
 
-    def event(noise: float) -> DpSgdEvent:
-        runs = schedules.segments(schedule, steps=60, final_noise_multiplier=noise, final_l2_clip_norm=1.0)
-        return DpSgdEvent(sampling_prob=0.1, segments=runs)
-
-    noise = gaussian_cost.calibrate(event, target_epsilon=3.0, delta=1e-3)
-    epsilon = gaussian_cost.pld_epsilon(event(noise), delta=1e-3)
-    assert 3.0 * 0.995 <= epsilon <= 3.0
-    constant = DpSgdEvent(
-        sampling_prob=0.1,
-        segments=schedules.segments(ConstantSchedule(), steps=60, final_noise_multiplier=noise, final_l2_clip_norm=1.0),
-    )
-    off = abs(gaussian_cost.pld_epsilon(constant, delta=1e-3) / 3.0 - 1)
+    noise = gaussian_cost.calibrate(lambda noise: event(schedule, noise), target_epsilon=3.0, delta=1e-3)
+    assert 3.0 * 0.995 <= epsilon(schedule, noise) <= 3.0
+    off = abs(epsilon(ConstantSchedule(), noise) / 3.0 - 1)
     assert (off > 0.05) == (schedule.kind != "constant")
 
 
 def test_clips_cost_nothing() -> None:
     """Noise is scaled by the clip, so a schedule of clips alone leaves epsilon where it is."""
-    runs = schedules.segments(
-        SadSchedule(noise_decay=1.0, clip_growth=3.0), steps=60, final_noise_multiplier=1.5, final_l2_clip_norm=1.0
-    )
-    still = schedules.segments(ConstantSchedule(), steps=60, final_noise_multiplier=1.5, final_l2_clip_norm=1.0)
-    moving = gaussian_cost.pld_epsilon(DpSgdEvent(sampling_prob=0.1, segments=runs), delta=1e-3)
-    assert math.isclose(
-        moving, gaussian_cost.pld_epsilon(DpSgdEvent(sampling_prob=0.1, segments=still), delta=1e-3), rel_tol=1e-3
-    )
+    clips = SadSchedule(noise_decay=1.0, clip_growth=3.0)
+    assert math.isclose(epsilon(clips, 1.5), epsilon(ConstantSchedule(), 1.5), rel_tol=1e-3)

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from sqlalchemy import exc
 
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Policy
@@ -199,11 +198,3 @@ def test_the_token_is_one_line_and_reads_back(plan):
     for text in ("", "officer", "B. Officer approves", decision.token[:-8], "{}", '{"a":' * 100_000):
         with pytest.raises(InputError, match="no signed decision"):
             Decision.read(text)
-
-
-def test_sql_cannot_take_a_refusal_back(site, plan):
-    """It is a row like any other: append-only for the application's role."""
-    ledger, planned = site.open(make_policy()), plan()
-    ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
-    with pytest.raises(exc.DBAPIError):
-        site.sql("DELETE FROM ledger_row WHERE kind = 'refusal'")

@@ -118,17 +118,6 @@ def test_a_cap_reached_exactly_is_not_exceeded(sqlite_site, plan):
         ledger.reserve(plan("b", cohorts=("2024",), claim={"epsilon": 1.5e-12}))
 
 
-def test_formal_and_asymptotic_local_never_meet(site, plan):
-    """Each kind has an account of its own: 10 of 10 in one leaves the other untouched."""
-    ledger = site.open(POLICY)
-    ledger.reserve(plan("a", claim={"epsilon": 10.0}))
-    ledger.reserve(plan("b", kind="formal", claim={"epsilon": 10.0}))
-    assert spent(ledger) == {"2023": D(10)}
-    assert spent(ledger, kind="formal") == {"2023": D(10)}
-    with pytest.raises(BudgetRefused, match="formal"):
-        ledger.reserve(plan("c", kind="formal", claim={"epsilon": 0.5}))
-
-
 def test_delta_is_capped_beside_epsilon(sqlite_site, plan):
     """A formal claim within epsilon but over delta is refused, with delta's arithmetic."""
     ledger = sqlite_site.open(POLICY)
@@ -206,15 +195,6 @@ def test_the_larger_of_planned_and_drawn_is_charged(site, plan):
     assert [charge.epsilon for charge in row.charges] == [D(1)]
     assert spent(ledger) == {"2023": D(5)}
     assert ledger.verify().ok
-
-
-def test_a_smaller_cost_at_the_draw_gives_nothing_back(site, plan):
-    """What was reserved stays charged, and the row keeps the planned values."""
-    ledger = site.open(POLICY)
-    release = ledger.reserve(plan()).release_id
-    row = ledger.mark_drawn(release, draw_digest="d", sensitivity=1.0, epsilon=2.0)
-    assert (row.epsilon, row.sensitivity, row.charges) == (D(4), D(2), ())
-    assert spent(ledger) == {"2023": D(4)}
 
 
 def test_a_surplus_over_the_cap_burns_the_release(site, plan):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import tiny_jobs
 import torch
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from mechanisms.privacy import claims, gaussian_cost
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.noise import SecretStream, new_key
 from storage.artifacts import Store
-from storage.demo_data import write_demo_data
 from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
 from tasks.branches import one_fit
@@ -117,31 +117,13 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> CompareParameters:
     return CompareParameters(target_epsilon=4.0, seeds=1, epochs=2, branches={"votes": branch})
 
 
-def parameters(folder: Path, encoder: Path) -> RetrainParameters:
-    written = write_demo_data(folder, records=240, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.01}
-    return RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}},
-            "model": {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
-        }
-    )
-
-
 def test_the_walk(
     tiny_roberta: Path, tmp_path: Path, settings: CompareParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared beside a sibling, audited with reruns, planned, on the report; a release is refused by name."""
     monkeypatch.setattr(report, "_artifacts", lambda *_: None)  # Prefect's page is not here
-    context = Context(home=str(tmp_path / "home"), device="cpu")
-    context.workspace.create()
-    chosen = parameters(tmp_path, tiny_roberta)
+    context = tiny_jobs.workspace(tmp_path / "home")
+    chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, population="demo"), tiny_roberta)
     branches = choose("non-private,votes", model=chosen.model, known=settings.known)
     do = partial(run_step, context)
     compared = run.run(context, chosen, settings, branches, do=do)

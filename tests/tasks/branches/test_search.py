@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 from storage.artifacts import ArtifactRef
-from storage.demo_data import write_demo_data
 from tasks.branches import search
 from tasks.branches.swag_chain import chain
 from tasks.parameters import RetrainParameters
@@ -20,26 +20,13 @@ from tasks.running.stage import Context, Step, run_step
 @pytest.fixture
 def parameters(tiny_roberta: Path, tmp_path: Path) -> RetrainParameters:
     """A job of seconds with a target."""
-    written = write_demo_data(tmp_path, records=200, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.05}
-    return RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 2},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"target_epsilon": 3.0, "risk_draws": 20, "sensitivity_draws": 20},
-        }
-    )
+    how = {"target_epsilon": 3.0, "risk_draws": 20, "sensitivity_draws": 20}
+    return tiny_jobs.retrain(tiny_jobs.demo(tmp_path, records=200), tiny_roberta, epochs=(2, 3), rate=0.05, **how)
 
 
 def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path) -> None:
     """The chain of the settled parameters meets the target without one new fit; each trial is a row with its claim."""
-    context = Context(home=str(tmp_path / "home"), device="cpu")
-    context.workspace.create()
+    context = tiny_jobs.workspace(tmp_path / "home")
     ran: list[str] = []
 
     def do(step: Step) -> ArtifactRef:

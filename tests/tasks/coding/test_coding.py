@@ -20,12 +20,6 @@ from tasks.coding.groups import groups_of
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
 
 
-@pytest.fixture(scope="session")
-def coder(tiny_bundle: Path) -> Coder:
-    """The tiny bundle, loaded."""
-    return Coder.open(tiny_bundle)
-
-
 def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
     """The most detailed group that is sure answers, of two of one level the likelier; where none is, none."""
     groups = groups_of(CODES, classification="OIICS")

@@ -22,12 +22,6 @@ from tasks.coding.columns import Added, check_version
 from tasks.coding.job import CodingJob, run
 
 
-@pytest.fixture(scope="module")
-def coder(tiny_bundle: Path) -> Coder:
-    """The tiny bundle, loaded."""
-    return Coder.open(tiny_bundle)
-
-
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
     """25 rows, two of them blank, in pieces of four."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 from mechanisms.audit import leave_one_out
-from storage.demo_data import write_demo_data
-from tasks.branches.swag_chain import Chain, chain
+from tasks.branches.swag_chain import Chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
 from tasks.diagnosing.claim import RoundClaim
@@ -28,26 +28,11 @@ def finished(
 ) -> tuple[Context, RetrainParameters, Chain]:
     """A chain on the tiny encoder, every stage done."""
     folder = tmp_path_factory.mktemp(f"diagnose-{request.param}")
-    written = write_demo_data(folder, records=160, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.05}
-    mechanism: dict[str, Any] = {"mechanism": request.param, "reweight": False}
-    if request.param == "censored":
-        mechanism["target_epsilon"] = 4.0
-    chosen = RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 2},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 8},
-                "swag": {"rank": 8},
-            },
-            "pseudo_posterior": mechanism | {"risk_draws": 5, "sensitivity_draws": 60},
-        }
-    )
-    context = Context(home=str(folder / "home"), device="cpu")
-    context.workspace.create()
-    return context, chosen, chain(chosen, lambda step: run_step(context, step))
+    how: dict[str, Any] = {"mechanism": request.param, "reweight": False, "sensitivity_draws": 60}
+    how |= {"target_epsilon": 4.0} if request.param == "censored" else {}
+    chosen = tiny_jobs.retrain(tiny_jobs.demo(folder, 160), tiny_roberta, epochs=(2, 8), rate=0.05, **how)
+    context = tiny_jobs.workspace(folder / "home")
+    return context, chosen, tiny_jobs.fitted(context, chosen)
 
 
 def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
@@ -102,8 +87,7 @@ def test_a_killed_leave_one_out_goes_on(
         return real(*arguments, **options)
 
     monkeypatch.setattr(leave_one_out, "refit", refit)
-    other = Context(home=str(tmp_path), device="cpu")
-    other.workspace.create()
+    other = tiny_jobs.workspace(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run_step(other, step)
     again = json.loads((run_step(other, step).path / stages.FILE).read_text())

@@ -7,47 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 from pydantic import ValidationError
 
 from mechanisms.posterior import swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy.events import BoundedSwagEvent
-from storage.demo_data import write_demo_data
 from tasks.branches.swag_chain import chain
 from tasks.fitting.risks import running_maximum
-from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Some invented narratives with their code list."""
-    written = write_demo_data(tmp_path_factory.mktemp("data"), records=240, seed=3)
-    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
-
-
-def parameters(data: dict[str, Any], encoder: Path, mechanism: str, epsilon: float) -> RetrainParameters:
-    """A job of seconds on the tiny encoder."""
-    phase = {"batch_size": 8, "learning_rate": 0.05}
-    return RetrainParameters.model_validate(
-        {
-            "data": data,
-            "model": {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {
-                "mechanism": mechanism,
-                "target_epsilon": epsilon,
-                "risk_draws": 5,
-                "sensitivity_draws": 5,
-            },
-        }
-    )
+    return tiny_jobs.demo(tmp_path_factory.mktemp("data"), population="demo")
 
 
 @pytest.mark.parametrize(("mechanism", "rounds"), [("censored", ["censored"]), ("both", ["base", "both"])])
@@ -55,14 +31,11 @@ def test_from_file_to_release(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, mechanism: str, rounds: list[str]
 ) -> None:
     """epsilon is the target, in plan, ledger and bundle; the largest |u| seen lies below the bound in every draw."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta, mechanism, 3.0)
-    made = chain(chosen, lambda step: run_step(context, step))
+    context = tiny_jobs.workspace(tmp_path)
+    chosen = tiny_jobs.retrain(data, tiny_roberta, rate=0.05, mechanism=mechanism, target_epsilon=3.0)
+    made = tiny_jobs.fitted(context, chosen)
     assert list(made.posteriors) == rounds
     last, measured = made.posteriors[mechanism], made.measured[mechanism]
-    assert made.dataset
-    assert made.prepared
     assert last
     assert measured
     figures = context.store.figures(measured)
@@ -70,15 +43,7 @@ def test_from_file_to_release(
     assert 0 < figures["largest_seen"] <= 1.5
     assert running_maximum(measured.path)[-1] == pytest.approx(figures["largest_seen"])
     assert swag.load(last.path).std_scale == pytest.approx((1 / 0.75) ** 0.5), "q B = 1/2 * 3/2 is left out of training"
-    planned = PlannedRelease.of_posterior(
-        context,
-        chosen,
-        dataset=made.dataset,
-        prepared=made.prepared,
-        posterior=last,
-        measured=measured,
-        prefect_run_id=None,
-    )
+    planned = tiny_jobs.planned(context, chosen, made)
     assert PlannedRelease.load(planned.save(context)) == planned
     assert isinstance(planned.plan.event, BoundedSwagEvent)
     assert planned.plan.claim.epsilon == 3.0
@@ -105,7 +70,7 @@ def test_another_bound_is_another_fit(data: dict[str, Any], tiny_roberta: Path, 
         def look(step: Any, steps: list[tuple[str, str]] = steps) -> None:
             steps.append((step.label, str(step.config)))
 
-        chain(parameters(data, tiny_roberta, "both", epsilon), look)
+        chain(tiny_jobs.retrain(data, tiny_roberta, mechanism="both", target_epsilon=epsilon), look)
         keys.append(dict(steps))
     differ = {label for label in keys[0] if keys[0][label] != keys[1][label]}
     assert differ == {"fine-tune (both)", "SWAG (both)", "sensitivity (both)"}

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
+from tiny_jobs import fitted, retrain
 
 from mechanisms.model import checkpoint
-from storage.demo_data import write_demo_data
 from storage.errors import StorageError
 from tasks.branches.swag_chain import Chain, chain
 from tasks.fitting import candidate
@@ -21,7 +22,7 @@ from tasks.releasing import preflight, publish
 from tasks.releasing.claims import release_plan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 Trained = tuple[Context, RetrainParameters, Chain]
 PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean"), ("full", "mean")]
@@ -30,70 +31,26 @@ PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Some invented narratives with their code list."""
-    written = write_demo_data(tmp_path_factory.mktemp("data"), records=240, seed=3)
-    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
-
-
-def parameters(
-    data: dict[str, Any], encoder: Path, trainable: str = "head", pooling: str = "mean"
-) -> RetrainParameters:
-    """A job of a few seconds on the tiny encoder."""
-    phase = {"batch_size": 8, "learning_rate": 0.01}
-    return RetrainParameters.model_validate(
-        {
-            "data": data,
-            "model": {
-                "encoder": str(encoder),
-                "trainable": trainable,
-                "pooling": pooling,
-                "max_length": 32,
-                "lora_rank": 2,
-            },
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1, "length_bucketing": True},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
-        }
-    )
+    return tiny_jobs.demo(tmp_path_factory.mktemp("data"), population="demo")
 
 
 def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
     """Plan and release."""
-    last = chosen.rounds[-1]
-    drawn_from, measured = made.posteriors[last], made.measured[last]
-    assert made.dataset
-    assert made.prepared
-    assert drawn_from
-    assert measured
-    planned = PlannedRelease.of_posterior(
-        context,
-        chosen,
-        dataset=made.dataset,
-        prepared=made.prepared,
-        posterior=drawn_from,
-        measured=measured,
-        prefect_run_id=None,
-    )
-    file = planned.save(context)
-    assert PlannedRelease.load(file) == planned
+    planned = tiny_jobs.planned(context, chosen, made)
+    assert PlannedRelease.load(planned.save(context)) == planned
     return publish.release.fn(context, planned, chosen.release)
 
 
 @pytest.fixture(scope="module")
 def trained(data: dict[str, Any], tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A finished chain that nothing was released from; tests work on copies."""
-    context = Context(home=str(tmp_path_factory.mktemp("trained")), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta)
-    return context, chosen, chain(chosen, lambda step: run_step(context, step))
+    context, chosen = tiny_jobs.workspace(tmp_path_factory.mktemp("trained")), retrain(data, tiny_roberta)
+    return context, chosen, fitted(context, chosen)
 
 
 def copied(trained: Trained, home: Path) -> Trained:
     """The same chain in a workspace of its own."""
-    context = Context(home=str(home), device="cpu")
-    context.workspace.create()
+    context = tiny_jobs.workspace(home)
     stages = Path(trained[0].home) / "private" / "stages"
     shutil.copytree(stages, home / "private" / "stages", copy_function=os.link, dirs_exist_ok=True)
     return context, trained[1], chain(trained[1], lambda step: step.find(context.store))
@@ -104,10 +61,9 @@ def test_every_part_goes_from_file_to_release(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, trainable: str, pooling: str
 ) -> None:
     """And the folder that leaves loads in a plain library, with codes as labels."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta, trainable, pooling)
-    made = chain(chosen, lambda step: run_step(context, step))
+    context = tiny_jobs.workspace(tmp_path)
+    chosen = retrain(data, tiny_roberta, model={"trainable": trainable, "pooling": pooling})
+    made = fitted(context, chosen)
     done = release(context, chosen, made)
     assert release(context, chosen, made) == done, "a second attempt returns the first release"
     assert float(done.epsilon) > 0
@@ -191,11 +147,10 @@ def test_a_unit_of_several_records_costs_as_many_times(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the Delta at the draw exceeds the planned one: epsilon is 2 m Delta, add/remove m Delta."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
+    context = tiny_jobs.workspace(tmp_path)
     ingest = {"unit_column": "Establishment", "max_per_unit": 3}
-    chosen = parameters(data | {"ingest": ingest}, tiny_roberta)
-    made = chain(chosen, lambda step: run_step(context, step))
+    chosen = retrain(data | {"ingest": ingest}, tiny_roberta)
+    made = fitted(context, chosen)
     monkeypatch.setattr(candidate.risks, "at_draw", lambda *a, **k: 5.0)
     wide = tmp_path / "policy.yaml"
     wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
@@ -210,9 +165,8 @@ def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC in the middle of training: one clear line, nothing finished; with space again it goes on."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    chosen = parameters(data, tiny_roberta)
+    context = tiny_jobs.workspace(tmp_path)
+    chosen = retrain(data, tiny_roberta)
     real, calls = checkpoint.save, 0
 
     def full(*arguments: Any) -> None:
@@ -224,9 +178,9 @@ def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
 
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(StorageError, match="no space left on the disk"):
-        chain(chosen, lambda step: run_step(context, step))
+        fitted(context, chosen)
     monkeypatch.setattr(checkpoint, "save", real)
-    assert chain(chosen, lambda step: run_step(context, step)).evaluated
+    assert fitted(context, chosen).evaluated
 
 
 def test_too_little_disk_is_refused_before_work(
@@ -235,4 +189,4 @@ def test_too_little_disk_is_refused_before_work(
     """The free space and what the run would write are told."""
     monkeypatch.setattr(preflight, "_MARGIN", 1 << 60)
     with pytest.raises(StorageError, match=r"disk: .* GB free"):
-        preflight.check(Context(home=str(tmp_path)), parameters(data, tiny_roberta))
+        preflight.check(Context(home=str(tmp_path)), retrain(data, tiny_roberta))

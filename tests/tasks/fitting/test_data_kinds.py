@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_jobs
 import torch
 from pydantic import ValidationError
 
@@ -42,21 +43,9 @@ def no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parameters(source: Path, ingest: dict[str, Any], **changed: Any) -> RetrainParameters:
-    phase = {"batch_size": 16, "learning_rate": 0.01}
-    return RetrainParameters.model_validate(
-        {
-            "data": {"source": str(source), "ingest": ingest},
-            "model": {"pooling": "none"},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 2},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
-            "release": {"enabled": False},
-        }
-        | changed
-    )
+    """Of a linear head on the features themselves, and no release; `changed` sections count instead."""
+    chosen = tiny_jobs.retrain({"source": str(source), "ingest": ingest}, Path("none"), model={"pooling": "none"})
+    return RetrainParameters.model_validate(chosen.model_dump(mode="json") | {"release": {"enabled": False}} | changed)
 
 
 @pytest.fixture

@@ -15,17 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_jobs
 from prefect.client.schemas.objects import StateType
 
-from storage.demo_data import write_demo_data
 from storage.errors import InputError, StorageError
-from tasks.branches.swag_chain import chain
 from tasks.fitting import fan_out, shard_runs
 from tasks.fitting.draws import Draws
 from tasks.fitting.shard_runs import ShardParameters
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import preflight
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 SPREAD = ("risks", "sensitivity")
 
@@ -33,20 +32,8 @@ SPREAD = ("risks", "sensitivity")
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
     """A job of seconds on the tiny encoder."""
-    written = write_demo_data(tmp_path_factory.mktemp("data"), records=160, seed=3)
-    phase = {"batch_size": 8, "learning_rate": 0.01}
-    return RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": phase | {"optimiser": "adamw", "epochs": 1},
-                "sgd": phase | {"optimiser": "sgd", "epochs": 3},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"risk_draws": 7, "sensitivity_draws": 5, "reweight": False},
-        }
-    )
+    data = tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160)
+    return tiny_jobs.retrain(data, tiny_roberta, risk_draws=7, reweight=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +46,7 @@ def single(parameters: RetrainParameters, tmp_path_factory: pytest.TempPathFacto
 
 def run(parameters: RetrainParameters, home: Path, settings: FanOut) -> None:
     """Fit and measure."""
-    context = Context(home=str(home), device="cpu", fan_out=settings)
-    context.workspace.create()
-    chain(parameters, lambda step: run_step(context, step))
+    tiny_jobs.fitted(tiny_jobs.workspace(home, fan_out=settings), parameters)
 
 
 def manifests(home: Path, *names: str) -> dict[str, bytes]:
