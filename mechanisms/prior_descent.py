@@ -74,8 +74,8 @@ class PriorDescentEvent(ComposedEvent, frozen=True):
     @property
     def phases(self) -> tuple[NoiseSegment | None, NoiseSegment]:
         """Steps of the map, if any, and of the rows."""
-        segments = dp_sgd.descent_of(self).segments
-        return (segments[0] if len(segments) > 1 else None), segments[-1]
+        *before, rows = dp_sgd.descent_of(self).segments
+        return (before[0] if before else None), rows
 
     def is_of(self, config: PriorDescent) -> bool:
         """Whether these settings plan it: else what is paid for on one scale would be released on another."""
