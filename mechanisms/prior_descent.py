@@ -329,7 +329,9 @@ class _State:
             raise MechanismError(f"checkpoint {self._file} belongs to another event or config; remove it to start over")
         key = tensors.pop("noise_key", None)
         self._key = self._key if key is None else bytes(key.tolist())
-        self.kept, self.step, self.losses = tensors, meta["step"], meta["losses"]
+        # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last bit
+        self.kept = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.step, self.losses = meta["step"], meta["losses"]
 
 
 def _event(config: PriorDescent, noise_multiplier: float) -> PriorDescentEvent:
