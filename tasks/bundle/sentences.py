@@ -82,7 +82,13 @@ def assumed(text: str, basis: str, when: str = "") -> Sentence:
     return Sentence("assumed", text, basis, when)
 
 
-_AUDIT = (
+_ONE_DRAW = proved(
+    "The draw was taken once, without a seed, after the ledger had reserved its cost.",
+    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`; `tests/flows/test_kill.py` kills a release at each "
+    "of its steps and finds one draw.",
+)
+
+EVERY = (
     measured(
         "An attack on this mechanism found the lower bound on epsilon that stands under `audit`, at its confidence.",
         "`autocoder audit`. A bound is one-sided: that it is small proves nothing, another attack may find more.",
@@ -93,15 +99,6 @@ _AUDIT = (
         "`autocoder audit` would have; a policy can ask for it (`require_audit`).",
         "not audited",
     ),
-)
-
-_ONE_DRAW = proved(
-    "The draw was taken once, without a seed, after the ledger had reserved its cost.",
-    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`; `tests/flows/test_kill.py` kills a release at each "
-    "of its steps and finds one draw.",
-)
-
-EVERY = (
     proved(
         "Whatever is computed from the released files alone (codes, scores, thresholds, other models) reveals no more "
         "of the records than the files do.",
@@ -163,27 +160,44 @@ EVERY = (
         "Low-order bits of floating-point noise and side channels of the machine tell nothing.",
         "Attacks on the rounding of Gaussian samplers exist (Mironov 2012, and later ones); none is covered.",
     ),
+    assumed(
+        "The program does what its text says.",
+        "Tests and audits look for faults and can miss one; a fault can void every figure here.",
+    ),
 )
 """Of every release, whatever its kind."""
 
 SECTIONS = (
     Section(
-        title="Formal: noise in training",
+        title="Formal",
         kind="formal",
         mechanisms=(),
-        lead="DP-SGD and its schedules, the formal head, the private posterior: a finite-sample (ε, δ).",
+        lead="A finite-sample (ε, δ), by whatever mechanism.",
         sentences=(
             proved(
-                "For any two sets of records that differ by one unit added or removed, any set of released parameters "
-                "is at most e^epsilon times as probable under one as under the other, but for delta.",
-                "The event that ran, composed by the accountant (`mechanisms/privacy/gaussian_cost.py`, privacy loss "
-                "distributions, an upper bound); held against closed forms, published figures and other accountants "
-                "in `tests/mechanisms/privacy/test_accounting.py`.",
+                "For any two sets of training records that differ by one unit added or removed, any set of released "
+                "parameters is at most e^epsilon times as probable under one as under the other, but for delta.",
+                "The event that ran, by its accountant (`mechanisms/privacy/claims.py`), which no other event passes.",
             ),
             proved(
                 "It holds for every set of records and every unit, these or others, whatever the attacker knows "
                 "besides.",
                 "The definition of differential privacy: Dwork and Roth 2014, definition 2.4.",
+            ),
+        ),
+    ),
+    Section(
+        title="Formal: noise in training",
+        kind="formal",
+        mechanisms=("dp-sgd", "gaussian-release", "composed"),
+        lead="DP-SGD and its schedules, the formal head, the private posterior; beside what every formal claim says.",
+        sentences=(
+            proved(
+                "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "
+                "else was released with noise.",
+                "Composition by privacy loss distributions, an upper bound (`mechanisms/privacy/gaussian_cost.py`), "
+                "held against closed forms, published figures and other accountants in "
+                "`tests/mechanisms/privacy/test_accounting.py`.",
             ),
             proved(
                 "What ran is what was planned: other noise, clipping or sampling and the fit is refused.",
@@ -198,11 +212,6 @@ SECTIONS = (
                 "No record moves a step by more than the clipping norm that the noise is scaled by.",
                 "`mechanisms/dp_sgd.py`, `mechanisms/model/ghost.py`; `tests/mechanisms/test_dpsgd.py` compares with "
                 "gradients record by record.",
-            ),
-            *_AUDIT,
-            assumed(
-                "The program does what its text says.",
-                "Tests and audits look for faults and can miss one; a fault can void every figure here.",
             ),
         ),
     ),
@@ -227,7 +236,6 @@ SECTIONS = (
                 "`autocoder diagnose` extrapolates it to more draws.",
             ),
             _ONE_DRAW,
-            *_AUDIT,
             assumed(
                 "SWAG's Gaussian is the pseudo posterior.",
                 "It is not: it follows the path of an optimiser. The bound is then not proven of this draw, and on "
@@ -267,7 +275,6 @@ SECTIONS = (
                 "The exponential mechanism: proof in `mechanisms/model/bounded.py` (after Hu et al. 2022).",
             ),
             _ONE_DRAW,
-            *_AUDIT,
             assumed(
                 "SWAG's draw is an exact one.",
                 "It is not: its mean is where an optimiser stopped, its width follows the step size. Nothing is proven "

@@ -162,7 +162,7 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     assert json.loads(job.command("release", plan, "--json", "--quiet").stdout) == made
 
 
-def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], given: dict, told: Told, tmp_path: Path) -> None:
+def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict], given: dict, tmp_path: Path) -> None:
     """A smaller epsilon, or another artifact, in the plan's file: nothing is reserved."""
     home, result = compared[0], given
     plan = json.loads(Path(result["plans"]["dp-sgd-tuned"]).read_text())
@@ -188,9 +188,9 @@ def test_a_plan_edited_by_hand_is_refused(compared: tuple[Path, dict], given: di
         with pytest.raises((StorageError, MechanismError), match=said):
             planned.check(context)
     file.write_text("{}")
-    code, error = told("release", file, "--home", home)
-    assert code == 2, error
-    assert "is no release plan" in error
+    done = new.at(home).command("release", str(file))
+    assert done.returncode == 2, done.stderr
+    assert "is no release plan" in done.stderr
 
 
 @pytest.mark.parametrize("trainable", ["lora", "full"])

@@ -56,6 +56,8 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "A person has one record", "a unit with all of its records"),
         ({"max_records_per_unit": 3}, "a unit with all of its records", "A person has one record"),
         ({}, "e^epsilon times", "exact draw"),
+        ({}, "the noise that it had", "exact draw"),
+        ({"mechanism": "noisy-votes"}, "e^epsilon times", "the noise that it had"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"}, "SWAG's Gaussian", "e^epsilon times"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-bounded"}, "an exact one", "SWAG's Gaussian"),
     ],
