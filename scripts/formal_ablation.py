@@ -30,7 +30,7 @@ DESCENT = {"kind": "prior-descent"}
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "all of it": DESCENT,
     "without the map": DESCENT | {"align_share": 0.0},
-    "the map alone": DESCENT | {"align_share": 0.9},
+    "nine tenths on the map": DESCENT | {"align_share": 0.9},
     "without titles": DESCENT | {"align_share": 0.0, "prior": "none"},
     "titles alone, not in their hierarchy": DESCENT | {"kinds": 1},
     "formal-head (class sums, LDA start)": {"kind": "formal-head", "prior": "none"},
