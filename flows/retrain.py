@@ -6,10 +6,12 @@ ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> evaluate -> release
 
 That is mechanism `weighted`. `both` bounds the likelihood in the weighted fit and ends there; `censored` has one fit.
+With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the same path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from prefect import flow
@@ -20,8 +22,10 @@ from flows.release import request
 from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
 from storage.ledger import Row
-from tasks.branches import search
+from tasks.branches import formal, search
 from tasks.branches.swag_chain import Chain, chain
+from tasks.comparing import summary
+from tasks.fitting.risks import running_maximum
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import approval, plan_page, prefect_page, preflight, publish
 from tasks.releasing.plan import PlannedRelease
@@ -45,7 +49,8 @@ class RetrainResult(BaseModel):
 
 @flow(
     name="retrain",
-    description="Train an autocoder on confidential narratives and release one private draw of it (SWAG-PPM).",
+    description="Train an autocoder on confidential narratives and release it once: one private draw (SWAG-PPM), or, "
+    "with `formal`, one fit with a formal guarantee.",
     persist_result=False,
     result_serializer="json",
     log_prints=False,
@@ -56,7 +61,7 @@ def retrain(
     """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
 
     Args:
-        parameters: data, model, fit, pseudo posterior and release.
+        parameters: data, model, fit, pseudo posterior or formal release, and release.
         home: workspace folder, which holds the private files, the bundles and the ledger; empty: the worker's own
             (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
@@ -66,10 +71,23 @@ def retrain(
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured):
         context.workspace.create()
-        preflight.check(context, parameters)
+        refuse_early(context, parameters)
+        if parameters.formal is not None:
+            return _formal(context, parameters)
         parameters = settled(context, parameters)
         made = chain(parameters, lambda step: submit(context, step))
         return _finish(context, parameters, made)
+
+
+def refuse_early(context: Context, parameters: RetrainParameters) -> preflight.Estimate:
+    """Refuse what cannot work; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
+    if parameters.formal is not None:
+        formal.branch_of(parameters)
+    return preflight.check(context, parameters)
 
 
 def settled(context: Context, parameters: RetrainParameters) -> RetrainParameters:
@@ -79,6 +97,21 @@ def settled(context: Context, parameters: RetrainParameters) -> RetrainParameter
         parameters,
         lambda tried, rounds: chain(tried, lambda step: submit(context, step), rounds=rounds),
         prefect_run_id=str(flow_run.get_id() or "") or None,
+    )
+
+
+def _formal(context: Context, parameters: RetrainParameters) -> RetrainResult:
+    """Fit one formal branch, plan, record its scores and release it."""
+    run_id = str(flow_run.get_id() or "") or None
+    study, outcome = formal.run(context, parameters, lambda step: submit(context, step))
+    summary.record(study, [outcome], prefect_run_id=run_id)
+    planned = formal.planned(study, outcome, prefect_run_id=run_id)
+    scores = {outcome.branch.title: outcome.figures}
+    return _release(
+        context,
+        parameters,
+        planned,
+        lambda released: prefect_page.publish_artifacts(context, parameters, planned.plan, released, scores=scores),
     )
 
 
@@ -98,10 +131,29 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
         prefect_run_id=str(flow_run.get_id() or "") or None,
     )
     publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    figures = context.store.figures(made.evaluated)
+    names = ("weighted_f1", "macro_f1", "accuracy")
+    scores = {name: {key: figures[f"{name}_{key}"] for key in names} for name in parameters.rounds}
+    return _release(
+        context,
+        parameters,
+        planned,
+        lambda released: prefect_page.publish_artifacts(
+            context, parameters, planned.plan, released, scores=scores, running=running_maximum(measured.path)
+        ),
+    )
+
+
+def _release(
+    context: Context,
+    parameters: RetrainParameters,
+    planned: PlannedRelease,
+    lay_out: Callable[[Released | None], None],
+) -> RetrainResult:
+    """Keep the plan, show it, release it or hand it on; `lay_out` shows the figures in the UI at the end."""
     planned, plan_file = publish.keep_plan(context, planned, parameters.release)
-    plan = planned.plan
     ledger = publish.open_ledger(context, parameters.release)
-    stands, records = approval.standing(context, ledger, planned), record_set(context, made.dataset)
+    stands, records = approval.standing(context, ledger, planned), record_set(context, planned.candidate.dataset)
     prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records))
     released, asked = None, None
     if parameters.release.enabled and parameters.release.deployment:
@@ -109,7 +161,7 @@ def _finish(context: Context, parameters: RetrainParameters, made: Chain) -> Ret
     elif parameters.release.enabled:
         prefect_page.publish_budget(context, parameters.release)  # before too: a refusal is when it is wanted
         released = publish.release(context, planned, parameters.release)
-    prefect_page.publish_artifacts(context, parameters, plan, released, evaluated=made.evaluated, measured=measured)
+    lay_out(released)
     return RetrainResult(plan=str(plan_file), release=released, release_run=asked)
 
 
@@ -127,6 +179,9 @@ def dry_run(parameters: RetrainParameters, context: Context) -> tuple[list[tuple
         return found
 
     with private_errors("dry run"):
-        preflight.check(context, parameters)
+        refuse_early(context, parameters)
+        if parameters.formal is not None:
+            dataset = formal.look(context, parameters, look)
+            return steps, publish.standing(context, parameters, dataset)
         made = chain(parameters, look, rounds=("base",) if search.searches(parameters) else None)
         return steps, publish.standing(context, parameters, made.dataset)

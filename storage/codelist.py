@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,17 @@ _CHARACTERS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """A class and its title; the title is empty where no list gave one."""
+    """A class, its title, and more public words on it; both are empty where no list gave them."""
 
     code: str
     title: str = ""
+    description: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Its fields by name; a description only where there is one."""
+        return {"code": self.code, "title": self.title} | (
+            {"description": self.description} if self.description else {}
+        )
 
 
 def normalise_code(raw: str, known: Container[str] = ()) -> str:
@@ -51,7 +58,7 @@ def shape(values: Collection[str]) -> str:
 
 
 def read_codelist(path: Path) -> tuple[Code, ...]:
-    """Read a table with the columns `code` and `title`, in any case; other columns are ignored.
+    """Read a table with the columns `code` and `title`, and perhaps `description`, in any case; others are ignored.
 
     Raises:
         InputError: names the file, and the row or column at fault.
@@ -59,9 +66,11 @@ def read_codelist(path: Path) -> tuple[Code, ...]:
     columns, rows = read_small(path, (), option="code list")
     header = [name.strip().lower() for name in columns]
     missing = [name for name in ("code", "title") if header.count(name) != 1]
-    if missing:
-        raise InputError(f"code list: {path}: column {missing[0]} is missing or doubled; it needs code and title")
+    if missing or header.count("description") > 1:
+        name = (missing or ["description"])[0]
+        raise InputError(f"code list: {path}: column {name} is missing or doubled; it needs code and title")
     at_code, at_title = header.index("code"), header.index("title")
+    at_description = header.index("description") if "description" in header else None
     codes: dict[str, Code] = {}
     for number, row in enumerate(rows, start=1):
         code, title = row[at_code].strip(), row[at_title].strip()
@@ -71,7 +80,27 @@ def read_codelist(path: Path) -> tuple[Code, ...]:
             raise InputError(f"code list: {path}: row {number} has no code, or one over {MAX_CODE} characters")
         if code in codes:
             raise InputError(f"code list: {path}: row {number} repeats the code of another; remove one")
-        codes[code] = Code(code, title)
+        codes[code] = Code(code, title, "" if at_description is None else row[at_description].strip())
     if len(codes) < 2:
         raise InputError(f"code list: {path}: it holds {len(codes)} codes; a classification needs two or more")
     return tuple(codes.values())
+
+
+def told(codes: Sequence[Code]) -> list[str]:
+    """What the list says of each code, in words: its title, its description; empty where it says nothing."""
+    return [". ".join(dict.fromkeys(part for part in (code.title, code.description) if part)) for code in codes]
+
+
+def told_in_place(codes: Sequence[Code]) -> list[str]:
+    """The same with the titles of the levels above it, the nearest first.
+
+    The level above is the longest other code of the list that the code begins with (111 is under 11, under 1). A title
+    that two levels share is said once. Empty where the list says nothing of the code itself.
+    """
+    titles = {code.code: code.title for code in codes}
+    said = []
+    for code, own in zip(codes, told(codes), strict=True):
+        above = [titles[code.code[:end]] for end in range(len(code.code) - 1, 0, -1) if code.code[:end] in titles]
+        levels = [title for title in above if title and title != code.title]
+        said.append(". ".join(dict.fromkeys([own, *levels])) if own else "")
+    return said

@@ -68,4 +68,4 @@ def load_codes(folder: Path) -> list[Code]:
     path = folder / CODES
     if not path.is_file():
         raise StorageError(f"{path} is missing; run ingest again")
-    return [Code(entry["code"], entry["title"]) for entry in json.loads(path.read_bytes())]
+    return [Code(**entry) for entry in json.loads(path.read_bytes())]

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import ModelConfig
@@ -206,6 +214,28 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
 
 
+class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal release"):
+    """A release of one formally private fit, in place of a draw by SWAG-PPM."""
+
+    branch: str = Field(
+        default="prior-descent",
+        title="Branch",
+        description="Which one, by its name in deployments/branches.yaml.",
+        pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
+    )
+    target_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Target epsilon",
+        description="Of one privacy unit. Whoever is responsible for the records gives it.",
+    )
+    delta: float = Field(
+        default=1e-5, gt=0, lt=1, title="Delta", description="Well below one over the number of records."
+    )
+
+
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
     """Everything a retrain needs, apart from where it works."""
 
@@ -213,7 +243,17 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     model: ModelConfig = ModelConfig()
     fit: FitParameters = FitParameters()
     pseudo_posterior: PseudoPosteriorConfig = PseudoPosteriorConfig()
+    formal: FormalParameters | None = Field(
+        default=None,
+        title="Formal release",
+        description="Release one formally private fit; empty: a draw by SWAG-PPM.",
+    )
     release: ReleaseParameters = ReleaseParameters()
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked_for(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a formal release that is not asked for: other methods keep the digests they are found by."""
+        return {name: value for name, value in serialise(self).items() if name != "formal" or value is not None}
 
     @model_validator(mode="after")
     def _encoder_where_one_is_used(self) -> RetrainParameters:

@@ -34,11 +34,20 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Profile = Annotated[
-    str, typer.Option("--profile", help="demo, osha-head, paper, table, images, or the path of a YAML file.")
+    str,
+    typer.Option("--profile", help="demo, osha-formal, osha-head, paper, table, images, or the path of a YAML file."),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any parameter of retrain: key=value, such as fit.adamw.epochs=3. May be repeated."),
+]
+Prior = Annotated[
+    Literal["none", "titles"] | None,
+    typer.Option(
+        "--prior",
+        help="Where heads start: at the titles of the code list, which costs nothing, or at random.",
+        show_default="the profile's",
+    ),
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute; auto: CUDA where there is a GPU.")
@@ -95,6 +104,7 @@ class RunOptions:
     data: Data = None
     codelist: Codelist = None
     profile: Profile = "osha-head"
+    prior: Prior = None
     settings: Settings = None
     home: Home = None
     device: Device = "auto"
@@ -104,7 +114,16 @@ class RunOptions:
         from flows.commands.profiles import parameters
 
         home_of(self.home)  # a wrong one is said before what is wrong with the parameters
-        return parameters(self.profile, [*(self.settings or []), *more], data=self.data, codelist=self.codelist)
+        own = () if self.prior is None else (f"model.prior={self.prior}",)
+        settings = [*(self.settings or []), *own, *more]
+        return parameters(self.profile, settings, data=self.data, codelist=self.codelist)
+
+    @property
+    def formal(self) -> bool:
+        """Whether the profile or a setting asks for a formal release."""
+        from flows.commands.profiles import load_profile, override
+
+        return bool(override(load_profile(self.profile), self.settings or []).get("formal"))
 
     def context(self, *, make_home: bool = True, **fields: Any) -> Context:
         """Where the run works; Prefect is imported by it, for the first time."""

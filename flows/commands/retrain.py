@@ -24,7 +24,8 @@ def retrain(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Epsilon to reach: c and k are searched for it; with mechanism censored or both it is the bound."
+            help="Epsilon to reach. A formal profile adds the noise that it takes; with SWAG-PPM c and k are searched "
+            "for it, or, with mechanism censored or both, it is the bound."
         ),
     ] = None,
     shards: Annotated[
@@ -45,7 +46,7 @@ def retrain(
         bool, typer.Option("--dry-run", help="Show the stages, which would be reused, expected time and disk.")
     ] = False,
 ) -> None:
-    """Run the whole method on a file of records and release one draw.
+    """Run the whole method on a file of records and release it once: one draw, or one formally private fit.
 
     Interrupted or killed, the same command goes on where it stopped. Finished stages are reused.
 
@@ -55,11 +56,14 @@ def retrain(
 
       autocoder retrain --profile demo --data demo/injuries.csv --codelist demo/codelist.csv
 
+      autocoder retrain --profile osha-formal --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 5
+
       autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --dry-run
 
       autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 4
     """
-    target = () if target_epsilon is None else (f"pseudo_posterior.target_epsilon={target_epsilon}",)
+    section = "formal" if run.formal else "pseudo_posterior"
+    target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
     parameters = run.parameters(*target)
     if storage is not None:
         os.environ["AUTOCODER_STORAGE"] = storage
@@ -69,7 +73,6 @@ def retrain(
     context = run.context(make_home=not dry_run, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
-    from tasks.releasing import preflight
     from tasks.running.failures import private_errors
 
     if dry_run:
@@ -77,7 +80,7 @@ def retrain(
         _show_dry_run({step.label: reused for step, reused in steps}, row, parameters, context, output)
         return
     with private_errors("retrain"):
-        preflight.check(context, parameters)  # the flow looks too, but only once Prefect's server has started
+        job.refuse_early(context, parameters)  # the flow looks too, but only once Prefect's server has started
     with output.progress(), own_server():
         result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
     output.answer(result, f"release plan: {result.plan}" if result.release is None else result.release.bundle)
@@ -94,7 +97,7 @@ def _show_dry_run(
     from tasks.branches.search import searches
     from tasks.releasing.preflight import check
 
-    search = _search(parameters) if searches(parameters) else None
+    search = _search(parameters) if parameters.formal is None and searches(parameters) else None
     estimate = check(context, parameters)
     if output.as_json:
         content = {

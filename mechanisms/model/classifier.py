@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -33,6 +33,7 @@ from mechanisms.model.threads import forward_batch_size, forward_passes
 
 TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
+Prior = Literal["none", "titles"]
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
@@ -61,6 +62,15 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
     lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
     lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
+    prior: Prior = Field(
+        default="none",
+        title="Public prior",
+        description="`titles`: the head starts at the titles of the code list through the same encoder, for which no "
+        "record is read; needs pooling `mean` and a code list. `none`: at random.",
+    )
+    prior_scale: float = Field(
+        default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
+    )
 
     @property
     def linear_head(self) -> bool:
@@ -79,6 +89,19 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         if self.pooling == "none" and self.trainable != "head":
             raise ValueError("pooling `none` goes with trainable part `head`: there is no encoder to train")
         return self
+
+    @model_validator(mode="after")
+    def _titles_have_a_linear_head(self) -> ModelConfig:
+        if self.prior == "titles" and self.pooling != "mean":
+            raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_an_unused_prior(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a prior that is not there, so that such models keep the digests that releases are found by."""
+        values = serialise(self)
+        unused = ("prior", "prior_scale") if self.prior == "none" else ()
+        return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
     def _lora_has_a_standard_head(self) -> ModelConfig:

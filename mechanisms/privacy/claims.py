@@ -58,6 +58,7 @@ def claim_of(
     privacy_unit: str,
     max_records_per_unit: int,
     unprotected_inputs: tuple[str, ...],
+    public_inputs: tuple[str, ...] = (),
 ) -> Claim:
     """The claim that this event supports, for one privacy unit.
 
@@ -66,6 +67,7 @@ def claim_of(
         privacy_unit: whose presence is protected: a record, or a unit that may own several.
         max_records_per_unit: bound m on the records of one unit, enforced before training.
         unprotected_inputs: what reached the release from the data outside the mechanism; stated with the claim.
+        public_inputs: what reached it from elsewhere than the records, and so costs nothing; stated as an assumption.
 
     Raises:
         MechanismError: no accountant supports this event, or delta is missing, superfluous or not in [0, 1).
@@ -80,7 +82,7 @@ def claim_of(
         raise MechanismError(f"max_records_per_unit is {max_records_per_unit}; it must be at least 1")
     if delta is not None and not 0 <= delta < 1:
         raise MechanismError(f"delta is {delta}; it must be at least 0 and below 1")
-    return accountant(
+    claim = accountant(
         event,
         delta=delta,
         unit={
@@ -89,6 +91,8 @@ def claim_of(
             "unprotected_inputs": unprotected_inputs,
         },
     )
+    stated = tuple(f"public, read without cost: {line}" for line in public_inputs)
+    return claim.model_copy(update={"assumptions": (*claim.assumptions, *stated)})
 
 
 @claims(NonPrivateEvent)
@@ -198,7 +202,7 @@ def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[st
     )
 
 
-def _gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+def gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
     """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
 
     Raises:
@@ -255,4 +259,4 @@ def _descents(event: Event) -> Iterator[DpSgdEvent]:
 
 
 for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
-    claims(_event_type, formal=True)(_gaussian)
+    claims(_event_type, formal=True)(gaussian)

@@ -109,7 +109,7 @@ def ingest(
         (out_dir / FEATURES).unlink(missing_ok=True)
         if features is not None:
             _write_json(out_dir / FEATURES, features)
-        _write_json(out_dir / CODES, [{"code": code.code, "title": code.title} for code in space])
+        _write_json(out_dir / CODES, [code.as_json() for code in space])
         _write_json(out_dir / REPORT, result.report)
     return result
 

@@ -88,7 +88,7 @@ def reruns(
     planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
     step = trials.reruns(
         branch.name,
-        study.parameters.model,
+        branch.model(study.parameters),
         seed=study.parameters.fit.seed,
         trials=settings.trials,
         delta=study.delta(branch),
@@ -106,7 +106,7 @@ def _evidence(
     study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None, event: Event | None
 ) -> tuple[dict[str, ArtifactRef | None], str]:
     """Every stage that a measurement reads, by name; and the mechanism's name in its trials."""
-    branch, seed, model = outcome.branch, outcome.seed, study.parameters.model
+    branch, seed, model = outcome.branch, outcome.seed, outcome.branch.model(study.parameters)
     predictions = fits.predict(
         branch.name,
         outcome.mechanism,

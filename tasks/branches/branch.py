@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.classifier import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.parameters import RetrainParameters
 
@@ -33,6 +33,11 @@ class Branch(BaseModel):
     )
     delta: float | None = Field(default=None, gt=0, lt=1, description="Its own, in place of the run's.")
     unprotected: tuple[str, ...] = Field(default=(), description="What its settings took from records without account.")
+    prior: Prior | None = Field(
+        default=None,
+        description="Where its head starts, in place of the run's own; `titles` only where the run has a code list and "
+        "a linear head on pooled features.",
+    )
     in_all: bool = True
     releasable: bool = True
 
@@ -40,6 +45,12 @@ class Branch(BaseModel):
         """Whether its epsilon is what another mechanism came out with on the same records: not to be released."""
         own = getattr(self.mechanism, "target_epsilon", None)
         return settings.target_epsilon == "match" and self.mechanism.aims and own is None
+
+    def model(self, parameters: RetrainParameters) -> ModelConfig:
+        """The run's model, with the branch's own prior where that can be."""
+        model = parameters.model
+        possible = self.prior != "titles" or (parameters.data.codelist is not None and model.pooling == "mean")
+        return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
     def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
         """The mechanism with what it leaves open taken from the run."""

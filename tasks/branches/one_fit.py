@@ -39,12 +39,12 @@ def plan(study: Study, branch: Branch) -> Step:
 
 def fit(study: Study, branch: Branch, seed: int, *, planned: ArtifactRef) -> Step:
     """The stage that fits a branch's plan at one seed."""
-    model = study.parameters.model
+    model = branch.model(study.parameters)
     return fits.fit(branch.name, branch.mechanism, model, seed=seed, planned=planned, **study.records)
 
 
 def score(study: Study, branch: Branch, mechanism: Mechanism, *, seed: int, fitted: ArtifactRef) -> ArtifactRef:
     """Scores on the test half of a fit, or of one repeatable draw of a posterior."""
-    model = study.parameters.model
+    model = branch.model(study.parameters)
     predictions = study.do(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **study.records))
     return study.do(scores.score(branch.name, seed=seed, predictions=predictions, **study.records))

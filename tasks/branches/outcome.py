@@ -13,7 +13,7 @@ from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import MATCHED, privacy_unit, unprotected_inputs
+from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, Step
 
 SMALLEST_EPSILON = 1e-4
@@ -83,6 +83,7 @@ class Study:
                 *((MATCHED,) if branch.takes_target_from_records(self.settings) else ()),
                 *branch.unprotected,
             ),
+            public_inputs=public_inputs(branch.model(self.parameters)),
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}

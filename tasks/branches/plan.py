@@ -38,24 +38,33 @@ def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> Pl
             prefect_run_id=prefect_run_id,
         )
         return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
-    return _of_fit(study, outcome, claim, prefect_run_id=prefect_run_id)
-
-
-def _of_fit(study: Study, outcome: Outcome, claim: Claim, *, prefect_run_id: str | None) -> PlannedRelease:
     parameters = study.at_seed(outcome.seed)
-    facts = study.facts
     method = digest(
         {
             "parameters": parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}),
             "branch": outcome.branch.name,
+            **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
             "delta": claim.delta,
             "epsilon": study.settings.target_epsilon,
             "event": outcome.event.model_dump(mode="json"),
         }
     )
+    key = digest({"data": study.facts["fingerprint"], "method": method, "label": parameters.release.label})
+    return of_fit(study, outcome, claim, method=method, key=key, prefect_run_id=prefect_run_id)
+
+
+def of_fit(
+    study: Study, outcome: Outcome, claim: Claim, *, method: str, key: str, prefect_run_id: str | None
+) -> PlannedRelease:
+    """The release of a fit as it is.
+
+    Args:
+        method, key: digest of what was done, and the key under which a release of it is found.
+    """
+    parameters, facts = study.at_seed(outcome.seed), study.facts
     source, wanted = provenance(), parameters.release
     release = ReleasePlan(
-        idempotency_key=digest({"data": facts["fingerprint"], "method": method, "label": wanted.label}),
+        idempotency_key=key,
         release_label=wanted.label,
         population=parameters.data.population,
         cohorts=tuple(facts["cohorts"]),
@@ -80,7 +89,7 @@ def _of_fit(study: Study, outcome: Outcome, claim: Claim, *, prefect_run_id: str
         prepared=study.prepared,
         fitted=outcome.fitted,
         measured=None,
-        model=parameters.model,
+        model=outcome.branch.model(parameters),
         seed=outcome.seed,
     )
     return PlannedRelease(plan=release, candidate=candidate, output=Output.of(study.context, wanted))

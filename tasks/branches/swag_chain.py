@@ -20,7 +20,7 @@ from storage.artifacts import ArtifactRef
 from tasks.branches import one_fit
 from tasks.branches.branch import Branch
 from tasks.branches.outcome import Outcome, Study, runs
-from tasks.fitting import data, evaluate, risks, train
+from tasks.fitting import data, evaluate, prior, risks, train
 from tasks.parameters import FitParameters, RetrainParameters
 from tasks.releasing.claims import swag_event
 from tasks.running.stage import Step
@@ -47,6 +47,8 @@ def chain(
     """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
     dataset = do(data.ingest(parameters.data))
+    for step in prior.stages(model, parameters.codelist_path):
+        do(step)
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 
     posteriors: dict[str, ArtifactRef | None] = {}
@@ -81,7 +83,8 @@ def parameters_of(study: Study, branch: Branch, seed: int) -> RetrainParameters:
     if config.target_epsilon is not None:  # a mechanism has a record's share of it, a retrain names the unit's
         config = config.model_copy(update={"target_epsilon": study.target})
     fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=seed)
-    return study.parameters.model_copy(update={"fit": fit, "pseudo_posterior": config})
+    model = branch.model(study.parameters)
+    return study.parameters.model_copy(update={"model": model, "fit": fit, "pseudo_posterior": config})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tasks.branches import plan as branch_plan
 from tasks.branches.branch import Branch, CompareParameters, standard
 from tasks.branches.outcome import Outcome, Study, runner_of
 from tasks.comparing.summary import matched
-from tasks.fitting import data
+from tasks.fitting import data, prior
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
 from tasks.running.stage import Context, Step
@@ -66,6 +66,9 @@ def run(
     """
     refuse_early(context, parameters, settings, chosen)
     dataset = do(data.ingest(parameters.data))
+    for model in dict.fromkeys(branch.model(parameters) for branch in chosen):
+        for step in prior.stages(model, parameters.codelist_path):
+            do(step)
     prepared = do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
     facts = context.store.figures(dataset)
     study = Study(context, parameters, settings, dataset, prepared, facts, _once(context, do))

@@ -13,6 +13,7 @@ from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.schema import FeatureSchema
 from storage.datasets import FEATURES, load_codes
+from tasks.fitting import prior
 from tasks.running.stage import Context
 
 SPLITS = ("train", "test")
@@ -42,8 +43,11 @@ def label_count(dataset: Path) -> int:
 
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
-    """The classifier over the data set's label space, as initialised, on the run's device."""
+    """The classifier over the data set's label space, untrained, on the run's device: at random, or at its prior."""
     device = classifier.device_of(context.device)
-    return classifier.build(
+    built = classifier.build(
         model, num_labels=label_count(dataset), seed=seed, device=device, width=feature_count(dataset)
     )
+    if model.prior != "none":
+        prior.start(context, built, dataset)
+    return built

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from mechanisms.swag_ppm import event_of
@@ -47,6 +48,8 @@ SEARCHED = "c and k: found for a target epsilon by fits on these records, each a
 def method_digest(parameters: RetrainParameters) -> str:
     """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
     config = parameters.pseudo_posterior
+    if parameters.formal is not None:
+        return digest(parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}))
     searched = config.mechanism == "weighted" and config.target_epsilon is not None
     left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
     return digest(parameters.model_dump(mode="json", exclude=left_out))
@@ -85,6 +88,16 @@ def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> t
     return tuple(line for line, holds in listed.items() if holds)
 
 
+def public_inputs(model: ModelConfig) -> tuple[str, ...]:
+    """What reached the model without a record being read, beside the encoder."""
+    if model.prior == "none":
+        return ()
+    return (
+        "the titles of the code list, in their hierarchy, through the encoder: where the head starts (its scale "
+        f"{model.prior_scale:g} is a setting)",
+    )
+
+
 def swag_event(
     parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
 ) -> SwagPpmEvent | BoundedSwagEvent:
@@ -118,6 +131,7 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
         privacy_unit=unit,
         max_records_per_unit=most,
         unprotected_inputs=(*unprotected_inputs(dataset, weights=event.risk_weights), *searched),
+        public_inputs=public_inputs(parameters.model),
     )
 
 

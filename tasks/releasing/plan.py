@@ -36,6 +36,7 @@ from tasks.releasing.claims import (
     TRUST_MODEL,
     artifact_digests,
     privacy_unit,
+    public_inputs,
     release_plan,
     unprotected_inputs,
 )
@@ -216,6 +217,7 @@ class PlannedRelease(BaseModel):
             privacy_unit=plan.claim.privacy_unit,
             max_records_per_unit=plan.claim.max_records_per_unit,
             unprotected_inputs=plan.claim.unprotected_inputs,
+            public_inputs=public_inputs(made.model),
         )
         # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
         less = any(_number(again, name) > _number(plan.claim, name) for name in ("epsilon", "epsilon_add_remove"))

@@ -18,11 +18,9 @@ from prefect.artifacts import (
 )
 
 from mechanisms.privacy.events import Claim
-from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import budget_markdown
-from tasks.fitting.risks import running_maximum
 from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing.publish import Released, open_ledger
@@ -88,26 +86,31 @@ def publish_artifacts(
     plan: ReleasePlan,
     released: Released | None,
     *,
-    evaluated: ArtifactRef,
-    measured: ArtifactRef,
+    scores: Mapping[str, Mapping[str, Any]],
+    running: Sequence[float] | None = None,
 ) -> None:
-    """The figures and the release as artifacts of the run."""
-    picture = sensitivity_plot(running_maximum(measured.path), plan.claim)
-    write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
-    create_markdown_artifact(
-        key="sensitivity",
-        markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
-        description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
-    )
-    scores = context.store.figures(evaluated)
+    """The figures and the release as artifacts of the run.
+
+    Args:
+        scores: weighted and macro F1 and accuracy on the test half, by model.
+        running: Delta after each draw, where it was measured over draws.
+    """
+    if running is not None:
+        picture = sensitivity_plot(running, plan.claim)
+        write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
+        create_markdown_artifact(
+            key="sensitivity",
+            markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
+            description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
+        )
     rows = [
         {
             "model": name,
-            "weighted F1": f"{scores[f'{name}_weighted_f1']:.3f}",
-            "macro F1": f"{scores[f'{name}_macro_f1']:.3f}",
-            "accuracy": f"{scores[f'{name}_accuracy']:.3f}",
+            "weighted F1": f"{one['weighted_f1']:.3f}",
+            "macro F1": f"{one['macro_f1']:.3f}",
+            "accuracy": f"{one['accuracy']:.3f}",
         }
-        for name in parameters.rounds
+        for name, one in scores.items()
     ]
     create_table_artifact(
         key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."

@@ -42,6 +42,8 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
+    if parameters.model.prior == "titles" and parameters.data.codelist is None:
+        raise InputError("model.prior: `titles` are the code list's: give --codelist, or --prior none")
     device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
@@ -163,8 +165,8 @@ def _estimate(parameters: RetrainParameters, *, rows: int, features: int | None,
     labels = 100
     records = rows if ingest.cap_per_code is None else min(rows, labels * ingest.cap_per_code)
     train = int(records * (1 - ingest.test_share))
-    rounds = len(parameters.rounds)
-    draws = config.risk_draws + (rounds - 1) * config.sensitivity_draws
+    rounds = 0 if parameters.formal is not None else len(parameters.rounds)
+    draws = config.risk_draws + (rounds - 1) * config.sensitivity_draws if rounds else 0
     size, width = (0, features or 1) if parameters.model.pooling == "none" else encoders.shape(parameters.model.encoder)
     scale = size / 23e6
     steps = rounds * (fit.adamw.steps(max(train, 1)) + fit.sgd.steps(max(train, 1)))

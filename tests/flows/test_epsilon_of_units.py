@@ -75,8 +75,11 @@ def test_a_plan_that_is_not_released(
     texts, planned = artifacts(monkeypatch, prefect_page), tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     planned.save(context)
-    refs: Any = {"evaluated": made.evaluated, "measured": made.measured["weighted"]}
-    prefect_page.publish_artifacts(context, chosen, planned.plan, None, **refs)
+    measured = made.measured["weighted"]
+    assert measured is not None
+    prefect_page.publish_artifacts(
+        context, chosen, planned.plan, None, scores={}, running=running_maximum(measured.path)
+    )
     assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
 

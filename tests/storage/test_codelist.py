@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import Code, normalise_code, read_codelist, shape
+from storage.codelist import Code, normalise_code, read_codelist, shape, told, told_in_place
 from storage.errors import InputError
 
 
@@ -87,3 +87,25 @@ def test_oiics_list(shared_data: Path) -> None:
     assert len(codes) == 615
     assert codes[0] == Code("1", "TRAUMATIC INJURIES AND DISORDERS")
     assert Code("1972", "Soreness, pain, hurt—nonspecified injury") in codes
+
+
+def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
+    """Title, description, then the levels above it, the nearest first; a title that levels share once; nothing for a
+    code of which the list says nothing, though its level above has a title."""
+    path = tmp_path / "list.csv"
+    path.write_text(
+        "code,title,Description\n1,INJURIES,\n11,Bones,bones and nerves\n"
+        "111,Fractures,\n1110,Fractures,\n119,,\n2,Ill,\n"
+    )
+    codes = read_codelist(path)
+    assert codes[1] == Code("11", "Bones", "bones and nerves")
+    assert told(codes)[1:3] == ["Bones. bones and nerves", "Fractures"]
+    assert told_in_place(codes) == [
+        "INJURIES",
+        "Bones. bones and nerves. INJURIES",
+        "Fractures. Bones. INJURIES",
+        "Fractures. Bones. INJURIES",
+        "",
+        "Ill",
+    ]
+    assert [set(code.as_json()) for code in codes[:2]] == [{"code", "title"}, {"code", "title", "description"}]

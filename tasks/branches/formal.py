@@ -1,0 +1,129 @@
+"""The stages of a formal release, from a file of records to one private fit, scored: a branch, retrained by itself.
+
+ingest -> titles -> features -> plan (the noise that meets the target) -> fit -> predictions -> scores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from storage.artifacts import ArtifactRef
+from storage.errors import InputError
+from tasks.branches import one_fit, plan
+from tasks.branches.branch import Branch, CompareParameters, choose, standard
+from tasks.branches.outcome import Outcome, Study, runner_of
+from tasks.fitting import data, fits, prior, scores
+from tasks.parameters import FormalParameters, RetrainParameters
+from tasks.releasing.claims import method_digest, release_key
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, Step
+
+Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
+
+
+def asked_for(parameters: RetrainParameters) -> FormalParameters:
+    """The formal release of a retrain that has one.
+
+    Raises:
+        InputError: the branch is not there or cannot be released so, or no epsilon is given.
+    """
+    wanted = parameters.formal
+    assert wanted is not None
+    if wanted.target_epsilon is None:
+        raise InputError("formal.target_epsilon: say what a release may cost: --target-epsilon NUMBER")
+    known = standard()
+    if wanted.branch not in known:
+        raise InputError(f"formal.branch: no branch {wanted.branch}; there are {', '.join(known)}")
+    (branch,) = choose(wanted.branch, model=parameters.model)
+    if (
+        not branch.releasable
+        or not branch.mechanism.aims
+        or runner_of(branch.mechanism, one_fit.run) is not one_fit.run
+    ):
+        raise InputError(f"formal.branch: {wanted.branch} is no formal fit of one stage that aims at an epsilon")
+    return wanted
+
+
+def branch_of(parameters: RetrainParameters) -> tuple[Branch, CompareParameters]:
+    """The branch that is released, and the settings that it would have in a comparison.
+
+    Raises:
+        InputError: what `asked_for` refuses.
+    """
+    wanted = asked_for(parameters)
+    assert wanted.target_epsilon is not None
+    settings = CompareParameters(target_epsilon=wanted.target_epsilon, delta=wanted.delta, seeds=1)
+    return standard()[wanted.branch], settings
+
+
+def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> tuple[Study, Outcome]:
+    """Fit and score what is not fitted and scored already.
+
+    Raises:
+        InputError: what `branch_of` refuses.
+    """
+    branch, settings = branch_of(parameters)
+    dataset, prepared = _prepared(parameters, branch, do)
+    facts = context.store.figures(dataset)
+    study = Study(context, parameters, settings, dataset, prepared, facts, do).aimed_at(_target(settings))
+    study.mechanism(branch).check(study.task(branch))
+    return study, one_fit.run(study, branch, parameters.fit.seed)
+
+
+def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+    """The release of that fit: the same records, method and label have one, for ever."""
+    parameters, fingerprint = study.parameters, study.facts["fingerprint"]
+    return plan.of_fit(
+        study,
+        outcome,
+        outcome.claim,
+        method=method_digest(parameters),
+        key=release_key(parameters, fingerprint),
+        prefect_run_id=prefect_run_id,
+    )
+
+
+def look(
+    context: Context, parameters: RetrainParameters, find: Callable[[Step], ArtifactRef | None]
+) -> ArtifactRef | None:
+    """The stages that `run` would take, told to `find`, which looks and runs nothing; the data set, if it is there."""
+    branch, settings = branch_of(parameters)
+    model, seed, mechanism = branch.model(parameters), parameters.fit.seed, branch.mechanism
+    dataset, prepared = _prepared(parameters, branch, find)
+    noise: ArtifactRef | None = None
+    if dataset is None or prepared is None:  # the noise depends on the number of records, which is not known yet
+        find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
+    else:
+        facts = context.store.figures(dataset)
+        study = Study(context, parameters, settings, dataset, prepared, facts, _never).aimed_at(_target(settings))
+        noise = find(one_fit.plan(study, branch))
+    if noise is not None:
+        mechanism = fits.plan_of(context.store.open(noise)).mechanism
+    made: Any = {"dataset": dataset, "prepared": prepared}
+    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, planned=_any(noise), **made))
+    predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **made))
+    find(scores.score(branch.name, seed=seed, predictions=predictions, **made))
+    return dataset
+
+
+def _prepared(parameters: RetrainParameters, branch: Branch, do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
+    """Records and features."""
+    dataset = do(data.ingest(parameters.data))
+    for step in prior.stages(branch.model(parameters), parameters.codelist_path):
+        do(step)
+    return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
+
+
+def _target(settings: CompareParameters) -> float:
+    assert settings.target_epsilon != "match"
+    return settings.target_epsilon
+
+
+def _any(ref: ArtifactRef | None) -> Any:
+    """A reference that a dry run may lack: a step with an input of None is one that does not exist yet."""
+    return ref
+
+
+def _never(work: object) -> Any:
+    raise RuntimeError("a dry run ran a step")

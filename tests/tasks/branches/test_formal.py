@@ -1,0 +1,118 @@
+"""A formal release: from a file to a bundle under the mechanism's own name, once, at the epsilon that was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.artifacts import ArtifactRef
+from storage.demo_data import write_demo_data
+from storage.errors import InputError
+from tasks.branches import formal
+from tasks.parameters import RetrainParameters
+from tasks.releasing import publish
+from tasks.releasing.claims import method_digest
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, Step, run_step
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """A workspace for all tests here."""
+    made = Context(home=str(tmp_path_factory.mktemp("formal")), device="cpu")
+    made.workspace.create()
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Invented narratives, each record's use its own matter."""
+    written = write_demo_data(tmp_path_factory.mktemp("data"), records=300, seed=3)
+    ingest = {"sampling": "per-record"}
+    return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": ingest}
+
+
+def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> RetrainParameters:
+    """A formal retrain on the tiny encoder."""
+    model = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
+    return RetrainParameters.model_validate({"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted})
+
+
+def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
+    """The statement has the epsilon that was given, the delta, the mechanism's name and the titles as a public input;
+    the same again is the same release; another epsilon is another method; a plan without its prior is refused."""
+    chosen = parameters(data, tiny_bert)
+
+    def released() -> tuple[publish.Released, PlannedRelease]:
+        study, outcome = formal.run(context, chosen, lambda step: run_step(context, step))
+        planned = formal.planned(study, outcome, prefect_run_id=None)
+        assert PlannedRelease.load(planned.save(context)) == planned
+        return publish.release.fn(context, planned, chosen.release), planned
+
+    done, planned = released()
+    statement = json.loads((Path(done.bundle) / "privacy_statement.json").read_text())
+    assert (statement["mechanism"], statement["guarantee_kind"]) == ("prior-descent", "formal")
+    assert float(statement["delta"]) == 1e-5
+    assert 3 * 0.995 <= float(statement["epsilon"]) <= 3
+    assert any("titles of the code list" in line for line in statement["assumptions"])
+    assert not any("comparison" in line or "decide about" in line for line in statement["unprotected_inputs"])
+    assert released()[0] == done
+    other = parameters(data, tiny_bert, target_epsilon=4.0)
+    assert method_digest(other) != method_digest(chosen)
+    told = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"model": _untitled(planned)})})
+    with pytest.raises(Exception, match="not what ran and was measured"):
+        told.check(context)
+
+
+def _untitled(planned: PlannedRelease) -> Any:
+    return planned.candidate.model.model_copy(update={"prior": "none"})
+
+
+def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], tiny_bert: Path, tmp_path: Path) -> None:
+    """Before there are records, after the run, and in the same order; it makes nothing."""
+    here = Context(home=str(tmp_path), device="cpu")
+    here.workspace.create()
+    chosen, seen, ran = parameters(data, tiny_bert), list[tuple[str, bool]](), list[str]()
+
+    def look(step: Step) -> ArtifactRef | None:
+        found = step.find(here.store)
+        seen.append((step.label, found is not None))
+        return found
+
+    def do(step: Step) -> ArtifactRef:
+        ran.append(step.label)
+        return run_step(here, step)
+
+    formal.look(here, chosen, look)
+    before, seen[:] = list(seen), []
+    formal.run(here, chosen, do)
+    formal.look(here, chosen, look)
+    assert [label for label, _ in before] == [label for label, _ in seen] == ran
+    assert [found for _, found in before] == [False] * len(ran)
+    assert [found for _, found in seen] == [True] * len(ran)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"target_epsilon": None}, "--target-epsilon NUMBER"),
+        ({"branch": "nothing"}, "no branch nothing"),
+        ({"branch": "non-private"}, "no formal fit"),
+        ({"branch": "swag-ppm-censored"}, "no formal fit"),
+    ],
+)
+def test_what_cannot_be_is_refused_first(
+    data: Mapping[str, Any], tiny_bert: Path, wanted: dict[str, Any], said: str
+) -> None:
+    """No epsilon, and branches that are none or not formal."""
+    with pytest.raises(InputError, match=said):
+        formal.branch_of(parameters(data, tiny_bert, **wanted))
+
+
+def test_other_methods_keep_their_digests(data: Mapping[str, Any]) -> None:
+    """A retrain without a formal release is written as before there was one."""
+    assert "formal" not in RetrainParameters.model_validate({"data": data}).model_dump(mode="json")

@@ -1,0 +1,72 @@
+"""The public prior as a stage: keyed by list and encoder, found by whoever builds a head, refused early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mechanisms.model.classifier import ModelConfig
+from storage.codelist import Code, read_codelist
+from storage.demo_data import write_demo_data
+from storage.errors import InputError
+from tasks.fitting import data, prior
+from tasks.fitting.prepared import build
+from tasks.parameters import DataParameters, RetrainParameters
+from tasks.releasing import preflight
+from tasks.running.stage import Context, run_step
+
+
+def model(encoder: Path, **how: object) -> ModelConfig:
+    return ModelConfig.model_validate(
+        {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"} | how
+    )
+
+
+def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> None:
+    """Whatever the seed, and in both trainable parts that have a linear head; without a prior seeds differ."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    written = write_demo_data(tmp_path / "data", records=120, seed=3)
+    records = DataParameters.model_validate(
+        {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    )
+    dataset = run_step(context, data.ingest(records)).path
+
+    def head(seed: int, **how: object) -> torch.Tensor:
+        part = build(context, model(tiny_bert, **how), dataset, seed=seed).whole.head
+        assert isinstance(part, nn.Linear)
+        return part.weight.detach().clone()
+
+    codes = read_codelist(written.codelist)
+    assert head(1).shape[0] == len(codes)
+    assert torch.equal(head(1), head(2))
+    assert torch.equal(head(1), head(1, trainable="full"))
+    assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
+    (step,) = prior.stages(model(tiny_bert), written.codelist)
+    assert step.find(context.store) is not None, "what a builder computed is what a run plans"
+
+
+def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
+    """Another title, another encoder or length is another stage; beta and the trainable part are not."""
+    store = Context(home=str(tmp_path)).store
+    codes = [Code("1", "INJURIES"), Code("11", "Fractures")]
+
+    def key(encoder: Path, listed: list[Code], **how: object) -> str:
+        return prior.titles(model(encoder, **how), listed).key(store)
+
+    same = key(tiny_bert, codes)
+    assert key(tiny_bert, codes, prior_scale=9.0) == key(tiny_bert, codes, trainable="full") == same
+    others = [key(tiny_bert, [*codes[:1], Code("11", "Burns")]), key(tiny_roberta, codes)]
+    assert len({same, *others, key(tiny_bert, codes, max_length=16)}) == 4
+
+
+def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """A list without any title, and a run without a list, before work starts."""
+    with pytest.raises(InputError, match="no code of the list has a title"):
+        prior.titles(model(tiny_bert), [Code("1"), Code("2")])
+    without = {"data": {"source": "x.csv", "ingest": {}}, "model": {"pooling": "mean", "prior": "titles"}}
+    with pytest.raises(InputError, match="give --codelist, or --prior none"):
+        preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))
