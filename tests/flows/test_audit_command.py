@@ -186,7 +186,10 @@ def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
     given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
     for extra, problem in (
         (("--trials", "5"), "give at least 16"),
-        (("--set", "model.trainable=full", "--set", "model.pooling=first"), "--trials 0 gives the tests without reruns"),
+        (
+            ("--set", "model.trainable=full", "--set", "model.pooling=first"),
+            "--trials 0 gives the tests without reruns",
+        ),
         (("--branches", "nothing"), "no branch nothing; there are"),
         (("--vary", "fit.adamw.epoch=3"), "fit.adamw.epoch"),
         (("--confidence", "0.2"), "audit: confidence"),
