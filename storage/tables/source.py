@@ -10,7 +10,6 @@ import codecs
 import csv
 import difflib
 import io
-import os
 import re
 import struct
 import zipfile
@@ -39,7 +38,7 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error)
 """What the library raises of a damaged archive: it reads and seeks where the archive's own numbers send it."""
 _PARQUET = b"PAR1"
-"""How a Parquet file begins and ends; a CSV may begin so, too."""
+"""How a Parquet file begins; a CSV may begin so, too, but goes on as text."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
@@ -105,7 +104,8 @@ def open_source(path: Path, option: str = "data") -> Source:
         return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
         magic = file.read(4)
-    if magic == _PARQUET and (path.suffix.lower() == ".parquet" or _end(path) == _PARQUET):
+        after = file.read(1)
+    if magic == _PARQUET and (path.suffix.lower() == ".parquet" or (after < b" " and after not in b"\t\r\n")):
         return _parquet(path, option)
     member: str | None = None
     if magic in _ZIP:
@@ -216,12 +216,6 @@ def _lines_estimated(path: Path, size: int) -> int:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     return max(round(head.count(b"\n") * size / len(head)), 1)
-
-
-def _end(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-len(_PARQUET), os.SEEK_END)
-        return file.read()
 
 
 def _parquet(path: Path, option: str) -> Source:

@@ -157,9 +157,10 @@ def test_bad_text_is_refused_where_only_text_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["PK", "PK1", "PK\x05", "PAR1", "PAR1_key", "PAR"])
-def test_a_first_column_that_begins_like_another_format(tmp_path: Path, first: str) -> None:
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_a_first_column_that_begins_like_another_format(tmp_path: Path, first: str, between: str) -> None:
     """Is the first column of a CSV."""
-    (tmp_path / "in.csv").write_text(f"{first},Text\n1,fell\n2,cut\n")
+    (tmp_path / "in.csv").write_text(f"{first},Text\n1,fell\n2,cut\n".replace(",", between))
     table = survey(tmp_path / "in.csv", text_columns=["Text"])
     assert (table.kind, table.rows) == ("csv", 2)
 
