@@ -26,7 +26,7 @@ from storage.tables.formulas import quoted
 from tasks.bundle import golden, licence
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
-from tasks.bundle.statement import statement, statement_page
+from tasks.bundle.statement import DOES_NOT_MEAN, statement, statement_page
 from tasks.fitting.candidate import Candidate
 from tasks.pages.render import TEMPLATES, render
 from tasks.parameters import BundleParameters
@@ -148,8 +148,9 @@ def _own_words(codes: Sequence[Code], claimed: dict[str, Any]) -> frozenset[str]
     said = (claimed.get(name, "") for name in ("trust_model", "randomness_source", "floating_point_caveat"))
     lists = (line for name in ("assumptions", "unprotected_inputs") for line in claimed.get(name, ()))
     meant = (line for lines in DOES_NOT_MEAN.values() for line in lines)
+    sentences = (said["text"] for said in claimed.get("sentences", ()))
     titles = (entry.title for entry in codes)
-    texts = (*pages, *said, *lists, *meant, *titles, *golden.texts(), licence.text_of(Path(), licence.OURS))
+    texts = (*pages, *said, *lists, *meant, *sentences, *titles, *golden.texts(), licence.text_of(Path(), licence.OURS))
     return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 

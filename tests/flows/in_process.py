@@ -15,7 +15,7 @@ from flows import cli
 from tasks.running.failures import SAFE
 
 
-def invoke(*arguments: str | Path) -> tuple[int, str, str]:
+def invoke(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr; a refusal is raised."""
     with patch.dict(os.environ):
         result = CliRunner().invoke(cli.app, [str(part) for part in arguments])
