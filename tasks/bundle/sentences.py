@@ -167,6 +167,50 @@ EVERY = (
 )
 """Of every release, whatever its kind."""
 
+_PSEUDO_POSTERIOR = (
+    proved(
+        "Were the draw one of the pseudo posterior itself, were the weights fixed and were Delta the largest "
+        "weighted loss at all parameters, epsilon would bound one unit replaced, and half of it one unit added "
+        "or removed.",
+        "Chew et al., section 2.1; the table and its proof in `mechanisms/privacy/claims.py`; "
+        "`tests/mechanisms/privacy/test_accounting.py` computes the ratios on a grid. None of the three holds "
+        "exactly: see what is assumed.",
+    ),
+    assumed(
+        "The sensitivity Delta is a supremum, over parameters and over data sets like this one.",
+        "A fresh draw exceeds the largest of S with probability 1/(S+1), and another record may have a larger "
+        "loss than any that is held: epsilon is then larger than stated.",
+    ),
+    assumed(
+        "The sensitivity Delta, the weights alpha and the constant k are given.",
+        "They are computed from the records. A record changes the weights of others, which no figure here counts.",
+    ),
+    assumed(
+        "The probability delta that the bound fails vanishes as records grow: O(n^-1/2), not quantified.",
+        "At this n it may be large, for single records near one: epsilon alone is then no bound at all. "
+        "What audits of public reports found of it: docs/truth.md.",
+    ),
+)
+"""Of a draw that SWAG-PPM's rounds end in, whatever it is drawn by."""
+
+_SAMPLED = (
+    proved(
+        "The draw was taken once, in the fit, from a secret key of the operating system's that was no seed and is not "
+        "kept.",
+        "`mechanisms/posterior/hmc.py`; `tests/mechanisms/posterior/test_hmc.py`.",
+    ),
+    assumed(
+        "The chains had reached the posterior: the draw is an exact one.",
+        "Diagnostics that speak against it refuse the fit (`mechanisms/posterior/convergence.py`); nothing proves it, "
+        "and epsilon is larger by what is missing.",
+    ),
+    assumed(
+        "That the fit was not refused, and how many draws the diagnostics took, tells nothing of a record.",
+        "Both depend on the records and are not accounted for.",
+    ),
+)
+"""Of a draw by Hamiltonian Monte Carlo."""
+
 SECTIONS = (
     Section(
         title="Formal",
@@ -189,8 +233,9 @@ SECTIONS = (
     Section(
         title="Formal: noise in training",
         kind="formal",
-        mechanisms=("dp-sgd", "gaussian-release", "composed"),
-        lead="DP-SGD and its schedules, the formal head, the private posterior; beside what every formal claim says.",
+        mechanisms=("dp-sgd", "gaussian-release", "composed", "prior-descent"),
+        lead="DP-SGD and its schedules, the formal head, the descent from the public prior, the private posterior; "
+        "beside what every formal claim says.",
         sentences=(
             proved(
                 "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "
@@ -210,9 +255,26 @@ SECTIONS = (
             ),
             proved(
                 "No record moves a step by more than the clipping norm that the noise is scaled by.",
-                "`mechanisms/dp_sgd.py`, `mechanisms/model/ghost.py`; `tests/mechanisms/test_dpsgd.py` compares with "
-                "gradients record by record.",
+                "`mechanisms/dp_sgd.py`, `mechanisms/model/ghost.py`, `mechanisms/prior_descent.py`; "
+                "`tests/mechanisms/test_dpsgd.py` and `tests/mechanisms/test_prior_descent.py` compare with gradients "
+                "record by record.",
             ),
+        ),
+    ),
+    Section(
+        title="Formal: a posterior draw",
+        kind="formal",
+        mechanisms=("formal-posterior", "bounded-posterior"),
+        lead="One draw from the posterior of a head, sampled by Hamiltonian Monte Carlo; beside what every formal "
+        "claim says.",
+        sentences=(
+            proved(
+                "An exact draw of that posterior has this epsilon and delta, with whatever was released before it.",
+                "Gopi, Lee and Liu 2022, with its conditions in `mechanisms/formal_posterior.py`, or the exponential "
+                "mechanism, in `mechanisms/bounded_posterior.py`; `tests/mechanisms/test_posterior_draws.py` holds "
+                "each record's influence to the constant and shows that it is attained.",
+            ),
+            *_SAMPLED,
         ),
     ),
     Section(
@@ -221,14 +283,7 @@ SECTIONS = (
         mechanisms=("swag-ppm",),
         lead="One draw from a SWAG pseudo posterior; ε = 2Δ is estimated on these records.",
         sentences=(
-            proved(
-                "Were the draw one of the pseudo posterior itself, were the weights fixed and were Delta the largest "
-                "weighted loss at all parameters, epsilon would bound one unit replaced, and half of it one unit added "
-                "or removed.",
-                "Chew et al., section 2.1; the table and its proof in `mechanisms/privacy/claims.py`; "
-                "`tests/mechanisms/privacy/test_accounting.py` computes the ratios on a grid. None of the three holds "
-                "exactly: see what is assumed.",
-            ),
+            *_PSEUDO_POSTERIOR,
             measured(
                 "The sensitivity Delta is the largest weighted loss of a training record over the draws counted, and "
                 "at the released draw.",
@@ -241,21 +296,22 @@ SECTIONS = (
                 "It is not: it follows the path of an optimiser. The bound is then not proven of this draw, and on "
                 "public reports reruns refute such claims (docs/truth.md).",
             ),
-            assumed(
-                "The sensitivity Delta is a supremum, over parameters and over data sets like this one.",
-                "A fresh draw exceeds the largest of S with probability 1/(S+1), and another record may have a larger "
-                "loss than any that is held: epsilon is then larger than stated.",
+        ),
+    ),
+    Section(
+        title="Asymptotic-local: exact pseudo posterior",
+        kind="asymptotic-local",
+        mechanisms=("exact-posterior",),
+        lead="One draw from the pseudo posterior of a head, sampled by Hamiltonian Monte Carlo; ε = 2Δ is estimated on "
+        "these records.",
+        sentences=(
+            *_PSEUDO_POSTERIOR,
+            measured(
+                "The sensitivity Delta is the largest weighted loss of a training record over the draws counted, and "
+                "at the released draw.",
+                "`autocoder compare`, in the fit (`mechanisms/exact_posterior.py`).",
             ),
-            assumed(
-                "The sensitivity Delta, the weights alpha and the constant k are given.",
-                "They are computed from the records. A record changes the weights of others, which no figure here "
-                "counts.",
-            ),
-            assumed(
-                "The probability delta that the bound fails vanishes as records grow: O(n^-1/2), not quantified.",
-                "At this n it may be large, for single records near one: epsilon alone is then no bound at all. "
-                "What audits of public reports found of it: docs/truth.md.",
-            ),
+            *_SAMPLED,
         ),
     ),
     Section(
