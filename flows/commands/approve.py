@@ -116,8 +116,8 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"--recovery {recovery}: not what `autocoder ledger recover --ask` wrote") from None
     decision = sign(load_private_key(key), subject="recovery", decision="approve", digest=digest(content), terms=terms)
-    typer.echo(f"given up: {terms['lost']}, with {spent} releases; gone on with: {terms['found']}", err=True)
-    typer.echo(decision.token)
+    say(f"given up: {terms['lost']}, with {spent} releases; gone on with: {terms['found']}", err=True)
+    say(decision.token)
 
 
 def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -54,11 +52,11 @@ def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) ->
 
 def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Path) -> None:
     """A policy that asks for two signatures: the plan is told with what is missing, and the exit code is 1."""
-    job = finished.at(tmp_path / "home", env=environment())
-    shutil.copytree(finished.home / "private", job.home / "private", copy_function=os.link)
+    job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=environment())
     file = write_policy(tmp_path, "B. Officer", minimum=1)
     changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")
     assert changed.returncode == 0, changed.stderr
+    job.planned_as(finished)
     done = job.command("status")
     assert done.returncode == 1
     assert "approved by nobody, 1 missing" in done.stdout
