@@ -39,10 +39,9 @@ import prefect.flows, prefect.tasks, prefect.client.orchestration, prefect.artif
 said = {"import": time.perf_counter() - before, "stages": {}}
 import json, sys
 from pathlib import Path
-from flows import retrain
 from flows.commands import profiles
 from tasks.releasing import publish
-from tasks.releasing.plan import PlannedRelease
+from tasks.retraining import run as retraining
 from tasks.running.progress import Listener, listening
 from tasks.running.stage import Context, run_step
 
@@ -55,13 +54,8 @@ parameters = profiles.parameters(profile, [], data=Path(data), codelist=Path(cod
 context = Context(home=home)
 context.workspace.create()
 with listening(Seconds()):
-    made = retrain.chain(parameters, lambda step: run_step(context, step))
-    last = parameters.rounds[-1]
-    planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
-                                          posterior=made.posteriors[last], measured=made.measured[last],
-                                          prefect_run_id=None)
-    planned, _ = publish.keep_plan(context, planned, parameters.release)
-    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    made = retraining.run(context, parameters, lambda step: run_step(context, step), prefect_run_id=None)
+    planned, _ = publish.keep_plan(context, made.planned, parameters.release)
     publish.release.fn(context, planned, parameters.release)
 print(json.dumps(said))
 """

@@ -6,17 +6,18 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 
-from flows.retrain import settled
 from flows.server.settings import home_of
+from storage.artifacts import ArtifactRef
 from tasks.diagnosing import run
 from tasks.diagnosing.page import NOTICE
 from tasks.diagnosing.run import DiagnoseResult
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page
+from tasks.retraining.run import settled
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, submit
+from tasks.running.stage import Context, Step, submit
 
 
 @flow(
@@ -38,13 +39,13 @@ def diagnose(
     with private_errors("diagnose"), listening(prefect_page.PrefectListener()):
         run.refuse_early(context, parameters, settings)
         context.workspace.create()
-        result = run.diagnose(
-            context,
-            settled(context, parameters),
-            settings,
-            lambda step: submit(context, step),
-            prefect_run_id=str(flow_run.get_id() or "") or None,
-        )
+        run_id = str(flow_run.get_id() or "") or None
+
+        def do(step: Step) -> ArtifactRef:
+            return submit(context, step)
+
+        parameters = settled(context, parameters, do, prefect_run_id=run_id)
+        result = run.diagnose(context, parameters, settings, do, prefect_run_id=run_id)
         create_markdown_artifact(
             key="diagnostics",
             markdown=f"{NOTICE}\n\nThe page: `{result.report}`",

@@ -73,14 +73,15 @@ def retrain(
     context = run.context(make_home=not dry_run, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
+    from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
 
     if dry_run:
-        steps, row = job.dry_run(parameters, context)
+        steps, row = retraining.dry_run(parameters, context)
         _show_dry_run({step.label: reused for step, reused in steps}, row, parameters, context, output)
         return
     with private_errors("retrain"):
-        job.refuse_early(context, parameters)  # the flow looks too, but only once Prefect's server has started
+        retraining.refuse_early(context, parameters)  # the flow looks too, but only once Prefect's server has started
     with output.progress(), own_server():
         result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
     output.answer(result, f"release plan: {result.plan}" if result.release is None else result.release.bundle)

@@ -1,0 +1,104 @@
+"""From records to a release plan: the last round of SWAG-PPM's chain, or one formally private fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.artifacts import ArtifactRef
+from storage.ledger import Row
+from tasks.branches import formal, search
+from tasks.branches.swag_chain import chain
+from tasks.comparing import summary
+from tasks.fitting.risks import running_maximum
+from tasks.parameters import RetrainParameters
+from tasks.releasing import preflight, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.failures import private_errors
+from tasks.running.stage import Context, Step
+
+_SCORES = ("weighted_f1", "macro_f1", "accuracy")
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What a retrain is about to release, and what is shown of it inside the house."""
+
+    parameters: RetrainParameters
+    planned: PlannedRelease
+    scores: Mapping[str, Mapping[str, Any]]
+    """On the test half, by model."""
+    running: Sequence[float] | None = None
+    """Delta after each draw, where it was measured over draws."""
+
+
+def refuse_early(context: Context, parameters: RetrainParameters) -> preflight.Estimate:
+    """Refuse what cannot work; the command asks it before Prefect's server starts.
+
+    Raises:
+        InputError, MechanismError, StorageError: name the option, file or column and what to do.
+    """
+    if parameters.formal is not None:
+        formal.branch_of(parameters)
+    return preflight.check(context, parameters)
+
+
+def settled(
+    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
+) -> RetrainParameters:
+    """The parameters with what a target epsilon leaves open found, fit by fit; the fits stay for the chain to reuse."""
+    return search.settle(
+        context, parameters, lambda tried, rounds: chain(tried, do, rounds=rounds), prefect_run_id=prefect_run_id
+    )
+
+
+def run(
+    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
+) -> Retrained:
+    """Take every stage that is not finished, plan the release, and write the scores to the ledger."""
+    if parameters.formal is not None:
+        study, outcome = formal.run(context, parameters, do)
+        summary.record(study, [outcome], prefect_run_id=prefect_run_id)
+        planned = formal.planned(study, outcome, prefect_run_id=prefect_run_id)
+        return Retrained(parameters, planned, {outcome.branch.title: outcome.figures})
+    parameters = settled(context, parameters, do, prefect_run_id=prefect_run_id)
+    made, last = chain(parameters, do), parameters.rounds[-1]
+    posterior, measured = made.posteriors[last], made.measured[last]
+    if not (made.dataset and made.prepared and measured and made.evaluated and posterior):
+        raise RuntimeError("a stage left no output")  # `do` returns a reference or raises
+    planned = PlannedRelease.of_posterior(
+        context,
+        parameters,
+        dataset=made.dataset,
+        prepared=made.prepared,
+        posterior=posterior,
+        measured=measured,
+        prefect_run_id=prefect_run_id,
+    )
+    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    figures = context.store.figures(made.evaluated)
+    scores = {name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds}
+    return Retrained(parameters, planned, scores, running_maximum(measured.path))
+
+
+def dry_run(parameters: RetrainParameters, context: Context) -> tuple[list[tuple[Step, bool]], Row | None]:
+    """The steps a retrain would take, each with whether its output is there already, and the row of its release.
+
+    Runs nothing. Where c and k are still to be searched for a target epsilon (`search.searches`) the steps end with
+    the weights: which fits follow is known fit by fit. The row is None where nothing was reserved for this release yet.
+    """
+    steps: list[tuple[Step, bool]] = []
+
+    def look(step: Step) -> ArtifactRef | None:
+        found = step.find(context.store)
+        steps.append((step, found is not None))
+        return found
+
+    with private_errors("dry run"):
+        refuse_early(context, parameters)
+        if parameters.formal is not None:
+            dataset = formal.look(context, parameters, look)
+        else:
+            dataset = chain(parameters, look, rounds=("base",) if search.searches(parameters) else None).dataset
+        return steps, publish.standing(context, parameters, dataset)
