@@ -22,13 +22,12 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
@@ -43,6 +42,9 @@ from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
+
+if TYPE_CHECKING:
+    from mechanisms.audit.gradient_canaries import GradientCanaries
 
 DpEvent = DpSgdEvent | ComposedEvent
 PAPER_EPOCHS, PAPER_BATCH = 30, 512

@@ -171,7 +171,8 @@ class PlannedRelease(BaseModel):
         """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
 
         Taken at the plan's word: population, label, requester, commit, each in its form; the officer's signature is
-        over them. Its key follows from records, method and label, every other word from the artifacts.
+        over them. Its key follows from records, method and label, every other word from the artifacts; that lines on
+        tuning and comparison were left out is not seen.
 
         Raises:
             StorageError: an artifact is not the one named, or was changed.

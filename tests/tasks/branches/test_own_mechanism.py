@@ -195,6 +195,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: CompareParameters, m
     assert changed("mechanisms.formal_head") == ({"formal-head", "private-posterior"}, False)
     assert changed("mechanisms.private_posterior") == ({"private-posterior"}, False)
     assert changed("mechanisms.swag_ppm", "mechanisms.posterior.target") == (set(), False)
+    assert changed("mechanisms.audit.gradient_canaries", "mechanisms.audit.curves") == (set(), False)
     assert changed(__name__) == (set(), False)
     assert own[-1], "a mechanism's own file is part of its key wherever it lies"
     assert changed("mechanisms.model.metrics", "tasks.fitting.scores") == (set(), True)
