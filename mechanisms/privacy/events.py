@@ -27,6 +27,24 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         """Whether weights computed from the records came into it."""
         return False
 
+    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
+        """Whether it is the event of a posterior draw that came out of its measurement like this.
+
+        Args:
+            sensitivity: largest weighted |log-likelihood| over the draws, in nats.
+            bound: B of the likelihood that was fitted; None for one without.
+        """
+        return False
+
+    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
+        """Whether it says truly where the weights of a posterior draw came from.
+
+        Args:
+            weights: whether there were any.
+            reweighted: whether they are equation 7's; None where that is not known.
+        """
+        return False
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Every subclass is known by the default of its tag; a tag belongs to one class."""
@@ -84,6 +102,14 @@ class SwagPpmEvent(Event, frozen=True):
         """Always."""
         return True
 
+    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
+        """Delta is at least what was measured over as many draws; the released one may have raised it."""
+        return bound is None and self.sensitivity >= sensitivity and self.sensitivity_draws == draws
+
+    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
+        """Equation 7 or not, as far as that is known."""
+        return reweighted in (None, self.reweighted)
+
 
 class BoundedSwagEvent(Event, frozen=True):
     """One draw from SWAG's posterior of a bounded likelihood (`mechanisms.model.bounded`), with or without weights."""
@@ -100,6 +126,14 @@ class BoundedSwagEvent(Event, frozen=True):
     def risk_weights(self) -> bool:
         """With `both`."""
         return self.weighted
+
+    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
+        """B is that of the fit, and nothing measured lies above it."""
+        return bound == self.bound and self.bound >= sensitivity
+
+    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
+        """Weights or none."""
+        return self.weighted == weights
 
 
 class NoiseSegment(BaseModel, frozen=True, extra="forbid"):

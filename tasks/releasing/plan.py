@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.export import Precision
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import BoundedSwagEvent, Claim, SwagPpmEvent, decode
+from mechanisms.privacy.events import Claim, decode
 from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
@@ -207,8 +206,9 @@ class PlannedRelease(BaseModel):
             as_run = decode(json.loads((fitted / "event.json").read_text())) == plan.event
         else:
             moments = store.figures(made.fitted)
-            as_run = self._as_measured(store.figures(made.measured)) and self._as_weighted(store, made.measured)
-            as_run = as_run and all(getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank"))
+            as_run = self._as_measured(store, made.measured) and all(
+                getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank")
+            )
         wrong += [] if as_run else ["event"]
         if wrong:
             raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured; plan again")
@@ -278,33 +278,19 @@ class PlannedRelease(BaseModel):
             told["posterior"] = (made.fitted.sha256, inputs["posterior"])
         return [name for name, (said, true) in told.items() if said != true]
 
-    def _as_measured(self, figures: Mapping[str, Any]) -> bool:
-        """Whether a posterior's event is that of its sensitivity's draws."""
-        at_least, bound = figures["sensitivity"], self.candidate.bound
-        match self.plan.event:
-            case SwagPpmEvent(sensitivity=stated, sensitivity_draws=draws):
-                return bound is None and stated >= at_least and draws == figures["draws"]
-            case BoundedSwagEvent(bound=stated):
-                return bound == stated and stated >= at_least
-            case _:
-                return False
-
-    def _as_weighted(self, store: Store, measured: ArtifactRef) -> bool:
-        """Whether the event tells where the weights came from, as far as their stage lies here."""
-        weights = store.recipe(measured)["inputs"].get("weights")
+    def _as_measured(self, store: Store, measured: ArtifactRef) -> bool:
+        """Whether the event is that of its sensitivity's draws and, as far as their stage lies here, of its weights."""
+        figures, weights = store.figures(measured), store.recipe(measured)["inputs"].get("weights")
         made_by = [
             kind
             for kind in ("risk-weights", "reweight")
             for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}")
             if file_digest(manifest) == weights
         ]
-        match self.plan.event:
-            case SwagPpmEvent(reweighted=reweighted):
-                return not made_by or reweighted == (made_by[0] == "reweight")
-            case BoundedSwagEvent(weighted=weighted):
-                return weighted == (weights is not None)
-            case _:
-                return False
+        event, reweighted = self.plan.event, made_by[0] == "reweight" if made_by else None
+        return event.is_measured(
+            sensitivity=figures["sensitivity"], draws=figures["draws"], bound=self.candidate.bound
+        ) and event.is_weighted(weights=weights is not None, reweighted=reweighted)
 
     def file(self, context: Context) -> Path:
         """Where the plan lies in the private workspace."""
