@@ -87,6 +87,7 @@ def code(
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
+    precision: options.Precision = "auto",
 ) -> None:
     """Code narratives with a released model.
 
@@ -113,7 +114,9 @@ def code(
         table = None if files.data is None else _survey(files.data, files, output)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
-            coder = Coder.open(folder, thresholds=review.thresholds, by_digits=by_digits)
+            # to try bfloat16 on the golden narratives takes longer than to code a few
+            chosen = "float32" if precision == "auto" and table is None else precision
+            coder = Coder.open(folder, thresholds=review.thresholds, by_digits=by_digits, precision=chosen)
         threshold = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
         if table is None or files.out is None:
             texts = narratives or []
@@ -125,7 +128,8 @@ def code(
             coded = run(coder, _job(coder, table, files.out, files, top_k, threshold))
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
-        say(json.dumps(counts | {"threshold": threshold, "out": str(files.out)} | coder.origin))
+        how = {"threshold": threshold, "out": str(files.out), "precision": coder.model.precision}
+        say(json.dumps(counts | how | coder.origin))
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
 

@@ -49,6 +49,22 @@ Prior = Annotated[
         show_default="the profile's",
     ),
 ]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(
+        "--precision",
+        help="Of the encoder's passes; auto: bfloat16 where the processor has instructions for it and the bundle's "
+        "golden narratives get the codes of float32 so.",
+    ),
+]
+ModelPrecision = Annotated[
+    Literal["auto", "float32", "bfloat16"] | None,
+    typer.Option(
+        "--precision",
+        help="Of features, training steps and risk passes; auto: bfloat16 where the processor has instructions for it.",
+        show_default="the profile's, float32",
+    ),
+]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute; auto: CUDA where there is a GPU.")
 ]
@@ -108,13 +124,15 @@ class RunOptions:
     settings: Settings = None
     home: Home = None
     device: Device = "auto"
+    precision: ModelPrecision = None
 
     def parameters(self, *more: str) -> RetrainParameters:
         """Profile, options and settings in rising precedence; `more` are settings above them all."""
         from flows.commands.profiles import parameters
 
         home_of(self.home)  # a wrong one is said before what is wrong with the parameters
-        own = () if self.prior is None else (f"model.prior={self.prior}",)
+        own = [] if self.prior is None else [f"model.prior={self.prior}"]
+        own += [] if self.precision is None else [f"model.precision={self.precision}"]
         settings = [*(self.settings or []), *own, *more]
         return parameters(self.profile, settings, data=self.data, codelist=self.codelist)
 

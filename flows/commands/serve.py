@@ -57,6 +57,7 @@ def serve(
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
     thresholds: options.Thresholds = None,
+    precision: options.Precision = "auto",
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.
 
@@ -88,7 +89,7 @@ def serve(
 
         with released.opened() as folder:
             sound = _verified(folder, trust)
-            coder = Coder.open(folder, thresholds=thresholds)
+            coder = Coder.open(folder, thresholds=thresholds, precision=precision)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
         settings = Settings(state=watch.state, renew=watch, narratives_per_minute=rate, signed_by=sound.signed_by)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,10 +20,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.inputs import token_budget_batches
-from mechanisms.model.linear import fast_linear
+from mechanisms.model.precision import Precision, computing
 from mechanisms.model.threads import forward_passes
-
-Precision = Literal["float32", "bfloat16"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -141,6 +139,8 @@ class Released:
     tokenizer: Any
     codes: tuple[str, ...]
     max_length: int
+    precision: Precision = "float32"
+    """Of the passes; the weights are float32."""
 
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
@@ -155,7 +155,7 @@ class Released:
         out = torch.empty(len(texts), len(self.codes))
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.inference_mode(), fast_linear(cpu):
+            with torch.inference_mode(), computing(self.precision, cpu):
                 answer = self.model(**tokens.batch(index, cpu))
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
 

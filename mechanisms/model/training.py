@@ -27,8 +27,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import Inputs
-from mechanisms.model.linear import fast_linear
+from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.precision import computing
 from mechanisms.model.seeding import generator, seeded
 from mechanisms.model.threads import fitting
 
@@ -130,16 +130,18 @@ def train(
     n, device = len(inputs), classifier.device
     weights = None if weights is None else weights.to(device)
     labels = labels.to(device)
+    precision = "float32" if isinstance(inputs, FeatureInputs) else classifier.precision
     per_epoch, total = math.ceil(n / phase.batch_size), phase.steps(n)
     classifier.part.train()
     try:
         for epoch in range(len(losses) + 1, phase.epochs + 1):
             batches = epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)
             loss_sum = torch.zeros((), device=device)
-            with seeded(seed, purpose, "dropout", epoch), fitting(inputs), fast_linear(device):
+            with seeded(seed, purpose, "dropout", epoch), fitting(inputs):
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
                     where = index.to(device)
-                    ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
+                    with computing(precision, device):  # anew each step: it remembers weights as they were
+                        ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
                     ell = ell if weights is None else ell * weights[where]
                     loss = -(ell if bounded is None else bounded.objective(ell)).sum() / len(index)
                     optimiser.zero_grad(set_to_none=True)

@@ -75,6 +75,7 @@ def fill(
         labels=len(codes),
         classification=f"{classification} {version}".strip(),
         precision=settings.precision,
+        encoded_in=candidate.model.precision,
         licence=licence_id,
         thresholds=thresholds,
     )

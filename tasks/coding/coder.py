@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import export
+from mechanisms.model.precision import Choice, resolved
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
 from storage.tables.formulas import unquoted
 from tasks.bundle.thresholds import THRESHOLDS, read_thresholds
+from tasks.coding.agreement import agrees
 from tasks.coding.groups import Groups, groups_of
 
 
@@ -69,12 +71,21 @@ class Coder:
     """Content of a thresholds file: its temperature divides the logits."""
 
     @classmethod
-    def open(cls, folder: Path, *, thresholds: Path | None = None, by_digits: bool | None = None) -> Coder:
+    def open(
+        cls,
+        folder: Path,
+        *,
+        thresholds: Path | None = None,
+        by_digits: bool | None = None,
+        precision: Choice = "float32",
+    ) -> Coder:
         """Load a bundle.
 
         Args:
             thresholds: a file fitted on records of one's own, in place of the bundle's.
             by_digits: as `groups_of` has it.
+            precision: of the encoder. `auto` takes bfloat16 where the processor has instructions for it, if the golden
+                narratives get the codes of float32 so.
 
         Raises:
             InputError: the folder is no bundle.
@@ -104,6 +115,9 @@ class Coder:
         except Exception as error:  # the libraries below raise whatever a damaged model meets
             what = type(error).__name__
             raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
+        quick = replace(model, precision=resolved(precision, "cpu"))
+        if precision != "auto" or quick.precision == "float32" or agrees(quick, folder):
+            model = quick
         return cls(
             release=str(release),
             digest=bundle_digest(folder),

@@ -72,8 +72,11 @@ class CodingJob:
         """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
         thresholds = coder.thresholds or {}
         crosswalk = self.added.crosswalk
+        precision = coder.model.precision
+        rounded = {} if precision == "float32" else {"precision": precision}  # so jobs that were begun before go on
         return digest(
-            {
+            rounded
+            | {
                 "format": _FORMAT,
                 "input": self.table.sha256,
                 "kind": self.table.kind,

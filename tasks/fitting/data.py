@@ -62,6 +62,8 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
     if head:
         config["pooling"] = model.pooling
+        if model.precision != "float32":
+            config["precision"] = model.precision
     files = encoders.digest_parts(model.encoder)
     config["encoder_digest"] = files_digest(files) if files else encoders.revision(model.encoder)
     return Step(
@@ -91,7 +93,9 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
         done += len(split)
         work.progress(done, total)
         save_labels(work.out, name, split["label"])
-    return {"records": total, "tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
+    figures = {"precision": model.precision} if model.trainable == "head" else {}
+    figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
+    return {"records": total} | figures
 
 
 def _scale(work: Work) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.precision import Precision
 from mechanisms.posterior import risks as pseudo_posterior
 from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
 from mechanisms.privacy.numerics import failure_probability
@@ -132,12 +133,18 @@ def running_maximum(folder: Path) -> list[float]:
     return checkpoint.load(folder / _FILE)[0]["draw_maxima"].cummax(0).values.tolist()
 
 
+def precision(model: ModelConfig, config: PseudoPosteriorConfig) -> Precision:
+    """Of a pass: its own, or the encoder's where passes run through it; a head's features are no work for bfloat16."""
+    through_encoder = model.trainable != "head" and model.precision == "bfloat16"
+    return "bfloat16" if through_encoder else config.precision
+
+
 def _config(model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig, draws: int) -> dict[str, Any]:
     return {
         "model": model.model_dump(mode="json"),
         "seed": fit.seed,
         "std_scale": fit.swag.std_scale,
-        "precision": config.precision,
+        "precision": precision(model, config),
         "draws": draws,
     }
 
@@ -146,7 +153,9 @@ def _draws(
     model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig, purpose: Purpose, draws: int
 ) -> Draws:
     scale = fit.swag.std_scale
-    return Draws(model=model, seed=fit.seed, std_scale=scale, precision=config.precision, purpose=purpose, end=draws)
+    return Draws(
+        model=model, seed=fit.seed, std_scale=scale, precision=precision(model, config), purpose=purpose, end=draws
+    )
 
 
 def _save(work: Work, done: RiskPass, alpha: torch.Tensor) -> None:

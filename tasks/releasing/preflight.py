@@ -13,6 +13,7 @@ from mechanisms.model import classifier, encoders
 from storage.errors import InputError, StorageError
 from storage.ingest import check_source
 from storage.ledger import Ledger, Policy
+from tasks.fitting.risks import precision
 from tasks.fitting.shard_runs import ShardRuns
 from tasks.parameters import DEMO, RetrainParameters
 from tasks.releasing import publish
@@ -82,10 +83,10 @@ def _check_shards(context: Context, parameters: RetrainParameters) -> None:
     """Shards can be asked for, and would come out as in one process."""
     if context.fan_out.shards == 1:
         return
-    if parameters.pseudo_posterior.precision != "float32":
+    if precision(parameters.model, parameters.pseudo_posterior) != "float32":
         raise InputError(
-            "fan_out.shards: pseudo_posterior.precision=bfloat16 looks again at what is near the maximum over all "
-            "draws, which no shard knows; use float32 with shards"
+            "fan_out.shards: a risk pass in bfloat16 (pseudo_posterior.precision, model.precision) looks again at what "
+            "is near the maximum over all draws, which no shard knows; use float32 with shards"
         )
     with ShardRuns.at(context):
         pass

@@ -1,0 +1,31 @@
+"""Whether a released model codes in bfloat16 as it does in float32, tried on the golden answers of its bundle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mechanisms.model.export import Released
+from storage.bundle.folder import GOLDEN
+
+NEAR = 0.02
+"""Of a probability: of codes that lie closer than this, rounding may put either first."""
+
+
+def agrees(released: Released, folder: Path) -> bool:
+    """Whether the model, in the precision that it is set to, gives the golden narratives the codes of float32.
+
+    A narrative whose two best codes are a near tie may get either. A bundle without golden answers agrees with nothing.
+    """
+    try:
+        lines = (folder / GOLDEN).read_text(encoding="utf-8").splitlines()
+        answers = [json.loads(line) for line in lines]
+        known = [dict(zip(answer["codes"], answer["scores"], strict=True)) for answer in answers]
+        texts = [str(answer["text"]) for answer in answers]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    best = released.logits(texts).argmax(-1).tolist()
+    return bool(known) and all(
+        max(scores.values()) - scores.get(released.codes[at], 0.0) <= NEAR
+        for at, scores in zip(best, known, strict=True)
+    )

@@ -1,0 +1,71 @@
+"""Coding in bfloat16: taken where the golden answers hold, left where they do not, and never mixed in one job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from storage.bundle.folder import GOLDEN
+from tasks.bundle import golden
+from tasks.coding.coder import Coder
+from tasks.coding.job import CodingJob
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle with golden answers, on a processor that says it has the instructions."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder)
+    golden.write(Coder.open(folder).model, folder / GOLDEN)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    return folder
+
+
+def test_auto_takes_bfloat16_where_golden_answers_hold(bundle: Path) -> None:
+    """And scores then differ from float32's by rounding alone."""
+    quick, exact = Coder.open(bundle, precision="auto"), Coder.open(bundle)
+    assert (quick.model.precision, exact.model.precision) == ("bfloat16", "float32")
+    texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
+    far = (quick.scores(texts) - exact.scores(texts)).abs().max()
+    assert 0 < float(far) < 0.1
+
+
+def test_auto_leaves_bfloat16_where_a_code_changes(bundle: Path) -> None:
+    """Answers of another model: each narrative's first code is now one of its last."""
+    lines = [json.loads(line) for line in (bundle / GOLDEN).read_text().splitlines()]
+    for line in lines:
+        line["codes"] = [*line["codes"][1:], line["codes"][0]]
+    (bundle / GOLDEN).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Coder.open(bundle, precision="auto").model.precision == "float32"
+    assert Coder.open(bundle, precision="bfloat16").model.precision == "bfloat16", "who asks for it gets it"
+
+
+@pytest.mark.parametrize("content", [None, "", "{}\n", "[1]\n", '{"text": "a", "codes": ["x"], "scores": []}\n'])
+def test_without_golden_answers_auto_is_float32(bundle: Path, content: str | None) -> None:
+    """Nothing to try it on, or nothing that can be read."""
+    (bundle / GOLDEN).unlink()
+    if content is not None:
+        (bundle / GOLDEN).write_text(content)
+    assert Coder.open(bundle, precision="auto").model.precision == "float32"
+
+
+def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path) -> None:
+    """Pieces coded on a processor with the instructions are not merged with those of one without."""
+    from storage.tables.narratives import Narratives
+    from storage.tables.reading import survey
+    from tasks.coding.columns import Added
+
+    (tmp_path / "in.csv").write_text("Text\nfell\n")
+    job = CodingJob(
+        survey(tmp_path / "in.csv", text_columns=("Text",)),
+        tmp_path / "out.csv",
+        Narratives(("Text",)),
+        Added(1, None, None, grouped=False),
+    )
+    keys: set[Any] = {job.key(Coder.open(bundle, precision=p)) for p in ("float32", "bfloat16")}
+    assert len(keys) == 2
