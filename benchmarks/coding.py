@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import workload
 
+from mechanisms.model import export
 from mechanisms.model.precision import fastest
 from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
@@ -99,8 +100,10 @@ def _pipeline(bundle: Path, precision: str) -> Any:
     from transformers import pipeline
 
     pooled = (bundle / "modules.json").is_file()
+    below = bundle / export.ENCODER
+    source = below if below.is_dir() else bundle
     task: Any = "feature-extraction" if pooled else "text-classification"
-    made: Any = pipeline(task, model=str(bundle), device="cpu", dtype=precision)
+    made: Any = pipeline(task, model=str(source), device="cpu", dtype=precision)
     if not pooled:
         return made
     return lambda texts, *, batch_size=1, **limit: made(

@@ -125,7 +125,8 @@ def _try_golden(folder: Path, content: dict[str, Any], *, wanted: bool | None) -
     try:
         released = export.load(folder)
     except Exception as error:
-        raise UnsoundBundle("config.json", f"the model cannot be loaded with it ({type(error).__name__})") from None
+        name = "modules.json" if (folder / "modules.json").is_file() else "config.json"
+        raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
     try:
         golden.check(released, content[GOLDEN])
     except UnsoundBundle:

@@ -7,6 +7,7 @@ sentence-transformers module layout (transformer, pooling, dense), whose `encode
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.inputs import token_budget_batches
 from mechanisms.model.precision import Precision, computing
 from mechanisms.model.threads import forward_passes
+
+ENCODER = "0_Transformer"
+"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
+makes up a head for it and answers with those names."""
+LABELS = "labels.json"
+"""Codes in the order of the scores, where no configuration of transformers names them."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,18 +50,20 @@ def save(
     tokenizer.model_max_length = config.max_length
     with encoders.quiet():
         if isinstance(model, MeanPooled):
+            within = folder / ENCODER
             _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
         else:
+            within = folder
             _label(cast(Any, model), codes)
             cast(Any, model).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-    _forget_origin(folder / "config.json")
-    _forget_origin(folder / "tokenizer_config.json")
+    _forget_origin(within / "config.json")
+    _forget_origin(within / "tokenizer_config.json")
     weights = _inference_weights(model)
     if precision == "bfloat16":
         for name in weights:
             _halve(folder / name)
-        _set(folder / "config.json", dtype=precision)
+        _set(within / "config.json", dtype=precision)
     return weights
 
 
@@ -76,7 +85,7 @@ def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
 
     if isinstance(model, MeanPooled):
         dense = {f"linear.{name}": shape for name, shape in shapes(model.head).items()}
-        return {"model.safetensors": shapes(model.encoder), "2_Dense/model.safetensors": dense}
+        return {f"{ENCODER}/model.safetensors": shapes(model.encoder), "2_Dense/model.safetensors": dense}
     return {"model.safetensors": shapes(model)}
 
 
@@ -94,11 +103,11 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Seq
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
-    encoder = cast(Any, model.encoder)
-    _label(encoder, codes)
-    encoder.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    transformer = modules.Transformer(str(folder), max_seq_length=max_length)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        cast(Any, model.encoder).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        transformer = modules.Transformer(place, max_seq_length=max_length)
+    transformer.save_in_root = False
     width, labels = model.head.in_features, model.head.out_features
     dense = modules.Dense(width, labels, activation_function=nn.Identity())
     with torch.no_grad():
@@ -107,6 +116,7 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Seq
     whole = SentenceTransformer(modules=[transformer, modules.Pooling(width, pooling_mode="mean"), dense], device="cpu")
     whole.save(str(folder), create_model_card=False)
     _stable_module_names(folder / "modules.json")
+    (folder / LABELS).write_text(json.dumps({"codes": list(codes)}, indent=2) + "\n", encoding="utf-8")
 
 
 def _label(model: Any, codes: Sequence[str]) -> None:
@@ -171,14 +181,21 @@ def load(folder: Path) -> Released:
     Raises:
         MechanismError: the folder is no released model.
     """
+    labels = folder / LABELS
+    encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:
-        config = json.loads((folder / "config.json").read_text())
-        codes = tuple(config["id2label"][str(i)] for i in range(len(config["id2label"])))
-    except (OSError, ValueError, KeyError):
-        raise MechanismError(f"{folder} is no released model: its config.json is missing or names no codes") from None
-    tokenizer = encoders.load_tokenizer(str(folder))
+        if labels.is_file():
+            codes = tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))
+        else:
+            named = json.loads((folder / "config.json").read_text())["id2label"]
+            codes = tuple(named[str(i)] for i in range(len(named)))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise MechanismError(
+            f"{folder} is no released model: {LABELS} or config.json is missing or names no codes"
+        ) from None
+    tokenizer = encoders.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
-        encoder = encoders.load_encoder(str(folder))
+        encoder = encoders.load_encoder(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes))
         dense = {k: w.float() for k, w in load_file(folder / "2_Dense" / "model.safetensors").items()}
         cast(MeanPooled, model).head.load_state_dict({"weight": dense["linear.weight"], "bias": dense["linear.bias"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from storage.egress.tensors import shapes
 from storage.tables.formulas import unquoted
 
 _MB = 1 << 20
+ENCODER = "0_Transformer/"
+"""Where a mean-pooled model's encoder lies; in bundles from before, it lay at the top."""
+LABELS = "labels.json"
+"""Codes in the order of the scores, beside an encoder that names none."""
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
 
 
@@ -91,6 +95,12 @@ FILES: dict[str, Kind] = {
     "model.safetensors": Kind(shapes, 8 << 30),
     "tokenizer.json": _json("tokenizer", 64 * _MB),
     "tokenizer_config.json": _json("tokenizer_config"),
+    LABELS: _json("labels", 16 * _MB),
+    f"{ENCODER}config.json": _json("encoder_config"),
+    f"{ENCODER}model.safetensors": Kind(shapes, 8 << 30),
+    f"{ENCODER}tokenizer.json": _json("tokenizer", 64 * _MB),
+    f"{ENCODER}tokenizer_config.json": _json("tokenizer_config"),
+    f"{ENCODER}sentence_bert_config.json": _json("sentence_bert_config"),
     "modules.json": _json("modules"),
     "config_sentence_transformers.json": _json("config_sentence_transformers"),
     "sentence_bert_config.json": _json("sentence_bert_config"),
@@ -110,16 +120,38 @@ FILES: dict[str, Kind] = {
 }
 """Every file that a bundle may hold."""
 
-TOKENIZER = frozenset({"tokenizer.json", "tokenizer_config.json"})
+TOKENIZER = frozenset(
+    f"{place}{name}" for place in ("", ENCODER) for name in ("tokenizer.json", "tokenizer_config.json")
+)
 """Files that come from the public encoder."""
 CONTENT = frozenset(FILES) - bundle.SEAL
 """What may be there before the ledger's row is committed."""
 
 _ALWAYS = frozenset(
-    {"config.json", "model.safetensors", *TOKENIZER, bundle.CARD, bundle.CODELIST, bundle.STATEMENT}
-    | {bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
+    {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
 )
-_WITH_MODULES = frozenset({"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"})
+_AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"})
+_BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _LAYERS
+
+
+def encoder_place(names: Iterable[str]) -> str:
+    """Of a model's files: where the configuration, the encoder's weights and the tokenizer lie, "" for the top."""
+    return ENCODER if any(name == LABELS or name.startswith(ENCODER) for name in names) else ""
+
+
+def model_files(names: Iterable[str]) -> frozenset[str]:
+    """The files that a model of this layout needs.
+
+    Raises:
+        UnsoundBundle: files of two layouts lie together, of which a library may read the other one.
+    """
+    present = frozenset(names)
+    if not encoder_place(present):
+        return _AT_THE_TOP | (_LAYERS if _LAYERS & present else frozenset())
+    for name in sorted(present & (_AT_THE_TOP | {"sentence_bert_config.json"})):
+        raise UnsoundBundle(name, f"lies beside another model, in {ENCODER}")
+    return _BELOW
 
 
 def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
@@ -130,8 +162,7 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
     """
     bundle.check_allowed(folder, allowed)
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    needed = _ALWAYS | (_WITH_MODULES if _WITH_MODULES & set(present) else set())
-    for name in sorted(needed - set(present)):
+    for name in sorted((_ALWAYS | model_files(present)) - set(present)):
         raise UnsoundBundle(name, "is missing")
     found: dict[str, Any] = {}
     for name, path in present.items():
@@ -153,16 +184,20 @@ def check_codes(found: dict[str, Any]) -> tuple[str, ...]:
     Raises:
         UnsoundBundle: they differ.
     """
-    config, rows = found["config.json"], found[bundle.CODELIST]
+    codes = tuple(found[LABELS]["codes"]) if LABELS in found else _configured(found["config.json"])
+    if codes != tuple(row[0] for row in found[bundle.CODELIST]):
+        raise UnsoundBundle(bundle.CODELIST, "names other codes than the model, or in another order")
+    for answer in found[bundle.GOLDEN]:
+        if not set(answer["codes"]) <= set(codes):
+            raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
+    return codes
+
+
+def _configured(config: dict[str, Any]) -> tuple[str, ...]:
     labels, places = config["id2label"], config["label2id"]
     codes = tuple(labels.get(str(at), "") for at in range(len(labels)))
     if "" in codes or places != {code: at for at, code in enumerate(codes)}:
         raise UnsoundBundle("config.json", "id2label and label2id do not name the same codes")
-    if codes != tuple(row[0] for row in rows):
-        raise UnsoundBundle(bundle.CODELIST, "names other codes than config.json, or in another order")
-    for answer in found[bundle.GOLDEN]:
-        if not set(answer["codes"]) <= set(codes):
-            raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
     return codes
 
 
@@ -175,7 +210,10 @@ def check_layers(found: dict[str, Any]) -> None:
     if "modules.json" not in found:
         return
     width, tensors = found["1_Pooling/config.json"]["embedding_dimension"], found["2_Dense/model.safetensors"]
-    dense, codes = found["2_Dense/config.json"], len(found["config.json"]["id2label"])
+    dense, codes = found["2_Dense/config.json"], len(found[bundle.CODELIST])
+    first = {module["path"] for module in found["modules.json"] if module["idx"] == 0}
+    if first != {encoder_place(found).rstrip("/")}:
+        raise UnsoundBundle("modules.json", "does not begin at the encoder")
     if (dense["in_features"], dense["out_features"]) != (width, codes):
         raise UnsoundBundle("2_Dense/config.json", "is not between the encoder's features and the codes")
     if tensors != {"linear.weight": (codes, width), "linear.bias": (codes,)}:

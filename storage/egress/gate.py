@@ -15,7 +15,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress import leaks
-from storage.egress.allowed import CONTENT, FILES, TOKENIZER, check_codes, read_files
+from storage.egress.allowed import CONTENT, FILES, TOKENIZER, check_codes, encoder_place, model_files, read_files
 from storage.egress.decoding import readings
 from storage.egress.sequences import SequenceFilter
 from storage.egress.tensors import Shapes
@@ -49,7 +49,7 @@ def inspect(folder: Path, expected: Expected) -> None:
     found = read_files(folder, allowed=CONTENT)
     codes = check_codes(found)
     if codes != tuple(entry.code for entry in expected.codes):
-        raise UnsoundBundle("config.json", "names other codes than the records' code list")
+        raise UnsoundBundle(bundle.CODELIST, "names other codes than the records' code list")
     if any(row[1] != entry.title for row, entry in zip(found[bundle.CODELIST], expected.codes, strict=True)):
         raise UnsoundBundle(bundle.CODELIST, "has another title than the records' code list")
     if found[bundle.STATEMENT] != expected.statement:
@@ -69,17 +69,18 @@ def inspect_model(folder: Path, expected: Expected) -> None:
     _check_narratives(bundle.CODELIST, (titles,), expected, decode=True)
     bundle.check_allowed(folder, CONTENT)
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    for name in sorted({"config.json", *TOKENIZER, *expected.tensors} - set(paths)):
+    for name in sorted((model_files(paths) | set(expected.tensors)) - set(paths)):
         raise UnsoundBundle(name, "is missing")
     _check_model(folder, {name: FILES[name].read(name, path) for name, path in paths.items()}, expected)
 
 
 def _check_model(folder: Path, found: dict[str, Any], expected: Expected) -> None:
-    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+    for name in sorted({name for name in found if name.endswith(".safetensors")} | set(expected.tensors)):
         if found.get(name, {}) != expected.tensors.get(name, {}):
             raise UnsoundBundle(name, "holds other tensors than the model's inference weights")
-    if tokenizer_digest(found["tokenizer.json"]) != expected.tokenizer:
-        raise UnsoundBundle("tokenizer.json", "is not the encoder's public tokenizer")
+    tokenizer = f"{encoder_place(found)}tokenizer.json"
+    if tokenizer_digest(found[tokenizer]) != expected.tokenizer:
+        raise UnsoundBundle(tokenizer, "is not the encoder's public tokenizer")
     for name in sorted(found):
         _check_content(name, folder / name, expected)
 

@@ -19,6 +19,7 @@ from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_codes, load_split, split_file
 from storage.egress import gate, leaks
+from storage.egress.allowed import encoder_place
 from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
 from storage.ledger import Row
@@ -80,7 +81,8 @@ def fill(
         thresholds=thresholds,
     )
     (folder / bundle.CARD).write_text(text, encoding="utf-8")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    network = folder / encoder_place(tensors) / "config.json"
+    config = json.loads(network.read_text(encoding="utf-8"))
     bill = bill_of_materials(
         folder,
         claimed,

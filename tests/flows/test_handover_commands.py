@@ -59,9 +59,9 @@ def far_ids(tokenizer: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("config.json", lambda content: content | {"num_attention_heads": 0}),
-        ("tokenizer.json", far_ids),
-        ("config.json", lambda content: content | {"max_position_embeddings": 1}),
+        ("0_Transformer/config.json", lambda content: content | {"num_attention_heads": 0}),
+        ("0_Transformer/tokenizer.json", far_ids),
+        ("0_Transformer/config.json", lambda content: content | {"max_position_embeddings": 1}),
     ],
 )
 def test_a_model_that_its_libraries_choke_on(
@@ -72,7 +72,7 @@ def test_a_model_that_its_libraries_choke_on(
     (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
     code, _, err = run("verify", sealed.unsigned_proof(folder), "--allow-unsigned")
     assert code == 1
-    assert re.search(r"NOT SOUND  (config.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
+    assert re.search(r"NOT SOUND  (modules.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
 
 
 def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:

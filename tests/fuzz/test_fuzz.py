@@ -165,7 +165,8 @@ def test_an_archive_of_other_bytes_is_no_bundle(sealed: Sealed, archive: Path, e
     fuzzed(holds, whole, examples)
 
 
-FILES = ["config.json", "codelist.csv", "README.md", "golden.jsonl", "tokenizer.json", "2_Dense/model.safetensors"]
+FILES = ["codelist.csv", "labels.json", "README.md", "golden.jsonl", "2_Dense/model.safetensors"]
+FILES += ["0_Transformer/config.json", "0_Transformer/tokenizer.json"]
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])

@@ -83,7 +83,7 @@ def test_a_narrative_in_the_card(folder: Path, expected: Expected, secret: str) 
 
 def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: str) -> None:
     """As one token, as a vocabulary of its words, or in a field: it is not the public tokenizer any more."""
-    file = folder / "tokenizer.json"
+    file = folder / "0_Transformer" / "tokenizer.json"
     before = file.read_text()
 
     def token(content: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: 
     )
     for change in changes:
         rewrite(file, change)
-        refuses(folder, expected, "tokenizer.json", secret)
+        refuses(folder, expected, "0_Transformer/tokenizer.json", secret)
         file.write_text(before)
 
 
@@ -114,8 +114,8 @@ def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: 
     [
         lambda config, secret: config | {"comment": secret},
         lambda config, secret: config | {"architectures": [secret]},
-        lambda config, secret: config | {"id2label": config["id2label"] | {"0": secret}},
-        lambda config, secret: config | {"label2id": config["label2id"] | {secret: 0}},
+        lambda config, secret: config | {"id2label": {"0": secret}},
+        lambda config, secret: config | {"label2id": {secret: 0}},
         lambda config, secret: config | {"hidden_act": "_".join(secret.split())[:79]},
         lambda config, secret: config | {"class_counts": [3, 17]},
         lambda config, secret: config | {"_name_or_path": "elsewhere"},
@@ -123,8 +123,8 @@ def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: 
 )
 def test_anything_in_the_config(folder: Path, expected: Expected, secret: str, change: Any) -> None:
     """Text, counts or origin: none is on the list of fields, or is what the code list says."""
-    rewrite(folder / "config.json", lambda config: change(config, secret))
-    refuses(folder, expected, "config.json", secret)
+    rewrite(folder / "0_Transformer" / "config.json", lambda config: change(config, secret))
+    refuses(folder, expected, "0_Transformer/config.json", secret)
 
 
 @pytest.mark.parametrize("name", ["PRIVACY.md", "LICENSE", "bom.cdx.json", "codelist.csv", "thresholds.json", GOLDEN])

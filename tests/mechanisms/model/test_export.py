@@ -7,6 +7,7 @@ import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,34 @@ def test_sentence_transformers(released: Any, trainable: str, pooling: str) -> N
         model = SentenceTransformer(str(folder), device="cpu")
     got = torch.cat([model.encode([text], convert_to_tensor=True, show_progress_bar=False) for text in texts])
     torch.testing.assert_close(got.cpu(), scores, rtol=1e-5, atol=1e-6)
-    assert json.loads((folder / "config.json").read_text())["id2label"] == {str(i): c for i, c in enumerate(CODES)}
+    assert json.loads((folder / export.LABELS).read_text())["codes"] == list(CODES)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), POOLED)
+def test_a_library_that_cannot_use_it_fails(released: Any, trainable: str, pooling: str) -> None:
+    """Plain transformers makes up no head for a mean-pooled model, and beside its encoder no codes are named."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
+
+    folder, _, _, _ = released(trainable, pooling)
+    for load in (partial(pipeline, "text-classification"), AutoModelForSequenceClassification.from_pretrained):
+        with pytest.raises((OSError, ValueError)):
+            load(str(folder))
+    named: Any = AutoConfig.from_pretrained(folder / export.ENCODER)
+    assert not set(named.id2label.values()) & set(CODES)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), POOLED)
+def test_a_folder_from_before_is_loaded(released: Any, trainable: str, pooling: str) -> None:
+    """Its encoder lay at the top, with codes as labels."""
+    folder, _, texts, scores = released(trainable, pooling)
+    for file in (folder / export.ENCODER).iterdir():
+        file.rename(folder / file.name)
+    (folder / export.LABELS).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": dict(enumerate(CODES))}))
+    back = export.load(folder)
+    assert back.codes == CODES
+    torch.testing.assert_close(back.logits(texts), scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), STANDARD + POOLED)
@@ -129,7 +157,10 @@ def test_nothing_of_where_it_was_made(
         content = path.read_bytes()
         for secret in (str(tmp_path), "jdoe", str(Path.home()) + "/"):
             assert secret.encode() not in content, (name, secret)
-        if path.suffix == ".json" and name not in {"tokenizer.json", "vocab.json"}:  # vocabularies hold "/" as a token
+        if path.suffix == ".json" and path.name not in {
+            "tokenizer.json",
+            "vocab.json",
+        }:  # vocabularies hold "/" as a token
             assert not [s for s in strings(json.loads(content)) if s.startswith(("/", "~"))], name
 
 

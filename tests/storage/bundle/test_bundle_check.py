@@ -16,7 +16,7 @@ from storage.bundle.check import check
 from storage.bundle.folder import CODELIST, PROOF, SIGNATURE, STATEMENT, UnsoundBundle
 from storage.bundle.proof import proof_of
 from storage.bundle.signing import Signer, Verifier
-from storage.egress.allowed import FILES, check_codes, read_files
+from storage.egress.allowed import FILES, check_codes, check_layers, read_files
 from storage.errors import InputError
 from storage.ledger import heads
 
@@ -124,20 +124,54 @@ def test_a_link_in_place_of_a_file(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
-    """Configuration and list have to agree, even in a bundle that its house signed."""
+    """Model and list have to agree, even in a bundle that its house signed; also in one from before."""
     folder = sealed.copy(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    old = config["id2label"]["0"]
-    config["id2label"]["0"], config["label2id"] = "999", {"999": 0} | config["label2id"]
-    del config["label2id"][old]
-    (folder / "config.json").write_text(json.dumps(config))
+    labels = json.loads((folder / "labels.json").read_text())
+    (folder / "labels.json").write_text(json.dumps({"codes": ["999", *labels["codes"][1:]]}))
     with pytest.raises(UnsoundBundle) as refused:
         check_codes(read_files(folder, allowed=frozenset(FILES)))
     assert refused.value.file == CODELIST
-    config["label2id"][old] = config["label2id"].pop("999")
+    folder = from_before(sealed.copy(tmp_path / "before"))
+    config = json.loads((folder / "config.json").read_text())
+    config["label2id"]["999"] = config["label2id"].pop(labels["codes"][0])
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsoundBundle, match="do not name the same") as refused:
         check_codes(read_files(folder, allowed=frozenset(FILES)))
+
+
+def from_before(folder: Path) -> Path:
+    """A copy in the layout of earlier bundles: the encoder at the top, codes as its labels."""
+    codes = json.loads((folder / "labels.json").read_text())["codes"]
+    (folder / "labels.json").unlink()
+    for file in (folder / "0_Transformer").iterdir():
+        file.rename(folder / file.name)
+    (folder / "0_Transformer").rmdir()
+    config = json.loads((folder / "config.json").read_text())
+    labels = {"id2label": dict(enumerate(codes)), "label2id": {code: at for at, code in enumerate(codes)}}
+    (folder / "config.json").write_text(json.dumps(config | labels))
+    modules = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(modules.replace('"0_Transformer"', '""'))
+    return folder
+
+
+def test_a_bundle_from_before_is_sound(sealed: Sealed, tmp_path: Path) -> None:
+    """With its proof; the layers have to begin where its encoder lies."""
+    folder = from_before(sealed.copy(tmp_path))
+    check(sealed.unsigned_proof(folder), None, unsigned=True)
+    modules = folder / "modules.json"
+    modules.write_text(modules.read_text().replace('"path": ""', '"path": "0_Transformer"'))
+    with pytest.raises(UnsoundBundle, match="begin at the encoder"):
+        check_layers(read_files(folder, allowed=frozenset(FILES)))
+
+
+def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
+    """A model at the top beside the one below: a library would read the one that nobody looked at."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"):
+        folder = sealed.copy(tmp_path / name, seal=False)
+        shutil.copy(folder / "0_Transformer" / name, folder / name)
+        with pytest.raises(UnsoundBundle, match="beside another model") as refused:
+            read_files(folder, allowed=frozenset(FILES))
+        assert refused.value.file == name
 
 
 def test_another_key(sealed: Sealed, tmp_path: Path) -> None:

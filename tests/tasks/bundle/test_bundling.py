@@ -33,10 +33,10 @@ def test_the_bill_of_materials_is_cyclonedx(sealed: Sealed) -> None:
     bill = json.loads(text)
     files = {part["name"]: part for part in bill["components"] if part["type"] == "file"}
     assert set(files) == {
-        "model.safetensors",
+        "0_Transformer/model.safetensors",
         "2_Dense/model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
+        "0_Transformer/tokenizer.json",
+        "0_Transformer/tokenizer_config.json",
     }
     from storage.artifacts import file_digest
 
@@ -108,14 +108,14 @@ def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
     from sentence_transformers import SentenceTransformer
 
     answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
-    codes = json.loads((sealed.folder / "config.json").read_text())["id2label"]
+    codes = json.loads((sealed.folder / "labels.json").read_text())["codes"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
         model = SentenceTransformer(str(sealed.folder), device="cpu", model_kwargs={"dtype": "float32"}).float()
     texts = [answer["text"] for answer in answers]
     scores = model.encode(texts, convert_to_tensor=True, show_progress_bar=False).softmax(-1)
     for row, answer in zip(scores.tolist(), answers, strict=True):
-        found = {codes[str(at)]: score for at, score in enumerate(row)}
+        found = {codes[at]: score for at, score in enumerate(row)}
         told = [found[code] for code in answer["codes"]]
         assert told == pytest.approx(answer["scores"], abs=golden.TOLERANCE)
         assert max(row) == pytest.approx(told[0], abs=golden.TOLERANCE)
@@ -128,10 +128,10 @@ def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
     sealed.refill(folder, precision="bfloat16", licence=str(licence))
-    for name in ("model.safetensors", "2_Dense/model.safetensors"):
+    for name in ("0_Transformer/model.safetensors", "2_Dense/model.safetensors"):
         whole, half = (sealed.folder / name).stat().st_size, (folder / name).stat().st_size
         assert half < 0.65 * whole
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((folder / "0_Transformer" / "config.json").read_text())["dtype"] == "bfloat16"
     assert (folder / bundle.LICENCE).read_text() == "Use it well.\n"
     scores = [export.load(f).logits(golden.texts()).softmax(-1) for f in (sealed.folder, folder)]
     assert 0 < float((scores[0] - scores[1]).abs().max()) < 0.05

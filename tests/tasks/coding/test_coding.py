@@ -120,7 +120,8 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "damage", ["codelist.csv", "privacy_statement.json", "config.json", "2_Dense/model.safetensors"]
+    "damage",
+    ["codelist.csv", "privacy_statement.json", "labels.json", "0_Transformer/config.json", "2_Dense/model.safetensors"],
 )
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: str) -> None:
     """In one sentence of ours."""
@@ -138,8 +139,8 @@ def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
         Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
+    config = json.loads((folder / "0_Transformer" / "config.json").read_text())
+    (folder / "0_Transformer" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
     with pytest.raises(InputError, match=r"--bundle: .* cannot be loaded \(ZeroDivisionError\)"):
         Coder.open(folder)
 
