@@ -48,6 +48,7 @@ def save(
     model = classifier.releasable()
     tokenizer = encoders.load_tokenizer(config.encoder)
     tokenizer.model_max_length = config.max_length
+    folder.mkdir(parents=True, exist_ok=True)
     with encoders.quiet():
         if isinstance(model, MeanPooled):
             within = folder / ENCODER

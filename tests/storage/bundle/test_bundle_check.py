@@ -40,7 +40,7 @@ def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
     assert sound.digest == sealed.row.bundle_digest
     assert sound.ledger_sequence == sealed.row.sequence
     assert sound.signed_by == sealed.signer.key_id
-    assert sound.files == len(names(sealed.folder)) == 20
+    assert sound.files == len(names(sealed.folder)) == 21
 
 
 def test_one_bit_in_any_file(sealed: Sealed, tmp_path: Path) -> None:

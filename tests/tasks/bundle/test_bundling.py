@@ -79,9 +79,11 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     assert "only in the limit" not in page
     assert "only in the limit" in render("statement.md", statement=statement)
     options = {"encoder": "e", "mean_pooled": False, "example": "x", "labels": 3, "classification": "", "licence": None}
+    options |= {"encoded_in": "bfloat16"}
     written = render("card.md", statement=formal, precision="bfloat16", thresholds=None, **options)
     assert "one fit with noise" in written
     assert "rounded to bfloat16" in written
+    assert "trained on what the encoder gave in bfloat16" in written
     assert "license: other" in written
     assert "No thresholds come with this model" in written
 
