@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo stack screenshots test test-stack test-long gpu check format lock clean setup
+.PHONY: help demo stack screenshots docs test test-stack test-long gpu check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -24,6 +24,10 @@ stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three work
 
 screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
+
+docs: $(STAMP)  ## the documentation as a site in site/, to be read from the disk; needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
 
 PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
 

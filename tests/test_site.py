@@ -1,0 +1,54 @@
+"""The documentation as a site: whole, searchable, and readable from a disk without a network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STARTS = ("approve", "run", "received", "research")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built strictly: a page outside the list, or a link or anchor that leads nowhere, ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_each_reader_has_a_page_to_begin_at(site: Path) -> None:
+    """And the first page leads there."""
+    first = (site / "index.html").read_text()
+    for name in STARTS:
+        assert f'href="start/{name}.html"' in first
+        assert (site / "start" / f"{name}.html").is_file()
+
+
+def test_nothing_is_loaded_from_a_network(site: Path) -> None:
+    """No script, style, font or picture of another host, on any page."""
+    loaded = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=\"?(https?:|//)|<link[^>]*stylesheet[^>]*href=\"?(https?:|//)"
+    )
+    for page in site.rglob("*.html"):
+        assert not loaded.search(page.read_text()), page.name
+
+
+def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
+    """What lies outside docs/, with its links led to pages; search knows its words."""
+    promise = (site / "PRIVACY.html").read_text()
+    assert 'href="threat-model.html"' in promise
+    index = (site / "search" / "search_index.js").read_text()
+    for words in (
+        "The promise and its limits",
+        "I received a bundle",
+        "Adding a mechanism",
+        "mechanisms.mechanism.Mechanism",
+    ):
+        assert words in index
