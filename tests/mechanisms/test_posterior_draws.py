@@ -131,9 +131,8 @@ class TestFormal:
         assert isinstance(plan.event, FormalPosteriorEvent)
         mechanism, release = plan.mechanism, plan.event.release
         assert isinstance(mechanism, FormalPosterior)
-        wide = Run(classes=classes, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, classes)))
         for kept in (slice(0, None), slice(1, None)):
-            mechanism._released(release, features[kept], given.labels[kept], N, wide)
+            mechanism._released(release, features[kept], given.labels[kept], N, classes)
         (whole, z), (without, _) = sums
         assert 0.999 * release.l2_sensitivity < float((whole - without).norm()) <= release.l2_sensitivity * (1 + 1e-4)
         std = factor * release.noise_multiplier * release.l2_sensitivity
@@ -150,7 +149,9 @@ class TestFormal:
         assert isinstance(settled, FormalPosterior)
         x = torch.randn(7, WIDTH)
         held = records().inputs.features  # pyright: ignore[reportAttributeAccessIssue]
-        mean, bias = settled._released(plan.event.release, held, records().labels, N, run(tmp_path))
+        mean, bias = settled._released(
+            plan.event.release, held, records().labels, N, CLASSES, file=tmp_path / "release.safetensors"
+        )
         theta = hmc.checkpoint.load(tmp_path / "formal posterior.safetensors")[0]["theta"][0]
         wanted = ((x - mean) / 50.0) @ theta.T + bias
         found = fitted.model.classifier.predict(FeatureInputs(x))
