@@ -82,6 +82,11 @@ class FormalPosteriorEvent(Event, frozen=True):
         draw = GaussianReleaseEvent(what="a posterior draw", noise_multiplier=multiplier, l2_sensitivity=1.0)
         return ComposedEvent(events=(self.release, draw))
 
+    def with_noise(self, factor: float) -> FormalPosteriorEvent:
+        """A release of so many times the noise, and a draw from under a prior so many times narrower."""
+        release = self.release.model_copy(update={"noise_multiplier": factor * self.release.noise_multiplier})
+        return self.model_copy(update={"release": release, "prior_std": self.prior_std / factor})
+
 
 @claims(FormalPosteriorEvent, formal=True)
 def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
