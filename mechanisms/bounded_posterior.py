@@ -14,19 +14,26 @@ mode is assumed not to be the case.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
+from torch import Tensor
 
+from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import SAMPLED, draws_of, padded, parameters_of, put
 from mechanisms.formal_head import features_of
-from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.training import Progress
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, Event
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
 
 
 class BoundedPosteriorEvent(Event, frozen=True):
@@ -132,21 +139,31 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         if not isinstance(event, BoundedPosteriorEvent) or event.prior_std != self.prior_std:
             raise MechanismError("the plan is not one of this bounded posterior's settings: plan again")
         start = parameters_of(classifier, run.classes)
-        target = SoftmaxPosterior(
-            padded(features_of(records)),
-            records.labels,
-            start,
-            self.prior_std,
-            bounded=BoundedLikelihood(bound=event.bound),
-        )
+        target = self._posterior(event, padded(features_of(records)), records.labels, start)
         drawn, figures = draws_of(
             target,
             start,
             self.sampler,
-            1 if run.resampled else self.draws,
+            self.draws,
             purpose="bounded posterior",
             run=run,
             progress=run.progress,
         )
         put(classifier, drawn.theta[0])
         return Fitted(ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size})
+
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """A chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
+        event = plan.event
+        assert isinstance(event, BoundedPosteriorEvent)
+        posteriors = [self._posterior(event, pool.padded[own], pool.labels[own], initial) for own in pool.included]
+        theta, _ = posterior_trials.sample(posteriors, initial, progress=progress)
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        return {self.kind: Reruns(ell, right, (event,) * len(theta))}
+
+    def _posterior(
+        self, event: BoundedPosteriorEvent, padded: Tensor, labels: Tensor, start: Tensor
+    ) -> SoftmaxPosterior:
+        return SoftmaxPosterior(padded, labels, start, self.prior_std, bounded=BoundedLikelihood(bound=event.bound))

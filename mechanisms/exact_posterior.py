@@ -18,17 +18,18 @@ posterior, and of no other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from mechanisms.audit import trials
+from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
-from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.training import Progress
 from mechanisms.posterior import hmc, rounds
@@ -40,6 +41,9 @@ from mechanisms.posterior.rounds import RoundName
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.privacy.numerics import failure_probability
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
 
 FEWEST_DRAWS = 100
 """A chain: on fewer their agreement cannot be judged, and as many are taken, however few were asked for."""
@@ -156,7 +160,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         def posterior(name: RoundName, weights: Tensor | None) -> RiskPass:
             target = SoftmaxPosterior(features, records.labels, start, self.prior_std, weights=weights)
             asked = config.risk_draws if name == "base" else config.sensitivity_draws
-            told = progress_of_part(run, names.index(name), len(names))
+            told = part_of(run.progress, names.index(name), len(names))
             drawn, checked = draws_of(target, start, self.sampler, asked, purpose=name, run=run, progress=told)
             seen = looked_at(drawn, weights)
             put(classifier, drawn.theta[0])
@@ -164,18 +168,50 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
             return seen
 
         seen = rounds.run(self.round, config, posterior)
-        event = ExactPosteriorEvent(
+        return Fitted(ClassifierModel(classifier), self._event(seen), figures)
+
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """All rounds of every trial, a chain each (`mechanisms.audit.posterior_trials`)."""
+        config, members = self.pseudo_posterior, [own.nonzero()[:, 0] for own in pool.included]
+        assert config is not None
+        names = rounds.ROUNDS[self.round]
+        alphas: list[Tensor | None] = [None] * len(members)
+        seen: list[RiskPass] = []
+        theta = initial
+        for part, name in enumerate(names):
+            if seen:
+                alphas = [rounds.weights_after(config, *both) for both in zip(alphas, seen, strict=True)]
+            theta, losses = posterior_trials.sample(
+                [
+                    SoftmaxPosterior(pool.padded[own], pool.labels[own], initial, self.prior_std, weights=alpha)
+                    for own, alpha in zip(members, alphas, strict=True)
+                ],
+                initial,
+                draws=config.risk_draws if name == "base" else config.sensitivity_draws,
+                progress=part_of(progress, part, len(names)),
+            )
+            seen = [risks_of(*both) for both in zip(losses, alphas, strict=True)]
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        return {self.kind: Reruns(ell, right, tuple(self._event(one) for one in seen))}
+
+    def _event(self, seen: RiskPass) -> ExactPosteriorEvent:
+        return ExactPosteriorEvent(
             round=self.round,
             prior_std=self.prior_std,
             sensitivity_draws=len(seen.draw_maxima) - 1,
             sensitivity=seen.sensitivity,
         )
-        return Fitted(ClassifierModel(classifier), event, figures)
 
 
 def looked_at(drawn: Draws, weights: Tensor | None) -> RiskPass:
     """The records at every draw that counts, chain by chain, and at the released one, which comes last."""
-    loss = torch.cat([drawn.ell.flatten(0, 1), drawn.ell_last[:1]]).neg()
+    return risks_of(torch.cat([drawn.ell.flatten(0, 1), drawn.ell_last[:1]]).neg(), weights)
+
+
+def risks_of(loss: Tensor, weights: Tensor | None) -> RiskPass:
+    """Of |l| float32 [draws, n], the released draw's last, under weights float32 [n]."""
     return RiskPass(risk=loss.amax(0), draw_maxima=(loss if weights is None else loss * weights).amax(1))
 
 
@@ -190,8 +226,6 @@ def draws_of(
     progress: Progress | None,
 ) -> tuple[Draws, dict[str, float]]:
     """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
-
-    An audit's rerun has one chain, which nothing is decided on and nothing released from.
 
     Raises:
         MechanismError: the draws are not to be trusted.
@@ -208,22 +242,18 @@ def draws_of(
         target,
         start,
         sampler,
-        draws=draws if run.resampled else max(draws, FEWEST_DRAWS * sampler.chains),
+        draws=max(draws, FEWEST_DRAWS * sampler.chains),
         purpose=purpose,
-        chains=1 if run.resampled else None,
-        satisfied=None if run.resampled else lambda drawn: not look(drawn).failures,
+        satisfied=lambda drawn: not look(drawn).failures,
         file=None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors",
         progress=progress,
     )
-    if run.resampled:
-        return drawn, {}
     look(drawn).refuse()
     return drawn, look(drawn).figures
 
 
-def progress_of_part(run: Run, part: int, parts: int) -> Progress | None:
+def part_of(told: Progress | None, part: int, parts: int) -> Progress | None:
     """Progress of one of several samplers of the same length."""
-    told = run.progress
     if told is None:
         return None
     return lambda done, total: told(part * total + done, parts * total)

@@ -36,22 +36,28 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import SAMPLED, draws_of, parameters_of, put
 from mechanisms.formal_head import features_of
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
+from mechanisms.model.training import Progress
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
+
+if TYPE_CHECKING:
+    from mechanisms.audit.trials import Records as Pool
 
 _SMALLEST_COUNT = 1.0
 """Noisy class counts below it are raised to it before the logarithm."""
@@ -75,6 +81,11 @@ class FormalPosteriorEvent(Event, frozen=True):
         multiplier = 1 / (self.likelihood_weight * self.lipschitz * self.prior_std)
         draw = GaussianReleaseEvent(what="a posterior draw", noise_multiplier=multiplier, l2_sensitivity=1.0)
         return ComposedEvent(events=(self.release, draw))
+
+    def with_noise(self, factor: float) -> FormalPosteriorEvent:
+        """A release of so many times the noise, and a draw from under a prior so many times narrower."""
+        release = self.release.model_copy(update={"noise_multiplier": factor * self.release.noise_multiplier})
+        return self.model_copy(update={"release": release, "prior_std": self.prior_std / factor})
 
 
 @claims(FormalPosteriorEvent, formal=True)
@@ -196,44 +207,88 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             raise MechanismError("the plan is not one of this formal posterior's settings: plan again")
         assert isinstance(event, FormalPosteriorEvent)
         untrained = parameters_of(classifier, run.classes)
-        mean, bias = self._released(event.release, features, records.labels, plan.records, run)
-        centred = features - mean
-        cut = centred / centred.norm(dim=1, keepdim=True).clamp(min=self.feature_clip_norm)
-        start = untrained[:, :-1] * self.feature_clip_norm
-        target = SoftmaxPosterior(
-            cut.contiguous(),
-            records.labels,
-            start,
-            event.prior_std,
-            weights=torch.full((len(features),), event.likelihood_weight),
-            offset=bias,
-        )
+        file = None if run.folder is None else run.folder / "release.safetensors"
+        released = self._released(event.release, features, records.labels, plan.records, run.classes, file=file)
+        target, shortened = self._posterior(event, features, records.labels, untrained, released)
         drawn, figures = draws_of(
             target,
-            start,
+            target.prior_mean,
             self.sampler,
-            1 if run.resampled else self.draws,
+            self.draws,
             purpose="formal posterior",
             run=run,
             progress=run.progress,
         )
-        weight = drawn.theta[0] / self.feature_clip_norm
-        put(classifier, torch.cat([weight, (bias - weight @ mean)[:, None]], 1))
-        shortened = float((centred.norm(dim=1) > self.feature_clip_norm).double().mean())
+        put(classifier, self._head(drawn.theta[0], released))
         return Fitted(
             ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size, "shortened": shortened}
         )
 
+    def fit_many(
+        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+    ) -> Mapping[str, Reruns]:
+        """A release and a chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
+        event, classes = plan.event, len(initial)
+        assert isinstance(event, FormalPosteriorEvent)
+        released, posteriors = [], []
+        for own in pool.included:
+            features, labels = pool.features[own].float(), pool.labels[own]
+            released.append(self._released(event.release, features, labels, plan.records, classes))
+            posteriors.append(self._posterior(event, features, labels, initial, released[-1])[0])
+        theta, _ = posterior_trials.sample(posteriors, posteriors[0].prior_mean, progress=progress)
+        heads = torch.stack([self._head(*both) for both in zip(theta, released, strict=True)])
+        ell, right = trials.log_likelihood(heads, pool.padded, pool.labels)
+        return {self.kind: Reruns(ell, right, (event,) * len(theta))}
+
+    def _posterior(
+        self,
+        event: FormalPosteriorEvent,
+        features: Tensor,
+        labels: Tensor,
+        untrained: Tensor,
+        released: tuple[Tensor, Tensor],
+    ) -> tuple[SoftmaxPosterior, float]:
+        """The density over [classes, width] that is drawn from, and the share of records whose features were cut.
+
+        Args:
+            untrained: float32 [classes, width + 1], the bias last.
+            released: mean and bias.
+        """
+        mean, bias = released
+        centred = features - mean
+        norms = centred.norm(dim=1, keepdim=True)
+        target = SoftmaxPosterior(
+            (centred / norms.clamp(min=self.feature_clip_norm)).contiguous(),
+            labels,
+            untrained[:, :-1] * self.feature_clip_norm,
+            event.prior_std,
+            weights=torch.full((len(features),), event.likelihood_weight),
+            offset=bias,
+        )
+        return target, float((norms > self.feature_clip_norm).double().mean())
+
+    def _head(self, theta: Tensor, released: tuple[Tensor, Tensor]) -> Tensor:
+        """The sampled function of features as they come, float32 [classes, width + 1]."""
+        mean, bias = released
+        weight = theta / self.feature_clip_norm
+        return torch.cat([weight, (bias - weight @ mean)[:, None]], 1)
+
     def _released(
-        self, release: GaussianReleaseEvent, features: Tensor, labels: Tensor, planned: int, run: Run
+        self,
+        release: GaussianReleaseEvent,
+        features: Tensor,
+        labels: Tensor,
+        planned: int,
+        classes: int,
+        *,
+        file: Path | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Noisy mean of the features [width] and logarithms of the noisy class shares [classes], drawn once."""
-        file = None if run.folder is None else run.folder / "release.safetensors"
+        """Noisy mean of the features [width] and logarithms of the noisy class shares [classes], drawn once a file."""
         if file is not None and file.exists():
             vector = checkpoint.load(file)[0]["vector"]
         else:
             cut = features / features.norm(dim=1, keepdim=True).clamp(min=self.mean_clip_norm)
-            counts = torch.bincount(labels.cpu(), minlength=run.classes) * self.count_scale
+            counts = torch.bincount(labels.cpu(), minlength=classes) * self.count_scale
             vector = torch.cat([cut.sum(0), counts])
             std = release.noise_multiplier * release.l2_sensitivity
             noise.SecretStream(noise.new_key()).add_normal_(vector, std=std, purpose="mean and counts", step=0)

@@ -11,6 +11,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -20,6 +22,14 @@ from rich.text import Text
 
 from flows.commands.terminal import Console, shown
 from tasks.running.progress import Listener, line_of, listening
+
+
+class RateColumn(ProgressColumn):
+    """Steps a second (of a sampler: draws), once there have been some."""
+
+    def render(self, task: Task) -> Text:
+        """Three digits of it."""
+        return Text("" if not task.speed else f"{task.speed:.3g}/s")
 
 
 class ConsoleListener(Listener):
@@ -37,6 +47,7 @@ class ConsoleListener(Listener):
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
+            RateColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -89,6 +89,20 @@ class Profile:
         return np.max([Approximate(*point).fall(high) for point in self.points], axis=0)
 
 
+@runtime_checkable
+class LikeGaussian(Protocol):
+    """An event whose noise is another, and which is told apart no better than Gaussian releases are."""
+
+    @property
+    def gaussian(self) -> Event:
+        """Those."""
+        ...
+
+    def with_noise(self, factor: float) -> Event:
+        """The same with so many times the noise."""
+        ...
+
+
 def noise_scaled(event: Event, factor: float) -> Event:
     """The same event with every noise multiplier times the factor.
 
@@ -103,6 +117,8 @@ def noise_scaled(event: Event, factor: float) -> Event:
             return event.model_copy(update={"segments": tuple(changed)})
         case GaussianReleaseEvent():
             return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
+        case LikeGaussian():
+            return event.with_noise(factor)
         case _:
             raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no curve to test")
 

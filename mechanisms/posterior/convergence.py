@@ -27,6 +27,8 @@ SMALLEST_ACCEPTANCE = 0.5
 """Mean over draws of any chain: one that stands still accepts nothing."""
 LARGEST_ENERGY_ERROR = 1000.0
 """A trajectory whose energy is off by more has left the posterior (Stan's divergence)."""
+FIGURES = ("draws", "chains", "r_hat", "ess_bulk", "ess_tail", "acceptance", "energy_error", "diverged")
+"""Of a `Diagnostics`, for reports inside the house."""
 
 
 def r_hat(draws: np.ndarray) -> np.ndarray:
@@ -173,5 +175,4 @@ class Diagnostics:
     @property
     def figures(self) -> dict[str, float]:
         """For reports inside the house."""
-        names = ("r_hat", "ess_bulk", "ess_tail", "acceptance", "energy_error")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in FIGURES}

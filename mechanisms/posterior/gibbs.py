@@ -86,8 +86,7 @@ class SoftmaxPosterior:
         residual.exp_().scatter_add_(2, at, torch.full_like(at, -1.0, dtype=residual.dtype))
         if slope is not None:
             residual.mul_(slope[..., None])
-        with fast_linear(theta.device):
-            gradient = linear(residual.flatten(1).T.contiguous(), self._transposed, None).view_as(theta)
+        gradient = (residual.flatten(1).T @ self.features).view_as(theta)
         off = theta - self.prior_mean
         prior = off.double().square_().sum((1, 2)) / (2 * self.prior_std**2)
         potential = prior - likelihood.double().sum(0)

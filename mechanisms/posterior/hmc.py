@@ -66,7 +66,8 @@ class SamplerConfig(BaseModel, frozen=True, extra="forbid", title="Sampler"):
 
 @dataclass(frozen=True)
 class Metric:
-    """m float32 [classes, width] and M: its Cholesky factor and inverse, float32 [classes, width, width] each."""
+    """m float32 [classes, width], or [K, classes, width] of K chains, and M: its Cholesky factor and inverse, float32
+    [classes, width, width] each."""
 
     mean: Tensor
     factor: Tensor
@@ -76,7 +77,8 @@ class Metric:
     def of(mean: Tensor, blocks: Tensor) -> Metric:
         """M of these blocks."""
         factor = torch.linalg.cholesky(blocks)
-        return Metric(mean, factor, torch.cholesky_inverse(factor))
+        # in rows: products with the columns that LAPACK leaves take five times as long
+        return Metric(mean, factor, torch.cholesky_inverse(factor).contiguous())
 
     def velocity(self, normal: Tensor) -> Tensor:
         """N(0, M^-1) from standard normals [K, classes, width]."""
@@ -151,9 +153,14 @@ def trajectory(
     )
 
 
+def angle(number: int) -> float:
+    """Length of the trajectory of this number: about a quarter turn."""
+    return QUARTER * (1 + _JITTER * math.sin(_GOLDEN * number))
+
+
 @dataclass
-class _StepSize:
-    """Dual averaging towards `ACCEPTANCE`; shrinkage, delay and decay are those of Hoffman and Gelman 2014."""
+class StepSize:
+    """Dual averaging towards `ACCEPTANCE` in warm-up; shrinkage, delay and decay are those of Hoffman and Gelman."""
 
     value: float = 0.2
     log_mean: float = math.log(0.2)
@@ -167,6 +174,10 @@ class _StepSize:
         log = min(0.0, math.log(0.5) - math.sqrt(self.count) / 0.25 * self.shortfall)
         self.log_mean += self.count**-0.75 * (log - self.log_mean)
         self.value = math.exp(log)
+
+    def settle(self) -> None:
+        """Freeze it at its average."""
+        self.value = math.exp(self.log_mean)
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,7 @@ class _State:
     step: int = 0
     total: int = 0
     """The trajectory after which it ends, if its draws satisfy by then."""
-    size: _StepSize = field(default_factory=_StepSize)
+    size: StepSize = field(default_factory=StepSize)
     history: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _HISTORY})
 
     def draws(self) -> Draws:
@@ -235,7 +246,7 @@ class _State:
         history = {name: list(tensors.get(name, ())) for name in _HISTORY}
         at = {name.removeprefix("at."): tensor for name, tensor in tensors.items() if name.startswith("at.")}
         started = Evaluation(**at) if at else None
-        size = _StepSize(**meta["size"])
+        size = StepSize(**meta["size"])
         return _State(key, tensors.get("theta"), started, meta["step"], meta["total"], size, history)
 
 
@@ -315,7 +326,7 @@ def _trajectories(
             theta,
             at,
             step_size=state.size.value,
-            angle=QUARTER * (1 + _JITTER * math.sin(_GOLDEN * step)),
+            angle=angle(step),
             normal=normal,
             log_uniform=torch.special.log_ndtr(uniform),
         )
@@ -325,9 +336,9 @@ def _trajectories(
         if state.step <= warm:
             state.size.update(float(moved.probability.mean()))
             if state.step == warm // 2:  # what was learnt on the way in is not what holds there
-                state.size = _StepSize(value=state.size.value, log_mean=math.log(state.size.value))
+                state.size = StepSize(value=state.size.value, log_mean=math.log(state.size.value))
             if state.step == warm:
-                state.size.value = math.exp(state.size.log_mean)
+                state.size.settle()
         elif state.step < state.total:
             off = (theta - target.prior_mean).flatten(1).double()
             values = (at.ell, off @ directions, at.potential, moved.probability, moved.energy_error)

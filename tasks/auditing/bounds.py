@@ -50,7 +50,9 @@ def finite(value: float) -> float | None:
 
 
 def of_noise(event: Event | None) -> Event | None:
-    """The event if its trade-off curve can be tested, else None."""
+    """The event, or the Gaussian one that stands for it, if its trade-off curve can be tested, else None."""
+    if isinstance(event, curves.LikeGaussian):
+        event = event.gaussian
     try:
         return None if event is None or curves.curve_of(event) is None else event
     except MechanismError:

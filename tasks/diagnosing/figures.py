@@ -126,3 +126,15 @@ def fit_gap(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     return svg(figure)
+
+
+def rooms(room: Mapping[str, float]) -> str:
+    """How many times worse each diagnostic of a sampler could be; at 1 the fit is refused."""
+    figure, axes = figure_of("Room of each diagnostic to its limit", height=2.4)
+    names = list(room)[::-1]
+    axes.barh(names, [room[name] for name in names], color=BLUE)
+    for place, name in enumerate(names):
+        axes.annotate(f" {room[name]:.1f}", (room[name], place), va="center", fontsize=8)
+    axes.axvline(1, color=BLACK, linestyle="--", linewidth=1)
+    axes.set(xlabel="times (dashed: refused)", xlim=(0, 1.15 * max(1.0, *room.values())))
+    return svg(figure)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
 from tasks.branches.swag_chain import chain
-from tasks.diagnosing import page, stages
+from tasks.diagnosing import page, sampler, stages
 from tasks.diagnosing.claim import RoundClaim
 from tasks.diagnosing.page import Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
@@ -35,7 +35,9 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
-    if settings.leave_out and not parameters.model.linear_head:
+    if parameters.formal is not None:
+        sampler.refuse_early(parameters)
+    elif settings.leave_out and not parameters.model.linear_head:
         raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
     preflight.check(context, parameters)
 
@@ -49,6 +51,8 @@ def diagnose(
         parameters: with c and k settled, where a target epsilon leaves them open.
         do: runs a step, or finds it finished.
     """
+    if parameters.formal is not None:
+        return _sampled(context, parameters, do, prefect_run_id=prefect_run_id)
     fitted = chain(parameters, do)
     posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
     if fitted.dataset is None or fitted.prepared is None:
@@ -78,6 +82,16 @@ def diagnose(
     )
     verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
     return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
+
+
+def _sampled(context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None) -> DiagnoseResult:
+    """Of a formal posterior draw: its sampler."""
+    found = sampler.look(
+        context, parameters, do, notice=page.NOTICE, label="diagnostics of a retrain", prefect_run_id=prefect_run_id
+    )
+    return DiagnoseResult(
+        report=found.report, epsilon=found.epsilon, verdicts={"sampler": found.verdict}, figures=dict(found.figures)
+    )
 
 
 def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:

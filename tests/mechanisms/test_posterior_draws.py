@@ -13,6 +13,7 @@ from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import exact_posterior
+from mechanisms.audit import curves
 from mechanisms.bounded_posterior import BoundedPosterior
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
@@ -26,6 +27,7 @@ from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy import noise
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.noise import SecretStream
+from tasks.auditing.bounds import of_noise
 
 WIDTH, CLASSES, N = 5, 3, 60
 TASK = Task(records=N, classes=CLASSES, target_epsilon=4.0, delta=1e-4)
@@ -131,9 +133,8 @@ class TestFormal:
         assert isinstance(plan.event, FormalPosteriorEvent)
         mechanism, release = plan.mechanism, plan.event.release
         assert isinstance(mechanism, FormalPosterior)
-        wide = Run(classes=classes, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, classes)))
         for kept in (slice(0, None), slice(1, None)):
-            mechanism._released(release, features[kept], given.labels[kept], N, wide)
+            mechanism._released(release, features[kept], given.labels[kept], N, classes)
         (whole, z), (without, _) = sums
         assert 0.999 * release.l2_sensitivity < float((whole - without).norm()) <= release.l2_sensitivity * (1 + 1e-4)
         std = factor * release.noise_multiplier * release.l2_sensitivity
@@ -150,11 +151,29 @@ class TestFormal:
         assert isinstance(settled, FormalPosterior)
         x = torch.randn(7, WIDTH)
         held = records().inputs.features  # pyright: ignore[reportAttributeAccessIssue]
-        mean, bias = settled._released(plan.event.release, held, records().labels, N, run(tmp_path))
+        mean, bias = settled._released(
+            plan.event.release, held, records().labels, N, CLASSES, file=tmp_path / "release.safetensors"
+        )
         theta = hmc.checkpoint.load(tmp_path / "formal posterior.safetensors")[0]["theta"][0]
         wanted = ((x - mean) / 50.0) @ theta.T + bias
         found = fitted.model.classifier.predict(FeatureInputs(x))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+    def test_an_audit_holds_it_against_its_gaussians(self) -> None:
+        """The curve that guesses are held against is the claim's own, at half of the noise twice as wide; a plan at
+        that noise fits, so that an audit can show what it would have said of it."""
+        plan = FormalPosterior().plan(TASK)
+        event = plan.event
+        assert isinstance(event, FormalPosteriorEvent)
+        tested = of_noise(event)
+        assert tested is not None
+        whole, half = curves.curve_of(tested), curves.curve_of(tested, factor=0.5)
+        assert isinstance(whole, curves.Gaussian)
+        assert isinstance(half, curves.Gaussian)
+        assert whole.epsilon(1e-4) == pytest.approx(claim(event, delta=1e-4).epsilon, rel=0.005)
+        halved = curves.noise_scaled(event, 0.5)
+        assert curves.curve_of(halved.gaussian).mu == pytest.approx(half.mu) == pytest.approx(2 * whole.mu)  # pyright: ignore
+        assert plan.model_copy(update={"event": halved}).fit(records(), run()).event == halved
 
     def test_a_plan_of_other_settings_is_refused(self) -> None:
         """What was paid for at one scale is not drawn at another."""
