@@ -61,10 +61,9 @@ class BayesTable(Aimed, frozen=True):
         return Plan(mechanism=own, event=event, records=task.records)
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Noise of a cell, in records."""
+        """The noise."""
         assert isinstance(plan.event, LaplaceReleaseEvent)
-        own = {"noise_multiplier": plan.event.noise_multiplier}
-        return own if task.columns is None else own | {"cell_scale": plan.event.noise_multiplier * 2 * task.columns}
+        return {"noise_multiplier": plan.event.noise_multiplier}
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release, draw, grow."""

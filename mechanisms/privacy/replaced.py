@@ -1,15 +1,15 @@
 """What mechanisms cost whose neighbours differ in one record: Laplace and Gaussian releases, choices by the exponential
 mechanism, objective perturbation, bags of any of these.
 
-Where every part is epsilon-differentially private the parts add up, and delta is 0. Where one is Gaussian, all are taken
-as zero-concentrated (rho) and converted at delta by dp-accounting's Renyi accountant:
+Where every part is epsilon-differentially private the parts add up, and delta is 0. Where one is Gaussian, all are
+taken as zero-concentrated (rho) and converted at delta by dp-accounting's Renyi accountant:
 
-| part                              | epsilon          | rho                            | source                          |
-|-----------------------------------|------------------|--------------------------------|---------------------------------|
-| Laplace, multiplier b             | 1 / b            | 1 / (2 b^2)                    | Bun and Steinke 2016, prop. 1.4 |
-| choices, k of epsilon             | k epsilon        | k epsilon^2 / 8                | Cesar and Rogers 2021, lemma 4  |
-| Gaussian, k of multiplier sigma   | none             | k / (2 sigma^2)                | Bun and Steinke 2016, prop. 1.6 |
-| objective perturbation            | see `objective`  | epsilon^2 / 2                  | Chaudhuri et al. 2011           |
+| part                            | epsilon         | rho             | source                          |
+|---------------------------------|-----------------|-----------------|---------------------------------|
+| Laplace, multiplier b           | 1 / b           | 1 / (2 b^2)     | Bun and Steinke 2016, prop. 1.4 |
+| choices, k of epsilon           | k epsilon       | k epsilon^2 / 8 | Cesar and Rogers 2021           |
+| Gaussian, k of multiplier sigma | none            | k / (2 sigma^2) | Bun and Steinke 2016, prop. 1.6 |
+| objective perturbation          | see `objective` | epsilon^2 / 2   | Chaudhuri et al. 2011           |
 
 A unit of m records: epsilon times m, rho times m^2.
 """
