@@ -46,8 +46,12 @@ TASK = Task(records=N, classes=CLASSES, target_epsilon=4.0, delta=1e-4, features
 KINDS = sorted(kind for kind, mechanism in kinds().items() if mechanism.__module__.startswith("mechanisms."))
 
 
+QUICK: dict[str, dict[str, Any]] = {"gem": {"rounds": 3, "steps": 3, "mixtures": 20}}
+"""Sizes of mechanisms whose own take seconds a fit."""
+
+
 def made(kind: str) -> Mechanism:
-    return kinds()[kind].model_validate({}).with_defaults(SMALL)
+    return kinds()[kind].model_validate(QUICK.get(kind, {})).with_defaults(SMALL)
 
 
 def descends(event: Event | None) -> bool:
