@@ -52,10 +52,11 @@ class BayesTable(Aimed, frozen=True):
         """
         own = self.at(task)
         assert own.target_epsilon is not None
+        epsilon = own.target_epsilon * (1 - 1e-9)
         own = own.model_copy(update={"records": self.records or task.records})
         event = LaplaceReleaseEvent(
             what="tables of class by value, divided by the number of columns",
-            noise_multiplier=task.records_per_unit / (own.target_epsilon * (1 - 1e-9)),
+            noise_multiplier=task.records_per_unit / epsilon,
             l1_sensitivity=L1_SENSITIVITY,
         )
         return Plan(mechanism=own, event=event, records=task.records)
