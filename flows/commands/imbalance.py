@@ -22,6 +22,7 @@ def imbalance(
     results: Annotated[
         Path | None, typer.Option(help="Write the page there, and its cells beside it, which a later run takes up.")
     ] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Fit nothing: the page of what is finished.")] = False,
     home: options.Home = None,
 ) -> None:
     """Measure private learning on tables of uneven classes: sets times epsilons times systems times seeds.
@@ -58,9 +59,17 @@ def imbalance(
         workspace.create()
         before = run.kept(page.cells_beside(results)) if results else {}
         with output.progress():
-            cells = run.run(given, chosen, tables, seeds=seeds, folder=workspace.private / "imbalance", before=before)
+            cells = run.run(
+                given,
+                chosen,
+                tables,
+                seeds=seeds,
+                folder=workspace.private / "imbalance",
+                before=before,
+                fitting=not finished,
+            )
         if not cells:
-            raise InputError("nothing to do: the suite limits these branches to other sets")
+            raise InputError("nothing is finished" if finished else "the suite limits these branches to other sets")
         if results is not None:
             page.write(results, given, chosen, tables, cells)
     said = f"{len(cells):,} cells of {len(chosen)} systems on {len(tables)} sets"

@@ -49,12 +49,14 @@ def run(
     seeds: int,
     folder: Path,
     before: Mapping[str, Cell],
+    fitting: bool = True,
 ) -> list[Cell]:
     """Every cell, in order of `places`.
 
     Args:
         folder: private; one file a finished cell, by its key.
         before: cells of an earlier run by their keys, taken as they are.
+        fitting: False: those that are not finished are left out.
 
     Raises:
         MechanismError: a mechanism refuses a set; the cells before it stay.
@@ -67,10 +69,11 @@ def run(
     for done, (name, branch, epsilon, seed) in enumerate(wanted, start=1):
         key = key_of(tables[name], branches[branch], epsilon, seed, suite.test_share)
         cell = before.get(key) or _found(folder / f"{key}.json")
-        if cell is None:
+        if cell is None and fitting:
             cell, fresh = fits.fit(tables[name], branches[branch], epsilon, seed, key), fresh + 1
             write_atomically(folder / f"{key}.json", cell.model_dump_json().encode())
-        cells.append(cell)
+        if cell is not None:
+            cells.append(cell)
         progress.report(label, done, len(wanted))
     figures = {"cells": len(cells), "fitted now": fresh}
     progress.finished(label, figures, reused=fresh == 0, seconds=time.monotonic() - started)
