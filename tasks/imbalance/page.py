@@ -20,6 +20,8 @@ from tasks.imbalance.tables import Cells
 from tasks.pages.render import notes_beside, render
 from tasks.running.provenance import provenance
 
+MOST = 2 / 3
+"""Share of the pairs of set and epsilon that a system must have to be ranked among all, at what all of these have."""
 PUBLISHED = Path(__file__).resolve().parents[2] / "deployments" / "published" / "imbalance.yaml"
 
 
@@ -49,10 +51,10 @@ def page(
     given = Cells(cells)
     there = {name: branch for name, branch in branches.items() if any(cell.branch == name for cell in cells)}
     private = {name: branch for name, branch in there.items() if isinstance(branch.mechanism, Aimed)}
-    everywhere = {name: branch for name, branch in private.items() if _everywhere(given, suite, name, sets)}
+    everywhere = {name: branch for name, branch in private.items() if _share(given, suite, name, sets) >= MOST}
     papers = {name: branch for name, branch in private.items() if name in published["ranks"]}
     places = [(name, epsilon) for name in sets for epsilon in suite.epsilons]
-    seeds = {name: len({cell.seed for cell in cells if cell.branch == name}) for name in there}
+    seeds = {name: _seeds(given, name, places) for name in there}
     unprotected = dict.fromkeys(line for table in sets.values() for line in table.unprotected)
     return render(
         "imbalance.md",
@@ -60,15 +62,18 @@ def page(
         source=provenance(),
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         seeds=given.seeds,
-        fewer=[f"{there[name].title}: {count}" for name, count in seeds.items() if count < given.seeds],
+        fewer=[f"{there[name].title}: {said}" for name, said in seeds.items() if said != str(given.seeds)],
         limited=[branch.title for name, branch in private.items() if name not in everywhere],
         sets=_sets_table(sets),
         papers=tables.rank_table(given, papers, places, published=published["ranks"]) if len(papers) > 1 else None,
         published=published,
         all=tables.rank_table(given, everywhere, places),
+        ranked=tables.common(given, everywhere, places),
+        places=len(places),
         ahead=tables.ahead(given, everywhere, places, "gem") if "gem" in everywhere else [],
         points=tables.points(given, there, places),
         sanity=tables.sanity(given, published["f1_of_plain_trees"], suite.epsilons[-1]),
+        prototypes=tables.beside_prototypes(given, there, published["prototypes"]),
         over=[
             tables.over_epsilon(given, everywhere, list(sets), suite.epsilons, metric)
             for metric in (*METRICS, "average_precision")
@@ -84,8 +89,16 @@ def page(
     )
 
 
-def _everywhere(cells: Cells, suite: Suite, branch: str, sets: Mapping[str, TableSet]) -> bool:
-    return all(cells.of(branch, (name, epsilon)) for name in sets for epsilon in suite.epsilons)
+def _seeds(cells: Cells, branch: str, places: Sequence[tables.At]) -> str:
+    """How many seeds a branch has where it ran: one number, or the least and the most."""
+    counts = [count for at in places if (count := len(cells.of(branch, at)))]
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _share(cells: Cells, suite: Suite, branch: str, sets: Mapping[str, TableSet]) -> float:
+    """Of the pairs of set and epsilon, those that a branch has."""
+    there = [bool(cells.of(branch, (name, epsilon))) for name in sets for epsilon in suite.epsilons]
+    return sum(there) / len(there)
 
 
 def _sets_table(sets: Mapping[str, TableSet]) -> tables.Table:

@@ -90,6 +90,12 @@ def ranks(cells: Cells, branches: Sequence[str], metric: str, places: Iterable[A
     return dict(zip(branches, np.mean(each, axis=0).tolist(), strict=True)) if each else None
 
 
+def common(cells: Cells, branches: Iterable[str], places: Iterable[At]) -> int:
+    """Places that all of these branches have."""
+    own = list(branches)
+    return sum(all(cells.of(branch, at) for branch in own) for at in places)
+
+
 def rank_table(
     cells: Cells,
     branches: Mapping[str, Branch],
@@ -196,6 +202,33 @@ def sanity(cells: Cells, published: Mapping[str, Mapping[str, float]], epsilon: 
             near = "yes" if abs(own - figures["ours"]) <= 0.05 else "**no**"
             rows.append([name, f"{own:.3f}", f"{figures['ours']:.3f}", f"{figures['paper']:.2f}", near])
     return ["set", "here", "prototype", "paper", "within 0.05 of the prototype"], rows
+
+
+def beside_prototypes(
+    cells: Cells, branches: Mapping[str, Branch], prototypes: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
+) -> Table:
+    """AUC, F1 and worst class beside a prototype's, and whether they reach it: within two standard deviations over
+    seeds, or above."""
+    rows = []
+    for name, by_epsilon in prototypes.items():
+        for epsilon, by_branch in by_epsilon.items():
+            for branch, figures in by_branch.items():
+                own = cells.of(branch, (name, float(epsilon)))
+                if not own or branch not in branches:
+                    continue
+                row = [name, str(epsilon), branches[branch].title, str(len(own))]
+                for metric, figure in zip(("auc", "f1", "worst_class_accuracy"), figures, strict=True):
+                    values = [getattr(cell, metric) for cell in own]
+                    row.append(f"{spread(values)} ({figure:.3f}){reached(values, figure)}")
+                rows.append(row)
+    return ["set", "ε", "system", "seeds", "AUC", "F1", "worst class"], rows
+
+
+def reached(values: Sequence[float], figure: float) -> str:
+    """Nothing; *below* where the mean is more than two standard deviations under the figure; one seed says nothing."""
+    if len(values) < 2:
+        return ""
+    return " **below**" if np.mean(values) < figure - 2 * np.std(values, ddof=1) else ""
 
 
 def over_epsilon(cells: Cells, branches: Mapping[str, Branch], sets: Sequence[str], epsilons: Sequence[float],

@@ -48,7 +48,7 @@ KINDS = sorted(kind for kind, mechanism in kinds().items() if mechanism.__module
 
 QUICK: dict[str, dict[str, Any]] = {
     "gem": {"rounds": 3, "steps": 3, "mixtures": 20},
-    "ft-transformer": {"width": 8, "depth": 1, "heads": 2, "epochs": 2, "batch_size": 30},
+    "ft-transformer": {"width": 8, "depth": 1, "heads": 2, "epochs": 3, "batch_size": 60},
 }
 """Sizes of mechanisms whose own take seconds a fit."""
 
