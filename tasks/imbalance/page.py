@@ -22,7 +22,7 @@ from tasks.running.provenance import provenance
 
 MOST = 2 / 3
 """Share of the pairs of set and epsilon that a system must have to be ranked among all, at what all of these have."""
-PUBLISHED = Path(__file__).resolve().parents[2] / "deployments" / "published" / "imbalance.yaml"
+PUBLISHED = Path(__file__).resolve().parents[2] / "deployments" / "suites" / "imbalance.published.yaml"
 
 
 def cells_beside(page: Path) -> Path:

@@ -109,8 +109,8 @@ class TestCosts:
     def test_the_fallback_leaves_half_to_the_noise(self, weights: str, constants: str) -> None:
         """At the smallest regularisation the Jacobian costs epsilon/2, and not, as the paper's Delta, more than all."""
         how = {"records": 270, "features": 8, "curvature": 0.25, "weights": weights, "constants": constants}
-        least = replaced.smallest_regularisation(1.0, **how)  # pyright: ignore[reportArgumentType]
-        assert replaced.jacobian_cost(least, **how) == pytest.approx(0.5)  # pyright: ignore[reportArgumentType]
+        least = replaced.smallest_regularisation(1.0, **how)
+        assert replaced.jacobian_cost(least, **how) == pytest.approx(0.5)
 
     def test_the_papers_fallback_spends_too_much(self) -> None:
         """Its Delta = c/(n (e^{eps/4} - 1)) - lambda costs 4 d (e^{eps/4} - 1) by its own Jacobian bound: 8 at
@@ -198,7 +198,7 @@ class TestObjectivePerturbation:
         neighbours is within epsilon over a grid of beta; it exceeds half of it, so half the noise would not do."""
         n, least, epsilon = 6, 0.5, 1.0
         how = {"records": n, "features": 1, "curvature": 0.25, "weights": "frequencies", "constants": "tight"}
-        rate = (epsilon - replaced.jacobian_cost(least, **how)) / 2  # pyright: ignore[reportArgumentType]
+        rate = (epsilon - replaced.jacobian_cost(least, **how)) / 2
         grid = torch.linspace(-12, 12, 401, dtype=torch.float64)
 
         def log_density(x: Tensor, y: Tensor) -> Tensor:
