@@ -132,15 +132,17 @@ def ahead(cells: Cells, branches: Mapping[str, Branch], places: Sequence[At], ri
 
 
 def gap(cells: Cells, first: str, second: str, metric: str, places: Sequence[At]) -> list[float]:
-    """By seed that both have, the mean over the places that both have of first minus second."""
-    gaps = []
+    """By seed, the mean over the places that both have of first minus second; seeds with fewer places than the most
+    are left out, since their mean is of something else."""
+    gaps: list[tuple[int, float]] = []
     for seed in sorted({cell.seed for cell in cells.all}):
         own = Cells([cell for cell in cells.all if cell.seed == seed])
         pairs = [(own.mean(first, at, metric), own.mean(second, at, metric)) for at in places]
         both = [a - b for a, b in pairs if a is not None and b is not None]
         if both:
-            gaps.append(float(np.mean(both)))
-    return gaps
+            gaps.append((len(both), float(np.mean(both))))
+    most = max((count for count, _ in gaps), default=0)
+    return [mean for count, mean in gaps if count == most]
 
 
 def answer(gaps: Sequence[float], expect: Callable[[float], bool] = lambda mean: mean > 0) -> str:
