@@ -22,6 +22,7 @@ from flows.commands import (
     doctor,
     drift,
     handover,
+    imbalance,
     keys,
     ledger,
     metrics,
@@ -43,7 +44,7 @@ for _command in (
     *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
     *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),
     *(calibrate.calibrate, serve.serve, demo_data.demo_data, deploy.deploy, doctor.doctor, status.status),
-    metrics.metrics,
+    *(metrics.metrics, imbalance.imbalance),
 ):
     app.command()(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")

@@ -31,6 +31,7 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.export import Precision, Shapes
 from mechanisms.model.export import save as export
 from mechanisms.model.inputs import Inputs
+from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import AnyEvent, Event
 
@@ -53,6 +54,10 @@ class Task(BaseModel, frozen=True, extra="forbid"):
     """Of one privacy unit; None where no branch of the run aims at one."""
     delta: float = 1e-4
     """Of formal claims."""
+    features: int | None = None
+    """Numbers that a record has as features; None where they are an encoder's or tokens."""
+    columns: int | None = None
+    """Columns of a table, each of which is one number or one category."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
@@ -100,6 +105,8 @@ class Run:
     classes: int
     seed: int
     classifier: Callable[[], Classifier]
+    schema: FeatureSchema | None = None
+    """What the features of a table are; None: every feature is a number in [0, 1]."""
     folder: Path | None = None
     """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
     progress: Progress | None = None

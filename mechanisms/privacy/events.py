@@ -177,6 +177,85 @@ class GaussianReleaseEvent(Event, frozen=True):
     """Largest l2 change of the vector when one record is added or removed."""
 
 
+class LaplaceReleaseEvent(Event, frozen=True):
+    """One vector computed from every record and released with Laplace noise; neighbours differ in one record."""
+
+    mechanism: Literal["laplace-release"] = "laplace-release"
+    what: str
+    """What was released, and in which unit."""
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Scale b of the noise divided by `l1_sensitivity`."""
+    l1_sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Largest l1 change of the vector when one record is replaced."""
+
+
+class ReplacedGaussianEvent(Event, frozen=True):
+    """Vectors computed from every record and released with Gaussian noise; neighbours differ in one record."""
+
+    mechanism: Literal["gaussian-release-replaced"] = "gaussian-release-replaced"
+    what: str
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    """Standard deviation of the noise divided by `l2_sensitivity`."""
+    l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Largest l2 change of one vector when one record is replaced."""
+    releases: int = Field(default=1, ge=1)
+    """Vectors, each with noise of its own."""
+
+
+class ExponentialChoiceEvent(Event, frozen=True):
+    """Choices by the exponential mechanism: the candidate with the largest of epsilon u / (2 s) plus Gumbel noise."""
+
+    mechanism: Literal["exponential-choice"] = "exponential-choice"
+    what: str
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    """Of one choice."""
+    choices: int = Field(ge=1)
+    utility_sensitivity: float = Field(gt=0, allow_inf_nan=False)
+    """Largest change s of a candidate's utility u when one record is replaced."""
+
+
+class ObjectivePerturbationEvent(Event, frozen=True):
+    """Regularised ERM with a random linear term b, of density proportional to exp(-noise_rate |b|)
+    (Chaudhuri et al. 2011, algorithm 2; Rosenblatt et al. 2025, algorithm 1)."""
+
+    mechanism: Literal["objective-perturbation"] = "objective-perturbation"
+    problems: int = Field(ge=1)
+    """Solved one after another on the same records: one for each class against the rest, or one for two classes."""
+    records: int = Field(ge=1)
+    features: int = Field(ge=1)
+    """Coordinates of a record of norm at most 1, the constant among them."""
+    weights: Literal["none", "frequencies", "fixed"]
+    """`frequencies`: two classes weighted by each other's true frequency; `fixed`: at most 1, known beforehand."""
+    constants: Literal["paper", "tight"]
+    curvature: float = Field(gt=0)
+    """c, the largest second derivative of the loss."""
+    regularisation: float = Field(gt=0, allow_inf_nan=False)
+    """lambda plus what was added to it (Delta)."""
+    noise_rate: float = Field(gt=0, allow_inf_nan=False)
+    gradient_tolerance: float = Field(gt=0)
+    """Largest norm of the objective's gradient at what counts as the minimiser."""
+
+
+class BaggedEvent(Event, frozen=True):
+    """Fits of one kind, each on a bag of the records; a record is in a bag at most once."""
+
+    mechanism: Literal["bagged"] = "bagged"
+    bags: int = Field(ge=1)
+    overlap: Literal["any", "none"]
+    """`any`: a record may be in every bag. `none`: it is in one, which others do not decide."""
+    by_class: bool
+    """Whether bags were filled class by class: then neighbours keep the label."""
+    event: AnyEvent
+    """Of one bag."""
+
+
+class ReplacedComposedEvent(Event, frozen=True):
+    """Mechanisms that ran one after another on the same records, all accounted for with one record replaced."""
+
+    mechanism: Literal["composed-replaced"] = "composed-replaced"
+    events: tuple[AnyEvent, ...] = Field(min_length=1)
+
+
 class ComposedEvent(Event, frozen=True):
     """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
 

@@ -30,7 +30,7 @@ from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
-from tasks.fitting.prepared import build, label_count
+from tasks.fitting.prepared import build, feature_schema, label_count
 from tasks.running.stage import Step, Work
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
@@ -99,6 +99,7 @@ def _reruns(
         plan = plan.model_copy(update={"event": noise_scaled(plan.event, noise)})
     head = build(work.context, model, work.inputs["dataset"], seed=seed)
     start, classes = head.flat.clone(), label_count(work.inputs["dataset"])
+    schema = feature_schema(work.inputs["dataset"])
 
     def untrained() -> Classifier:
         head.flat.copy_(start)
@@ -108,7 +109,7 @@ def _reruns(
         given = FeatureInputs(features=records.features)
         ell, right, events = [], [], []
         for trial, own in enumerate(records.included):
-            run = Run(classes=classes, seed=records.seeds[trial], classifier=untrained, resampled=True)
+            run = Run(classes, records.seeds[trial], untrained, schema=schema, resampled=True)
             fitted = plan.fit(Records(FeatureInputs(records.features[own]), records.labels[own]), run)
             scores = fitted.model.log_probabilities(given)
             ell.append(scores.gather(1, records.labels[:, None])[:, 0].float())

@@ -68,6 +68,8 @@ class Study:
             records_per_unit=privacy_unit(self.parameters.data.ingest)[1],
             target_epsilon=self.target,
             delta=self.delta(branch),
+            features=self.facts.get("features"),
+            columns=self.facts.get("columns"),
         )
 
     def claim(self, branch: Branch, event: Event) -> Claim:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from mechanisms.model import checkpoint, classifier, encoders
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.schema import FeatureSchema
 from storage import ingest as ingestion
 from storage.artifacts import ArtifactRef, file_digest, files_digest
 from storage.datasets import load_split, load_values
@@ -39,7 +40,7 @@ def ingest(data: DataParameters) -> Step:
             source, work.out, data.ingest, codelist, progress=lambda done, total: work.progress(done, total or done)
         )
         schema = feature_schema(work.out)
-        features = {} if schema is None else {"features": len(schema.names), "bounds_source": schema.bounds_source}
+        features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
         figures = features | named | {name: getattr(result, name) for name in counted}
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
@@ -115,6 +116,10 @@ def _scale(work: Work) -> Mapping[str, Any]:
         "features": len(schema.names),
         "bounds_source": schema.bounds_source,
     }
+
+
+def _widths(schema: FeatureSchema) -> dict[str, int]:
+    return {"features": len(schema.names), "columns": len(schema.columns)}
 
 
 def _features(

@@ -18,7 +18,7 @@ from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, label_count, load_inputs
+from tasks.fitting.prepared import build, feature_schema, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -100,6 +100,7 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         classes=label_count(work.inputs["dataset"]),
         seed=seed,
         classifier=classifier,
+        schema=feature_schema(work.inputs["dataset"]),
         folder=work.scratch,
         progress=work.progress,
     )

@@ -1,0 +1,1 @@
+"""What mechanisms for tables share: columns binned and undone, linear models of unit records, trees, fits made once."""
