@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""What oversampling before a private learner costs: docs/imbalance/oversampling.md, its figure, and the figures behind it.
+"""What oversampling before a private learner costs: docs/imbalance/oversampling.md, its figure, and the figures
+behind it.
 
     python scripts/oversampling.py FOLDER --out docs/imbalance/oversampling.md
 
-FOLDER holds the eight data sets as CSV, the label 0/1 in the last column (`label`). In-degrees and AUCs are computed from
-these public records. Noise has no seed: an AUC comes out again within its spread. A run that was stopped goes on from
-`oversampling.json` beside the page.
+FOLDER holds the eight data sets as CSV, the label 0/1 in the last column (`label`). In-degrees and AUCs are computed
+from these public records. Noise has no seed: an AUC comes out again within its spread. A run that was stopped goes on
+from `oversampling.json` beside the page.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def neighbours(points: np.ndarray, k: int) -> np.ndarray:
 def smote(points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, rounds: int, seed: int) -> np.ndarray:
     """Rows between a record and one of its neighbours, [n, rounds, d] (Chawla et al. 2002).
 
-    The randomness of a base is its own, by its id, and the number of rounds is public: no other record decides about it.
+    The randomness of a base is its own, by its id, and the number of rounds is public: no other record decides about
+    it.
     """
     rows = np.empty((len(points), rounds, points.shape[1]))
     for at, record in enumerate(ids):
@@ -160,16 +162,16 @@ def growth() -> str:
         pure = [cost.smote(1, 0, neighbours=int(cost.most_neighbours_of(d, k)), rounds=10).rows for d in dimensions]
         axes.plot(dimensions, pure, color=colour, label=f"corrected, k = {k}")
         tail = [
-            cost.smote_with_tail(
-                1, 0, neighbours=int(cost.most_neighbours_of(d, k)), rounds=10, k=k, tail=TAIL
-            ).rows
+            cost.smote_with_tail(1, 0, neighbours=int(cost.most_neighbours_of(d, k)), rounds=10, k=k, tail=TAIL).rows
             for d in dimensions
         ]
         if k > 1:
             axes.plot(dimensions, tail, color=colour, linestyle=":", label=f"… but for an event of {TAIL:g}, k = {k}")
     printed = [cost.printed_smote(1, dimension=d, rounds=10).rows for d in dimensions]
     axes.plot(dimensions, printed, color=BLACK, linestyle="--", label="as printed, every k")
-    axes.axhline(1 + 10 + 2 * 10 * 260, color="#999999", linewidth=0.8, label="260 minority records at most (mammography)")
+    axes.axhline(
+        1 + 10 + 2 * 10 * 260, color="#999999", linewidth=0.8, label="260 minority records at most (mammography)"
+    )
     axes.set_yscale("log")
     axes.set_xlabel("features d")
     axes.set_ylabel("rows m: ε is m times the learner's")
@@ -219,7 +221,9 @@ def main() -> None:
         if not file.is_file():
             raise SystemExit(f"{file} is not there: FOLDER holds the eight sets, {', '.join(SETS)}")
         rows.append(studied(name, pd.read_csv(file)))
-        write_atomically(kept, json.dumps({"k": K, "tail": TAIL, "delta": DELTA, "sets": rows}, indent=1).encode() + b"\n")
+        write_atomically(
+            kept, json.dumps({"k": K, "tail": TAIL, "delta": DELTA, "sets": rows}, indent=1).encode() + b"\n"
+        )
         print(f"{name}: {rows[-1]['rows']:.0f} rows", flush=True)
     write_atomically(given.out.with_suffix(".svg"), growth().encode())
     growing = [

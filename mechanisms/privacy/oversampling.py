@@ -1,15 +1,15 @@
 """What a private learner costs when its minority class was oversampled first: as printed, and corrected.
 
-Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE). One
-record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_*` has the paper's
-formulas, for comparison alone; `copies` and `smote` have what can be proved:
+Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
+One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_*` has the
+paper's formulas, for comparison alone; `copies` and `smote` have what can be proved:
 
-- **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m rows
-  (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of copies: taken
-  as ceil(N/n_1), it would itself change with a record.
-- **SMOTE**, R synthetic rows a base record, R public, each base's randomness its own (the paper's `t mod n` shifts every
-  later base by one). A record that joins the minority brings 1 row, is the base of R, and enters the lists of at most l
-  others, each of whose R rows may be *replaced*: one row less and one more. Under add/remove,
+- **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m
+  rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of
+  copies: taken as ceil(N/n_1), it would itself change with a record.
+- **SMOTE**, R synthetic rows a base record, R public, each base's randomness its own (the paper's `t mod n` shifts
+  every later base by one). A record that joins the minority brings 1 row, is the base of R, and enters the lists of
+  at most l others, each of whose R rows may be *replaced*: one row less and one more. Under add/remove,
 
       m = 1 + R + 2 l R.
 
@@ -24,7 +24,8 @@ formulas, for comparison alone; `copies` and `smote` have what can be proved:
   degrees of it, of which there are fewer than k nearer to it than x; repeat; those taken are pairwise 60 degrees apart.
   That needs distinct points: records equal to x are as near to each other as to x, and may all list it, so ties among
   equal records have to be broken by a cyclic order, which adds at most k. K(d) is the kissing number, of which upper
-  bounds are known; 2^{0.4042 d} of the paper is asymptotic and below it. l <= n_1 too, where a public bound on n_1 is at hand.
+  bounds are known; 2^{0.4042 d} of the paper is asymptotic and below it. l <= n_1 too, where a public bound on n_1 is
+  at hand.
 
 All of it is for neighbours that add or remove one record.
 """
@@ -42,9 +43,9 @@ KISSING_UPPER_BOUNDS = (
     *(2, 6, 12, 24, 44, 78, 134, 240, 364, 554, 870, 1357, 2069, 3183, 4866, 7355, 11_072, 16_572, 24_812, 36_764),
     *(54_584, 82_340, 124_416, 196_560),
 )
-"""Of dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact in dimensions 1 to 4, 8 and
-24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane 1979, Levenshtein 1979). Later papers lower a few
-by a little; an upper bound stays one."""
+"""Of dimensions 1 to 24. Mittelmann and Vallentin 2010, table 1 (semidefinite programming; exact in dimensions 1 to
+4, 8 and 24: Schütte and van der Waerden 1953, Musin 2008, Odlyzko and Sloane 1979, Levenshtein 1979). Later papers
+lower a few by a little; an upper bound stays one."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Guarantee:
 def kissing_upper_bound(dimension: int) -> float:
     """A number of unit spheres that cannot be exceeded around one in this dimension.
 
-    By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not overlap, and one has the share
-    I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
+    By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not overlap, and one has the
+    share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
 
     Raises:
         MechanismError: the dimension is below 1.
@@ -115,9 +116,7 @@ def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Gu
     return group(epsilon, delta, 1 + rounds + 2 * neighbours * rounds)
 
 
-def smote_with_tail(
-    epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float
-) -> Guarantee:
+def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float) -> Guarantee:
     """The same, but for an event of probability `tail`, in which more rows change than are paid for."""
     _check(rounds)
     replaced = float(stats.binom.isf(tail, neighbours * rounds, 1 / k))

@@ -40,9 +40,7 @@ def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> 
     """The classifier over the data set's label space, untrained, on the run's device: at random, or at its prior."""
     device, schema = classifier.device_of(context.device), feature_schema(dataset)
     width, shape = (None, None) if schema is None else (len(schema.names), schema.shape)
-    built = classifier.build(
-        model, num_labels=label_count(dataset), seed=seed, device=device, width=width, shape=shape
-    )
+    built = classifier.build(model, num_labels=label_count(dataset), seed=seed, device=device, width=width, shape=shape)
     if model.prior != "none":
         prior.start(context, built, dataset)
     return built

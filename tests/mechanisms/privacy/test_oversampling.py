@@ -43,7 +43,8 @@ def test_copies_cost_what_a_group_costs(number: int) -> None:
 
 
 def test_kissing_numbers_are_bounded_from_above() -> None:
-    """Between configurations that exist and the area bound; the paper's 2^(0.4042 d) is below what exists in every one."""
+    """Between configurations that exist and the area bound; the paper's 2^(0.4042 d) is below what exists in every
+    one."""
     for dimension, exists in enumerate(LOWER_BOUNDS, start=1):
         bound = cost.kissing_upper_bound(dimension)
         area = 2 / stats.beta.cdf(0.25, (dimension - 1) / 2, 0.5) if dimension > 1 else 2
@@ -57,7 +58,8 @@ def test_kissing_numbers_are_bounded_from_above() -> None:
 
 
 def test_a_record_is_in_no_more_lists_than_the_bound_says() -> None:
-    """Five points around one, and copies of them nearly in place, reject the printed number; searches stay within ours."""
+    """Five points around one, and copies of them nearly in place, reject the printed number; searches stay within
+    ours."""
     rng = np.random.default_rng(0)
     angles = 2 * np.pi * np.arange(5) / 5
     star = np.c_[np.cos(angles), np.sin(angles)]
@@ -87,10 +89,11 @@ def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
-    """SMOTE with and without one record, the same randomness: rows that differ, at most m; more than the printed number.
+    """SMOTE with and without one record, the same randomness: rows that differ, at most m; more than the printed
+    number.
 
-    Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed would fail once
-    in a million. Twice that mean would be rejected.
+    Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed would fail
+    once in a million. Twice that mean would be rejected.
     """
     rng = np.random.default_rng(1)
     k, rounds, dimension = 5, 8, 2
@@ -114,7 +117,8 @@ def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
 
 
 def test_the_tail_is_a_binomials() -> None:
-    """Paid for: the smallest number of replacements exceeded with probability `tail` at most; then the tail is all of delta."""
+    """Paid for: the smallest number of replacements exceeded with probability `tail` at most; then the tail is all of
+    delta."""
     k, rounds, neighbours, tail = 5, 9, 100, 1e-6
     found = cost.smote_with_tail(0.1, 0.0, neighbours=neighbours, rounds=rounds, k=k, tail=tail)
     replaced = (found.rows - 1 - rounds) / 2
