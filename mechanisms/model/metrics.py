@@ -110,8 +110,8 @@ def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
     return Averages.of(codes, order[::-1][:count]), Averages.of(codes, order[:count])
 
 
-SUPPORT_BINS = ((0, 4), (5, 9), (10, 19), (20, 49), (50, None))
-"""Training records of a code, both ends included."""
+SUPPORT_BINS = ((0, 4), (5, 9), (10, 19), (0, 19), (20, 49), (50, None))
+"""Training records of a code, both ends included; 0 to 19 are the three bins before it together."""
 
 
 @dataclass(frozen=True)

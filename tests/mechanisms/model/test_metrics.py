@@ -42,7 +42,9 @@ def test_balanced_accuracy_counts_codes_alike() -> None:
 def test_bins_are_of_training_records() -> None:
     """Codes 0, 1 and 2 with 4, 5 and 60 of them, class 3 with as many but no true instance: in no bin."""
     found = metrics.by_support(metrics.per_code(LABELS, PREDICTED), np.array([4, 5, 60, 60]))
-    assert {name: one.codes for name, one in found.items()} == {"0_4": 1, "5_9": 1, "10_19": 0, "20_49": 0, "50_up": 1}
+    sizes = {name: one.codes for name, one in found.items()}
+    assert sizes == {"0_4": 1, "5_9": 1, "10_19": 0, "0_19": 2, "20_49": 0, "50_up": 1}
+    assert found["0_19"].macro_f1 == pytest.approx((3 / 4 + 4 / 9) / 2)
     assert found["0_4"].macro_f1 == pytest.approx(3 / 4)
     assert (found["5_9"].macro_f1, found["5_9"].macro_recall) == (pytest.approx(4 / 9), pytest.approx(1 / 2))
     assert found["50_up"].macro_f1 == 0
