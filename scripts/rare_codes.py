@@ -22,8 +22,11 @@ from storage.durable import write_atomically
 from tasks.pages.render import Table, notes_beside, render
 
 BINS = [f"{low}_up" if high is None else f"{low}_{high}" for low, high in SUPPORT_BINS]
-MEASURES = ("macro_f1", "weighted_f1", *(f"support_{b}_{m}" for b in BINS for m in ("codes", "macro_f1",
-"macro_recall")))
+MEASURES = (
+    "macro_f1",
+    "weighted_f1",
+    *(f"support_{b}_{m}" for b in BINS for m in ("codes", "macro_f1", "macro_recall")),
+)
 
 
 def kept_of(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,10 +77,8 @@ def best(branches: Mapping[str, Any]) -> str:
     of = "support_0_19_macro_f1"
     first = max(formal, key=lambda row: row[of][0])
     without = max(plain, key=lambda row: row[of][0])
-    return (
-        f"{first['title']}, macro F1 {first[of][0]:.3f} ± {first[of][1]:.3f} of codes with fewer than 20 training
-        records " f"({without['title']}: {without[of][0]:.3f} ± {without[of][1]:.3f})"
-    )
+    (mean, spread), (most, around) = first[of], without[of]
+    return f"{first['title']}, {mean:.3f} ± {spread:.3f}, beside {most:.3f} ± {around:.3f} of {without['title']}"
 
 
 def main() -> None:

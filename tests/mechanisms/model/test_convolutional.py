@@ -84,7 +84,7 @@ def test_it_learns(mechanism: NonPrivate | DpSgd) -> None:
 
 def test_what_has_no_pixels_is_refused() -> None:
     """A table under these layers, and an encoder's features."""
-    with pytest.raises(MechanismError, match="data.ingest.kind=images"):
+    with pytest.raises(MechanismError, match=r"data\.ingest\.kind=images"):
         classifiers.build(CONFIG, num_labels=CLASSES, seed=0, width=12, shape=None)
     with pytest.raises(ValueError, match="goes with pooling `none`"):
         ModelConfig(pooling="mean", trainable="head", layers="convolutional")
