@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ LARGEST, RATIO, TEST = 400, 0.72, 100
 SEED = 20260101
 
 
-def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> dict[str, np.ndarray]:
+def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> dict[str, Any]:
     """Arrays of the file: images uint8 [n, 28, 28], labels, unique ids, and the date that says which half.
 
     Args:

@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from formal_ablation import Study
@@ -43,7 +44,8 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
         spent = stats.norm.cdf(a / 2 - epsilon / a) - math.exp(epsilon) * stats.norm.cdf(-a / 2 - epsilon / a)
         return float(spent) - delta
 
-    return math.exp(optimize.brentq(excess, -5, 8))
+    root: Any = optimize.brentq(excess, -5, 8)
+    return math.exp(root)
 
 
 class TitleBayes:

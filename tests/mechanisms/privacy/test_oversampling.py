@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,6 +141,6 @@ def test_what_is_printed_is_kept_as_printed() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"k": 0}, {"dimension": 0}])
-def test_what_cannot_be_is_refused(bad: dict[str, int]) -> None:
+def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(MechanismError, match="must be at least 1"):
         cost.most_neighbours_of(**({"dimension": 3, "k": 5} | bad))
