@@ -50,11 +50,12 @@ def kept_of(content: Mapping[str, Any]) -> Result:
 
 
 def verdict(result: Result, higher: str, lower: str, measure: str = "balanced_accuracy") -> str:
-    """A gap counts where it is more than twice the root of the two variances over seeds together."""
+    """A gap counts where it is more than twice the root of the two variances over seeds together, which single runs
+    would show; and the gap of the means in standard errors, which only several do."""
     (a, above), (b, below) = result[higher][measure], result[lower][measure]
-    if abs(a - b) <= 2 * math.hypot(above, below):
-        return f"{a:.3f} to {b:.3f}, within the spread"
-    return f"{a:.3f} to {b:.3f}, {'holds' if a > b else '**does not hold**'}"
+    error = math.sqrt(above**2 / result[higher]["seeds"] + below**2 / result[lower]["seeds"])
+    said = "within the spread" if abs(a - b) <= 2 * math.hypot(above, below) else "holds" if a > b else "**not so**"
+    return f"{a:.3f} to {b:.3f}, {said}" + (f" ({(a - b) / error:+.1f})" if error else "")
 
 
 def table(results: Mapping[str, Result], names: tuple[str, ...], measure: str = "balanced_accuracy") -> Table | None:
