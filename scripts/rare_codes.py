@@ -72,13 +72,12 @@ def table(branches: Mapping[str, Any], measure: str) -> Table:
 
 def best(branches: Mapping[str, Any]) -> str:
     """Which formal branch gives most below 20 records, beside the best without noise."""
-    formal = [row for row in branches.values() if row["kind"] == "formal"]
-    plain = [row for row in branches.values() if row["epsilon"] is None]
     of = "support_0_19_macro_f1"
-    first = max(formal, key=lambda row: row[of][0])
-    without = max(plain, key=lambda row: row[of][0])
-    (mean, spread), (most, around) = first[of], without[of]
-    return f"{first['title']}, {mean:.3f} ± {spread:.3f}, beside {most:.3f} ± {around:.3f} of {without['title']}"
+    ranked = sorted(branches.values(), key=lambda row: -row[of][0])
+    first = next(row for row in ranked if row["kind"] == "formal")
+    (mean, spread), plain = first[of], [row for row in ranked if row["epsilon"] is None]
+    beside = f", beside {plain[0][of][0]:.3f} ± {plain[0][of][1]:.3f} of {plain[0]['title']}" if plain else ""
+    return f"{first['title']}, {mean:.3f} ± {spread:.3f}{beside}"
 
 
 def main() -> None:
