@@ -19,6 +19,7 @@ from typing import Any
 
 from mechanisms.model.metrics import SUPPORT_BINS
 from storage.durable import write_atomically
+from tasks.comparing.tables import mean_and_spread
 from tasks.pages.render import Table, notes_beside, render
 
 BINS = [f"{low}_up" if high is None else f"{low}_{high}" for low, high in SUPPORT_BINS]
@@ -58,15 +59,15 @@ def sizes(branches: Mapping[str, Any]) -> str:
 
 def table(branches: Mapping[str, Any], measure: str) -> Table:
     """Branches against bins, the best below 20 records first."""
-    head = ["branch", "guarantee, ε", "0 to 19", *(name_of(b) for b in BINS if b != "0_19"), "all codes"]
+    head = ["branch", "guarantee, ε", "seeds", "0 to 19", *(name_of(b) for b in BINS if b != "0_19"), "all codes"]
     ranked = sorted(branches.values(), key=lambda row: -row[f"support_0_19_{measure}"][0])
     rows = []
     for row in ranked:
         own = "none" if row["epsilon"] is None else f"{row['kind']}, {row['epsilon']:.2f}"
         names = ["support_0_19_" + measure, *(f"support_{b}_{measure}" for b in BINS if b != "0_19")]
-        cells = ["{:.3f} ± {:.3f}".format(*row[name]) if name in row else "–" for name in names]
+        cells = [mean_and_spread(*row[name], row["seeds"]) if name in row else "–" for name in names]
         whole = "{:.3f}".format(row["macro_f1"][0]) if measure == "macro_f1" else "–"
-        rows.append([f"{row['title']} ({row['seeds']} seeds)", own, *cells, whole])
+        rows.append([row["title"], own, str(row["seeds"]), *cells, whole])
     return head, rows
 
 
@@ -75,9 +76,9 @@ def best(branches: Mapping[str, Any]) -> str:
     of = "support_0_19_macro_f1"
     ranked = sorted(branches.values(), key=lambda row: -row[of][0])
     first = next(row for row in ranked if row["kind"] == "formal")
-    (mean, spread), plain = first[of], [row for row in ranked if row["epsilon"] is None]
-    beside = f", beside {plain[0][of][0]:.3f} ± {plain[0][of][1]:.3f} of {plain[0]['title']}" if plain else ""
-    return f"{first['title']}, {mean:.3f} ± {spread:.3f}{beside}"
+    plain = next((row for row in ranked if row["epsilon"] is None), None)
+    beside = "" if plain is None else f", beside {mean_and_spread(*plain[of], plain['seeds'])} of {plain['title']}"
+    return f"{first['title']}, {mean_and_spread(*first[of], first['seeds'])}{beside}"
 
 
 def main() -> None:
