@@ -32,7 +32,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.seeding import seeded
@@ -267,7 +267,7 @@ def run_plan(
     assert config.epochs is not None
     sampler = sampler or PoissonSampler(len(inputs), sgd.sampling_prob)
     _check(sgd, inputs, sampler, physical_batch_size)
-    clipper = HeadClipping(classifier) if isinstance(inputs, FeatureInputs) else GhostClipping(classifier)
+    clipper = HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
     theta = nn.Parameter(classifier.flat)
     optimiser = _optimiser(theta, config)
     state = _State(folder, plan, optimiser, theta)

@@ -8,7 +8,8 @@ Three trainable parts share one interface:
 | `lora` | low-rank adapters and the head (peft)    | tokens                                |
 | `head` | all that follows the pooled features     | features that the encoder gave once   |
 
-With pooling `none` the records are features already (a table, images): part `head` is one linear layer on them.
+With pooling `none` the records are features already (a table, images): part `head` is one linear layer on them, or,
+on images, a small convolutional network.
 
 The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw into that vector
 *is* loading the draw, with no copy and no name look-ups.
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
+from mechanisms.model.convolutional import Convolutional
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.precision import Choice, Precision, computing, resolved
@@ -35,6 +37,7 @@ from mechanisms.model.threads import forward_batch_size, forward_passes
 TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
 Prior = Literal["none", "titles"]
+Layers = Literal["linear", "convolutional"]
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
@@ -69,6 +72,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="`titles`: the head starts at the titles of the code list through the same encoder, for which no "
         "record is read; needs pooling `mean` and a code list. `none`: at random.",
     )
+    layers: Layers = Field(
+        default="linear",
+        title="Layers",
+        description="What trains with pooling `none`: one linear layer, or, on images, `convolutional`, two small "
+        "convolutions before it.",
+    )
     prior_scale: float = Field(
         default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
     )
@@ -88,7 +97,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     @property
     def linear_head(self) -> bool:
         """One linear layer on cached features is all that trains."""
-        return self.trainable == "head" and self.pooling != "first"
+        return self.trainable == "head" and self.pooling != "first" and self.layers == "linear"
 
     @model_validator(mode="before")
     @classmethod
@@ -109,11 +118,18 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
             raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
         return self
 
+    @model_validator(mode="after")
+    def _layers_are_of_pixels(self) -> ModelConfig:
+        if self.layers == "convolutional" and self.pooling != "none":
+            raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
+        return self
+
     @model_serializer(mode="wrap")
     def _without_what_is_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a prior that is not there, and float32: such models keep the digests that releases are found by."""
+        """Leave out what is not there (a prior, other layers, rounding): such models keep the digests of releases."""
         values = serialise(self)
         unused = ("prior", "prior_scale") if self.prior == "none" else ()
+        unused += ("layers",) if self.layers == "linear" else ()
         unused += ("precision",) if self.precision == "float32" else ()
         return {name: value for name, value in values.items() if name not in unused}
 
@@ -259,12 +275,19 @@ class Classifier:
 
 
 def build(
-    config: ModelConfig, *, num_labels: int, seed: int, device: torch.device | str = "cpu", width: int | None = None
+    config: ModelConfig,
+    *,
+    num_labels: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    width: int | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Classifier:
     """Load the encoder and put a new head on it, initialised from `seed`.
 
     Args:
         width: features a record, for pooling `none`.
+        shape: of an image, (h, w) or (h, w, channels), for layers `convolutional`.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
@@ -274,7 +297,8 @@ def build(
         if config.pooling == "none":
             if width is None:
                 raise MechanismError("model.pooling=none is for data of kind `table` or `images`")
-            head = nn.Linear(width, num_labels)
+            linear = config.layers == "linear"
+            head = nn.Linear(width, num_labels) if linear else Convolutional(shape or (), num_labels)
             return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
             encoder = encoders.load_encoder(config.encoder)

@@ -25,7 +25,13 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.ghost import Coefficients
-from mechanisms.model.inputs import Batch
+from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
+
+
+def has_closed_form(classifier: Classifier, inputs: Inputs) -> bool:
+    """Whether `HeadClipping` knows the head: one of those above, on features."""
+    known = (nn.Linear, encoders._BertHead, encoders._RobertaHead)
+    return isinstance(inputs, FeatureInputs) and isinstance(classifier.part, known)
 
 
 @dataclass(frozen=True)

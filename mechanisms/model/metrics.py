@@ -41,6 +41,11 @@ class PerCode:
     recall: np.ndarray
     f1: np.ndarray
 
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the codes, each counting alike."""
+        return float(self.recall.mean())
+
 
 @dataclass(frozen=True)
 class Averages:
@@ -103,6 +108,39 @@ def quartiles(codes: PerCode) -> tuple[Averages, Averages]:
     order = np.lexsort((codes.code, codes.size))
     count = -(-len(order) // 4)
     return Averages.of(codes, order[::-1][:count]), Averages.of(codes, order[:count])
+
+
+SUPPORT_BINS = ((0, 4), (5, 9), (10, 19), (0, 19), (20, 49), (50, None))
+"""Training records of a code, both ends included; 0 to 19 are the three bins before it together."""
+
+
+@dataclass(frozen=True)
+class OfSupport:
+    """How the codes with so many training records are coded: how many codes there are, and their mean F1 and recall.
+
+    None where there are none.
+    """
+
+    codes: int
+    macro_f1: float | None
+    macro_recall: float | None
+
+
+def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
+    """By bin of training records a code (`SUPPORT_BINS`), of the codes with true instances in the test half.
+
+    Bins are fixed, so that a figure says nothing of any one code but in a bin that holds a single one.
+
+    Args:
+        trained_on: int64 [classes], training records of every code of the label space.
+    """
+    support = np.asarray(trained_on)[codes.code]
+    found = {}
+    for low, high in SUPPORT_BINS:
+        inside = (support >= low) & (support <= (np.inf if high is None else high))
+        f1, recall = (float(v[inside].mean()) if inside.any() else None for v in (codes.f1, codes.recall))
+        found[f"{low}_up" if high is None else f"{low}_{high}"] = OfSupport(int(inside.sum()), f1, recall)
+    return found
 
 
 def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15) -> float:

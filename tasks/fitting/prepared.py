@@ -31,12 +31,6 @@ def feature_schema(dataset: Path) -> FeatureSchema | None:
     return FeatureSchema.load(path) if path.is_file() else None
 
 
-def feature_count(dataset: Path) -> int | None:
-    """Features a record of a table or of images; None of text, whose features are an encoder's."""
-    schema = feature_schema(dataset)
-    return None if schema is None else len(schema.names)
-
-
 def label_count(dataset: Path) -> int:
     """Size of the label space."""
     return len(load_codes(dataset))
@@ -44,10 +38,9 @@ def label_count(dataset: Path) -> int:
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
     """The classifier over the data set's label space, untrained, on the run's device: at random, or at its prior."""
-    device = classifier.device_of(context.device)
-    built = classifier.build(
-        model, num_labels=label_count(dataset), seed=seed, device=device, width=feature_count(dataset)
-    )
+    device, schema = classifier.device_of(context.device), feature_schema(dataset)
+    width, shape = (None, None) if schema is None else (len(schema.names), schema.shape)
+    built = classifier.build(model, num_labels=label_count(dataset), seed=seed, device=device, width=width, shape=shape)
     if model.prior != "none":
         prior.start(context, built, dataset)
     return built

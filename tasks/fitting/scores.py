@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mechanisms.model import metrics
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes
@@ -31,19 +33,23 @@ def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, 
 
 def _score(work: Work) -> Mapping[str, Any]:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
+    trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
     given = read(work.inputs["predictions"], "test")
     predicted, probabilities = given["predicted"].numpy(), given["log_probabilities"].double().exp().numpy()
     classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)
     _write_codes(work.out / "codes.json", codes, [code.code for code in load_codes(work.inputs["dataset"])])
+    support = metrics.by_support(codes, np.bincount(trained_on, minlength=classes))
     coverage = {t: metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS}
     return {
         **asdict(metrics.classification(labels, predicted)),
+        "balanced_accuracy": codes.balanced_accuracy,
         "ece": metrics.expected_calibration_error(labels, probabilities),
         **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},
         **{f"top_quartile_{name}": value for name, value in asdict(top).items()},
         **{f"bottom_quartile_{name}": value for name, value in asdict(bottom).items()},
+        **{f"support_{b}_{name}": value for b, one in support.items() for name, value in asdict(one).items()},
         **{f"coverage_{threshold}": share for threshold, (share, _) in coverage.items()},
         **{f"accuracy_at_{threshold}": accuracy for threshold, (_, accuracy) in coverage.items()},
     }

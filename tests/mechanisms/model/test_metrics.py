@@ -32,6 +32,25 @@ def test_a_class_only_predicted_does_not_count() -> None:
     assert metrics.classification(LABELS, PREDICTED).macro_f1 > f1_score(LABELS, PREDICTED, average="macro")
 
 
+def test_balanced_accuracy_counts_codes_alike() -> None:
+    """Mean recall, which is scikit-learn's where every predicted class is true somewhere; not the share of records."""
+    codes = metrics.per_code(LABELS, PREDICTED)
+    assert codes.balanced_accuracy == pytest.approx((3 / 4 + 2 / 4 + 0) / 3)
+    assert codes.balanced_accuracy != pytest.approx(metrics.classification(LABELS, PREDICTED).accuracy)
+
+
+def test_bins_are_of_training_records() -> None:
+    """Codes 0, 1 and 2 with 4, 5 and 60 of them, class 3 with as many but no true instance: in no bin."""
+    found = metrics.by_support(metrics.per_code(LABELS, PREDICTED), np.array([4, 5, 60, 60]))
+    sizes = {name: one.codes for name, one in found.items()}
+    assert sizes == {"0_4": 1, "5_9": 1, "10_19": 0, "0_19": 2, "20_49": 0, "50_up": 1}
+    assert found["0_19"].macro_f1 == pytest.approx((3 / 4 + 4 / 9) / 2)
+    assert found["0_4"].macro_f1 == pytest.approx(3 / 4)
+    assert (found["5_9"].macro_f1, found["5_9"].macro_recall) == (pytest.approx(4 / 9), pytest.approx(1 / 2))
+    assert found["50_up"].macro_f1 == 0
+    assert found["10_19"].macro_f1 is found["10_19"].macro_recall is None
+
+
 def test_per_code_keeps_sizes() -> None:
     """F1, precision and recall go with the code and its true instances."""
     codes = metrics.per_code(LABELS, PREDICTED)

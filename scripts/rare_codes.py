@@ -1,0 +1,126 @@
+#!/usr/bin/env python
+"""docs/rare-codes.md: what each family of mechanisms gives for codes with few records, from `autocoder compare --json`.
+
+    python scripts/rare_codes.py --out docs/rare-codes.md --results docs/rare-codes/results.json [text-1.json
+    text-5.json …]
+
+Files are named by kind (text) and epsilon. Several may have the same: their branches are put together. Aggregates are
+kept in `--results`, from which alone the page is written. Figures are by bin of training records a code, never by
+code. What a person adds stands in docs/rare-codes.notes.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mechanisms.model.metrics import SUPPORT_BINS
+from storage.durable import write_atomically
+from tasks.comparing.tables import mean_and_spread
+from tasks.pages.render import Table, notes_beside, render
+
+BINS = [f"{low}_up" if high is None else f"{low}_{high}" for low, high in SUPPORT_BINS]
+MEASURES = (
+    "macro_f1",
+    "weighted_f1",
+    *(f"support_{b}_{m}" for b in BINS for m in ("codes", "macro_f1", "macro_recall")),
+)
+
+
+def kept_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Aggregates of one comparison, by branch."""
+    return {
+        row["branch"]: {
+            "title": row["title"],
+            "kind": row["guarantee_kind"],
+            "epsilon": row["epsilon"],
+            "delta": row["delta"],
+            "seeds": row["seeds"],
+            **{name: [row["mean"][name], row["spread"][name]] for name in MEASURES if name in row["mean"]},
+        }
+        for row in content["branches"]
+    }
+
+
+def name_of(one: str) -> str:
+    """A bin for people."""
+    low, _, high = one.partition("_")
+    return f"{low} and more" if high == "up" else f"{low} to {high}"
+
+
+def sizes(branches: Mapping[str, Any]) -> str:
+    """How many codes each bin holds: the same for all branches, which are scored on the same records."""
+    first = next(iter(branches.values()))
+    return ", ".join(f"{first[f'support_{b}_codes'][0]:.0f} with {name_of(b)}" for b in BINS if b != "0_19")
+
+
+def table(branches: Mapping[str, Any], measure: str) -> Table:
+    """Branches against bins, the best below 20 records first."""
+    head = ["branch", "guarantee, ε", "seeds", "0 to 19", *(name_of(b) for b in BINS if b != "0_19"), "all codes"]
+    ranked = sorted(branches.values(), key=lambda row: -row[f"support_0_19_{measure}"][0])
+    rows = []
+    for row in ranked:
+        own = "none" if row["epsilon"] is None else f"{row['kind']}, {row['epsilon']:.2f}"
+        names = ["support_0_19_" + measure, *(f"support_{b}_{measure}" for b in BINS if b != "0_19")]
+        cells = [mean_and_spread(*row[name], row["seeds"]) if name in row else "–" for name in names]
+        whole = "{:.3f}".format(row["macro_f1"][0]) if measure == "macro_f1" else "–"
+        rows.append([row["title"], own, str(row["seeds"]), *cells, whole])
+    return head, rows
+
+
+def best(branches: Mapping[str, Any]) -> str:
+    """Which formal branch gives most below 20 records, beside the best without noise."""
+    of = "support_0_19_macro_f1"
+    ranked = sorted(branches.values(), key=lambda row: -row[of][0])
+    first = next(row for row in ranked if row["kind"] == "formal")
+    plain = next((row for row in ranked if row["epsilon"] is None), None)
+    beside = "" if plain is None else f", beside {mean_and_spread(*plain[of], plain['seeds'])} of {plain['title']}"
+    return f"{first['title']}, {mean_and_spread(*first[of], first['seeds'])}{beside}"
+
+
+def main() -> None:
+    """Keep what the files say, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    kept: dict[str, dict[str, Any]] = json.loads(given.results.read_text()) if given.results.is_file() else {}
+    for file in given.files:
+        content = json.loads(file.read_text())
+        if file.stem.split("-")[0] != "text":
+            raise SystemExit(f"{file}: name it by kind and epsilon, such as text-5.json")
+        kept.setdefault(file.stem.split("-")[1], {}).update(kept_of(content))
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(given.results, json.dumps(kept, indent=1, ensure_ascii=False).encode() + b"\n")
+    bayes = given.results.with_name("title-bayes.json")
+    tried = json.loads(bayes.read_text())["tried"] if bayes.is_file() else []
+    by_epsilon = dict(sorted(kept.items(), key=lambda item: float(item[0])))
+    text = render(
+        "rare-codes.md",
+        sizes=sizes(next(iter(by_epsilon.values()))) if by_epsilon else "",
+        f1={epsilon: table(branches, "macro_f1") for epsilon, branches in by_epsilon.items()},
+        recall={epsilon: table(branches, "macro_recall") for epsilon, branches in by_epsilon.items()},
+        best={epsilon: best(branches) for epsilon, branches in by_epsilon.items()},
+        bayes=_bayes(tried),
+        notes=notes_beside(given.out),
+    )
+    write_atomically(given.out, text.encode())
+
+
+def _bayes(tried: list[dict[str, Any]]) -> Table:
+    epsilons = list(dict.fromkeys(row["epsilon"] for row in tried))
+    settings = list(dict.fromkeys(tuple(row["setting"].values()) for row in tried))
+    found = {
+        (tuple(row["setting"].values()), row["epsilon"]): f"{row['weighted_f1']:.3f} / {row['macro_f1']:.3f}"
+        for row in tried
+    }
+    head = ["titles nearby, τ, λ", *("without noise" if e is None else f"ε {e:g}" for e in epsilons)]
+    return head, [[", ".join(f"{v:g}" for v in s), *(found[s, e] for e in epsilons)] for s in settings]
+
+
+if __name__ == "__main__":
+    main()

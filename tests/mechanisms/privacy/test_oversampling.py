@@ -1,0 +1,146 @@
+"""What oversampling costs: the printed formulas are refuted by counterexamples, the corrected ones hold on them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from oversampling import neighbours, smote
+from scipy import stats
+from sklearn.neighbors import NearestNeighbors
+
+from mechanisms.errors import MechanismError
+from mechanisms.privacy import oversampling as cost
+
+LOWER_BOUNDS = (2, 6, 12, 24, 40, 72, 126, 240, 306, 500, 582, 840, 1154, 1606, 2564, 4320, 5346, 7398, 10_668, 17_400)
+"""Kissing configurations that exist, dimensions 1 to 20 (the same survey's table)."""
+
+
+def gaussian_delta(epsilon: float, *, sensitivity: float) -> float:
+    """The exact delta of noise N(0, 1) at this epsilon (Balle and Wang 2018, theorem 8)."""
+    a, b = sensitivity / 2 - epsilon / sensitivity, -sensitivity / 2 - epsilon / sensitivity
+    return float(stats.norm.cdf(a) - math.exp(epsilon) * stats.norm.cdf(b))
+
+
+def in_degree(points: np.ndarray, k: int) -> int:
+    """How many of the others have the first point among their k nearest."""
+    return int((NearestNeighbors(n_neighbors=k).fit(points).kneighbors()[1] == 0).any(1).sum())
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_copies_cost_what_a_group_costs(number: int) -> None:
+    """The Gaussian mechanism on copied rows breaks the printed delta, exactly, and stays within the corrected one."""
+    epsilon, scale = 0.4, 0.25
+    delta = gaussian_delta(epsilon, sensitivity=scale)
+    m = number + 1
+    true = gaussian_delta(m * epsilon, sensitivity=m * scale)
+    printed = cost.printed_copies(epsilon, delta, added=number * 50, minority=50)
+    corrected = cost.copies(epsilon, delta, number=number)
+    assert printed.epsilon == corrected.epsilon == m * epsilon
+    assert printed.delta < true, "proposition 2 as printed holds here: no counterexample"
+    assert true <= corrected.delta < 1
+
+
+def test_kissing_numbers_are_bounded_from_above() -> None:
+    """Between configurations that exist and the area bound; the paper's 2^(0.4042 d) is below what exists in every
+    one."""
+    for dimension, exists in enumerate(LOWER_BOUNDS, start=1):
+        bound = cost.kissing_upper_bound(dimension)
+        area = 2 / stats.beta.cdf(0.25, (dimension - 1) / 2, 0.5) if dimension > 1 else 2
+        assert exists <= bound <= area + 1e-9
+        assert 2 ** (0.4042 * dimension) < exists
+    beyond = [cost.kissing_upper_bound(dimension) for dimension in range(24, 60)]
+    assert beyond == sorted(beyond)
+    assert cost.kissing_upper_bound(24) == 196_560
+    with pytest.raises(MechanismError, match="dimension is 0"):
+        cost.kissing_upper_bound(0)
+
+
+def test_a_record_is_in_no_more_lists_than_the_bound_says() -> None:
+    """Five points around one, and copies of them nearly in place, reject the printed number; searches stay within
+    ours."""
+    rng = np.random.default_rng(0)
+    angles = 2 * np.pi * np.arange(5) / 5
+    star = np.c_[np.cos(angles), np.sin(angles)]
+    for k in (1, 2, 3):
+        around = np.concatenate([star + 1e-6 * rng.standard_normal(star.shape) for _ in range(k)])
+        found = in_degree(np.concatenate([[[0.0, 0.0]], around]), k)
+        assert found == 5 * k > k * 2 ** (0.4042 * 2)
+        assert found <= cost.most_neighbours_of(2, k)
+    for dimension in (1, 2, 3):
+        for k in (1, 3):
+            for _ in range(100):
+                others = rng.standard_normal((60, dimension)) * rng.uniform(0.1, 2, (60, 1))
+                points = np.concatenate([np.zeros((1, dimension)), others])
+                assert in_degree(points, k) <= cost.most_neighbours_of(dimension, k)
+    assert cost.most_neighbours_of(7, 5, minority_at_most=35) == 35
+    assert cost.most_neighbours_of(2, 5, distinct=False) == 5 * 6 + 5
+
+
+def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The same neighbours, in the order of the lists before: what entered stands where what left stood."""
+    out = before.copy()
+    for row, (new, old) in enumerate(zip(lists, before, strict=True)):
+        entered = [i for i in new if i not in old]
+        for slot in [s for s, i in enumerate(old) if i not in new]:
+            out[row, slot] = entered.pop()
+    return out
+
+
+def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
+    """SMOTE with and without one record, the same randomness: rows that differ, at most m; more than the printed
+    number.
+
+    Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed would fail
+    once in a million. Twice that mean would be rejected.
+    """
+    rng = np.random.default_rng(1)
+    k, rounds, dimension = 5, 8, 2
+    replaced = possible = worst = 0
+    for _ in range(40):
+        points, ids = rng.standard_normal((40, dimension)), rng.permutation(10_000)[:40]
+        before = neighbours(points[1:], k) + 1  # places in `points`
+        after = neighbours(points, k)
+        lists = np.concatenate([after[:1], aligned(after[1:], before)])
+        rows_before = smote(points, ids, np.concatenate([after[:1], before]), rounds=rounds, seed=3)[1:]
+        rows_after = smote(points, ids, lists, rounds=rounds, seed=3)
+        changed = int((rows_before != rows_after[1:]).any(-1).sum())
+        entered = in_degree(points, k)
+        paid = cost.smote(1.0, 0.0, neighbours=entered, rounds=rounds).rows
+        differ = 1 + rounds + 2 * changed
+        assert differ <= paid
+        worst, replaced, possible = max(worst, differ), replaced + changed, possible + entered * rounds
+    assert worst > cost.printed_smote(1.0, dimension=dimension, rounds=rounds).rows
+    spread = math.sqrt(possible * (1 / k) * (1 - 1 / k))
+    assert abs(replaced - possible / k) < 5 * spread < possible / k
+
+
+def test_the_tail_is_a_binomials() -> None:
+    """Paid for: the smallest number of replacements exceeded with probability `tail` at most; then the tail is all of
+    delta."""
+    k, rounds, neighbours, tail = 5, 9, 100, 1e-6
+    found = cost.smote_with_tail(0.1, 0.0, neighbours=neighbours, rounds=rounds, k=k, tail=tail)
+    replaced = (found.rows - 1 - rounds) / 2
+    above = stats.binom(neighbours * rounds, 1 / k)
+    assert above.sf(replaced) <= tail < above.sf(replaced - 1)
+    assert found.delta == tail
+    assert found.rows < cost.smote(0.1, 0.0, neighbours=neighbours, rounds=rounds).rows
+    assert found.epsilon == pytest.approx(0.1 * found.rows)
+
+
+def test_what_is_printed_is_kept_as_printed() -> None:
+    """Table 2's setting: its own formula gives 220.3, not the printed 213.2, and a delta far above 1 at gamma 0."""
+    printed = cost.printed_smote_with_tail(1.0, dimension=25, rounds=1, k=5, gamma=0.0)
+    assert printed.epsilon == pytest.approx(2 ** (0.4042 * 25) / 5) == pytest.approx(220.3, abs=0.1)
+    assert printed.vacuous
+    assert cost.printed_smote(1.0, dimension=25, rounds=1).epsilon == pytest.approx(1 + 5 * 220.27, abs=0.5)
+    pure = cost.smote(1.0, 0.0, neighbours=int(cost.most_neighbours_of(25, 5)), rounds=1)
+    assert pure.epsilon > 100 * printed.epsilon
+
+
+@pytest.mark.parametrize("bad", [{"k": 0}, {"dimension": 0}])
+def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(MechanismError, match="must be at least 1"):
+        cost.most_neighbours_of(**({"dimension": 3, "k": 5} | bad))
