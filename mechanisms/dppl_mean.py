@@ -87,6 +87,4 @@ def class_sums(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
 
 
 def _event(noise_multiplier: float) -> GaussianReleaseEvent:
-    return GaussianReleaseEvent(
-        what="class sums of directions", noise_multiplier=noise_multiplier, l2_sensitivity=1.0
-    )
+    return GaussianReleaseEvent(what="class sums of directions", noise_multiplier=noise_multiplier, l2_sensitivity=1.0)

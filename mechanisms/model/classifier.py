@@ -71,6 +71,14 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     prior_scale: float = Field(
         default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
     )
+    prior_sentence: str = Field(
+        default="",
+        title="Sentence of the prior",
+        description="A sentence as narratives say it, with {} for a title, such as `An employee suffered {}.`; for "
+        "`titles`, which are then read in it too. It comes from nobody's record. Empty: none.",
+        max_length=200,
+        pattern=r"^([^{}]*\{\}[^{}]*)?$",
+    )
 
     @property
     def linear_head(self) -> bool:
@@ -100,7 +108,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     def _without_an_unused_prior(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a prior that is not there, so that such models keep the digests that releases are found by."""
         values = serialise(self)
-        unused = ("prior", "prior_scale") if self.prior == "none" else ()
+        unused = {"prior", "prior_scale", "prior_sentence"} if self.prior == "none" else set[str]()
+        unused |= set() if self.prior_sentence else {"prior_sentence"}
         return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
