@@ -122,7 +122,7 @@ class PriorDescent(Aimed, frozen=True):
         ge=0,
         le=1,
         title="Tempering",
-        description="Share of the log prior that is taken out again at the end, so that rare codes are said more often.",
+        description="Share of the log prior taken out at the end: rare codes are said more often.",
     )
     align_share: float = Field(default=0.25, ge=0, lt=1, title="Share of the map", description="0: no map.")
     align_steps: int = Field(default=10, ge=1, le=10_000, title="Steps of the map")
