@@ -37,6 +37,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "titles alone, not in their hierarchy": DESCENT | {"kinds": 1},
     "formal-head (class sums, LDA start)": {"kind": "formal-head", "prior": "none"},
     "dppl-mean": {"kind": "dppl-mean", "prior": "none"},
+    "dppl-public": {"kind": "dppl-public"},
 }
 """By name: settings of a mechanism, and of the prior (`prior`, `kinds` of text, `prior_scale` as a multiple)."""
 UNSEEN = ("all of it", "without the map", "without titles")
