@@ -36,8 +36,8 @@ def titled() -> Classifier:
     return head_of(part)
 
 
-def planned(epsilon: float, n: int, **settings: float) -> Plan:
-    return DpplPublic(**settings).plan(Task(records=n, classes=CLASSES, target_epsilon=epsilon, delta=1e-5))
+def planned(epsilon: float, n: int) -> Plan:
+    return DpplPublic().plan(Task(records=n, classes=CLASSES, target_epsilon=epsilon, delta=1e-5))
 
 
 def crossed(n: int) -> tuple[Tensor, Tensor]:
