@@ -23,7 +23,7 @@ from mechanisms.model import checkpoint, classifier, inputs, metrics, prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
-from storage.codelist import read_codelist, told, told_in_place
+from storage.codelist import read_codelist, told, told_in_place, told_in_sentence
 from storage.durable import write_atomically
 
 DESCENT = {"kind": "prior-descent"}
@@ -31,9 +31,13 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "all of it": DESCENT,
     "without the map": DESCENT | {"align_share": 0.0},
     "nine tenths on the map": DESCENT | {"align_share": 0.9},
+    "without the sentence": DESCENT | {"kinds": 2},
+    "without tempering": DESCENT | {"tempering": 0.0},
     "without titles": DESCENT | {"align_share": 0.0, "prior": "none"},
     "titles alone, not in their hierarchy": DESCENT | {"kinds": 1},
     "formal-head (class sums, LDA start)": {"kind": "formal-head", "prior": "none"},
+    "dppl-mean": {"kind": "dppl-mean", "prior": "none"},
+    "dppl-public": {"kind": "dppl-public"},
 }
 """By name: settings of a mechanism, and of the prior (`prior`, `kinds` of text, `prior_scale` as a multiple)."""
 UNSEEN = ("all of it", "without the map", "without titles")
@@ -44,7 +48,7 @@ OF_THE_PRIOR = ("prior", "kinds", "prior_scale")
 class Study:
     """Features, labels and titles, and the folds."""
 
-    def __init__(self, workspace: Path, codelist: Path, *, encoder: str) -> None:
+    def __init__(self, workspace: Path, codelist: Path, *, encoder: str, sentence: str) -> None:
         folder = next((workspace / "private" / "stages" / "features").iterdir())
         loaded = inputs.load(folder / "train.safetensors")
         assert isinstance(loaded, FeatureInputs)
@@ -52,7 +56,7 @@ class Study:
         self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
         codes = read_codelist(codelist)
         self.model = ModelConfig(encoder=encoder, trainable="head", pooling="mean")
-        self.codes, texts = len(codes), [told(codes), told_in_place(codes)]
+        self.codes, texts = len(codes), [told(codes), told_in_place(codes), told_in_sentence(codes, sentence)]
         self.known = torch.tensor([bool(text) for text in texts[0]])
         self.embeddings = torch.stack([prior.embed(self.model, kind, device="cpu") for kind in texts])
         self._plans: dict[str, Plan] = {}
@@ -66,7 +70,7 @@ class Study:
         made = classifier.build(head, num_labels=self.codes, seed=0, width=self.features.shape[1])
         made.config = config
         if wanted == "titles":
-            prior.start(made, self.embeddings[: setting.get("kinds", 2)], self.known)
+            prior.start(made, self.embeddings[: setting.get("kinds", 3)], self.known)
         return made
 
     def score(self, setting: Mapping[str, Any], *, epsilon: float, delta: float, fold: int) -> tuple[float, float]:
@@ -110,12 +114,13 @@ def main() -> None:
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)
     parser.add_argument("--encoder", default="packaged-minilm")
+    parser.add_argument("--sentence", default="An employee suffered {}.", help="model.prior_sentence of the profile")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0, 8.0])
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    study = Study(given.workspace, given.codelist, encoder=given.encoder)
+    study = Study(given.workspace, given.codelist, encoder=given.encoder, sentence=given.sentence)
     done: list[dict[str, Any]] = json.loads(given.out.read_text())["tried"] if given.out.is_file() else []
     for name, setting in VARIANTS.items():
         for epsilon in given.epsilons:

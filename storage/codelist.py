@@ -91,6 +91,17 @@ def told(codes: Sequence[Code]) -> list[str]:
     return [". ".join(dict.fromkeys(part for part in (code.title, code.description) if part)) for code in codes]
 
 
+def told_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
+    """The title of each code in a sentence that has {} for it, as narratives would say it: without a capital, unless
+    the word is all capitals. Empty where the list has no title."""
+    said = []
+    for code in codes:
+        first, *_ = code.title.split() or [""]
+        title = code.title if len(first) > 1 and first.isupper() else code.title[:1].lower() + code.title[1:]
+        said.append(sentence.replace("{}", title) if title else "")
+    return said
+
+
 def told_in_place(codes: Sequence[Code]) -> list[str]:
     """The same with the titles of the levels above it, the nearest first.
 

@@ -81,6 +81,14 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     prior_scale: float = Field(
         default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
     )
+    prior_sentence: str = Field(
+        default="",
+        title="Sentence of the prior",
+        description="A sentence as narratives say it, with {} for a title, such as `An employee suffered {}.`; for "
+        "`titles`, which are then read in it too. It comes from nobody's record. Empty: none.",
+        max_length=200,
+        pattern=r"^([^{}]*\{\}[^{}]*)?$",
+    )
     precision: Choice = Field(
         default="float32",
         title="Precision of the encoder",
@@ -128,9 +136,10 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     def _without_what_is_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not there (a prior, other layers, rounding): such models keep the digests of releases."""
         values = serialise(self)
-        unused = ("prior", "prior_scale") if self.prior == "none" else ()
-        unused += ("layers",) if self.layers == "linear" else ()
-        unused += ("precision",) if self.precision == "float32" else ()
+        unused = {"prior", "prior_scale", "prior_sentence"} if self.prior == "none" else set[str]()
+        unused |= set() if self.prior_sentence else {"prior_sentence"}
+        unused |= {"layers"} if self.layers == "linear" else set()
+        unused |= {"precision"} if self.precision == "float32" else set()
         return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """The public prior: a linear head that knows the classification before it has read a record.
 
-Every code has public texts: its title alone, and its title among those of the levels above it. With the frozen encoder
-f, the directions of each kind of text about the mean of its kind are added up,
+Every code has public texts: its title alone, its title among those of the levels above it, and, where a sentence is
+given, its title in that, as a narrative would say it. With the frozen encoder f, the directions of each kind of text
+about the mean of its kind are added up,
 
     t_c = sum over kinds of (f(s_c) - m) / |f(s_c) - m|,   m = mean over codes of f(s_c),
     W_c = beta t_c / |t_c|,    b_c = -W_c M,               M = mean of m over kinds,

@@ -12,7 +12,7 @@ import torch
 from mechanisms.model import checkpoint, classifier, encoders, prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from storage.artifacts import digest, files_digest
-from storage.codelist import Code, read_codelist, told, told_in_place
+from storage.codelist import Code, read_codelist, told, told_in_place, told_in_sentence
 from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
@@ -32,6 +32,10 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
         InputError: no code has a title.
     """
     texts = [told(codes), told_in_place(codes)]
+    if model.prior_sentence:
+        texts.append(
+            [said or own for said, own in zip(told_in_sentence(codes, model.prior_sentence), texts[0], strict=True)]
+        )
     if not any(texts[0]):
         raise InputError("model.prior: no code of the list has a title; give --codelist one that has, or --prior none")
     files = encoders.digest_parts(model.encoder)

@@ -92,9 +92,10 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     """What reached the model without a record being read, beside the encoder."""
     if model.prior == "none":
         return ()
+    said = f", in their hierarchy and in the sentence `{model.prior_sentence}`" if model.prior_sentence else ""
     return (
-        "the titles of the code list, in their hierarchy, through the encoder: where the head starts (its scale "
-        f"{model.prior_scale:g} is a setting)",
+        f"the titles of the code list{said or ', in their hierarchy'}, through the encoder: where the head starts (its "
+        f"scale {model.prior_scale:g} is a setting)",
     )
 
 

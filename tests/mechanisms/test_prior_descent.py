@@ -185,6 +185,20 @@ def test_the_map_learns_what_all_classes_share() -> None:
     assert unseen(with_map) >= unseen(without)
 
 
+def test_tempering_takes_a_share_of_the_noisy_log_prior_out_of_the_bias_and_nothing_else() -> None:
+    """With one key: weights are the same, and biases differ by the share of what the counts said, most for the rare."""
+    inputs, labels = problem(600)
+    labels[labels == 3] = 0
+    plain, tempered = (fit(planned(8.0, 600, tempering=share), inputs, labels) for share in (0.0, 0.5))
+    assert isinstance(plain.model, ClassifierModel)
+    assert isinstance(tempered.model, ClassifierModel)
+    one, other = plain.model.classifier.flat, tempered.model.classifier.flat
+    assert torch.equal(one[: CLASSES * WIDTH], other[: CLASSES * WIDTH])
+    raised = (other - one)[CLASSES * WIDTH :]
+    assert int(raised.argmax()) == 3
+    assert float(raised[3] - raised[0]) == pytest.approx(0.5 * math.log(300 / 3), rel=0.1)
+
+
 def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_hundredth() -> None:
     """A band: far above the prior's accuracy at epsilon 4; at 0.01 the noise must show, or it is not there."""
     good = fit(planned(4.0, 1500), *problem(1500))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import Code, normalise_code, read_codelist, shape, told, told_in_place
+from storage.codelist import Code, normalise_code, read_codelist, shape, told, told_in_place, told_in_sentence
 from storage.errors import InputError
 
 
@@ -109,3 +109,9 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
         "Ill",
     ]
     assert [set(code.as_json()) for code in codes[:2]] == [{"code", "title"}, {"code", "title", "description"}]
+
+
+def test_a_title_in_a_sentence() -> None:
+    """As a narrative would say it: no capital, but for abbreviations; a code without a title says nothing."""
+    codes = [Code(code="1", title="Cuts, lacerations"), Code(code="2", title="HIV infection"), Code(code="3", title="")]
+    assert told_in_sentence(codes, "A man had {}.") == ["A man had cuts, lacerations.", "A man had HIV infection.", ""]

@@ -50,7 +50,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
 
 
 def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
-    """Another title, another encoder or length is another stage; beta and the trainable part are not."""
+    """Another title, sentence, encoder or length is another stage; beta and the trainable part are not."""
     store = Context(home=str(tmp_path)).store
     codes = [Code("1", "INJURIES"), Code("11", "Fractures")]
 
@@ -60,7 +60,8 @@ def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Pa
     same = key(tiny_bert, codes)
     assert key(tiny_bert, codes, prior_scale=9.0) == key(tiny_bert, codes, trainable="full") == same
     others = [key(tiny_bert, [*codes[:1], Code("11", "Burns")]), key(tiny_roberta, codes)]
-    assert len({same, *others, key(tiny_bert, codes, max_length=16)}) == 4
+    others += [key(tiny_bert, codes, max_length=16), key(tiny_bert, codes, prior_sentence="Somebody had {}.")]
+    assert len({same, *others}) == 5
 
 
 def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:

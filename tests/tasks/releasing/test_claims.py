@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from mechanisms.model.classifier import ModelConfig
 from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
 from tasks.fitting.data import ingest
 from tasks.parameters import DataParameters
-from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, unprotected_inputs
+from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, run_step
 
 FACTS: dict[str, Any] = {
@@ -66,3 +67,12 @@ def test_records_ingested_before_there_was_a_choice() -> None:
     before = {"label_space_source": "codelist", "cohorts": ["2015"]}
     assert {COUPLED, COHORTS} <= set(unprotected_inputs(before))
     assert COHORTS not in unprotected_inputs(before | {"cohorts": ["all"]})
+
+
+def test_what_is_public_is_named() -> None:
+    """Titles, and the sentence that they were read in, word for word; nothing where a head starts at random."""
+    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Somebody had {}.")
+    (line,) = public_inputs(titled)
+    assert "titles of the code list, in their hierarchy and in the sentence `Somebody had {}.`" in line
+    assert "sentence" not in public_inputs(titled.model_copy(update={"prior_sentence": ""}))[0]
+    assert public_inputs(ModelConfig()) == ()

@@ -1,0 +1,125 @@
+"""DPPL-Public: a public prototype for each class, chosen by the exponential mechanism (Wahdany et al., AAAI 2025, 4.2).
+
+The candidates are the directions t_k of the code list's titles, the rows of the untrained head with `prior: titles`;
+any class may take any of them. For class c a candidate's utility is how near its records come to it,
+
+    u_c(k) = sum_{i: y_i = c} s(x_i, t_k),   s = cos(x_i - M, t_k) / `ceiling`, cut to [0, 1],
+
+and one is drawn with probability proportional to base_c(k) exp(eps u_c(k)). M is the titles' mean, found in the head's
+bias. The base measure is public: e^`own_title` for a class's own title, 1 for the others, so that a code without a
+record keeps its own with little doubt. (The paper has base measure 1, pictures as candidates, and several a class.)
+
+**Cost.** A record added to class c raises every u_c(k) by something in [0, 1]: the weight of a candidate by a factor in
+[1, e^eps], the sum of all weights too, so a probability changes by at most e^eps. It touches no other class's choice,
+so all choices together are eps-differentially private, with delta 0. (By concentrated privacy rho = eps^2/8 a choice,
+Cesar and Rogers 2021; the code of the paper takes eps^2/2.) A record replaced is one taken and one added: 2 eps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.formal_head import features_of, linear_head
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.privacy import noise
+from mechanisms.privacy.claims import claims
+from mechanisms.privacy.events import Claim, Event
+
+
+class PublicPrototypesEvent(Event, frozen=True):
+    """One choice a class by the exponential mechanism; a record is in one class, and adds at most 1 to a utility."""
+
+    mechanism: Literal["dppl-public"] = "dppl-public"
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    """What one record added or removed costs, delta 0."""
+
+
+@claims(PublicPrototypesEvent, formal=True)
+def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+    """m epsilon for a unit of m records, whatever the delta that it is stated at."""
+    if delta is None:
+        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+    cost = int(unit["max_records_per_unit"]) * event.epsilon
+    return Claim(
+        guarantee_kind="formal",
+        epsilon=cost,
+        delta=delta,
+        epsilon_add_remove=cost,
+        neighbouring_relation="add-remove",
+        accountant="exponential mechanism, monotone utility, parallel over classes",
+        assumptions=(
+            f"neighbours differ by one unit added or removed; replacing one record costs epsilon {2 * cost:.4g}",
+            "it holds with delta 0",
+            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
+            "Gumbel noise is sampled in floating point (float64, from a secret AES-256 stream): attacks on low-order "
+            "bits are not covered",
+        ),
+        **unit,
+    )
+
+
+@registered
+class DpplPublic(Aimed, frozen=True):
+    """The range of a record's say, and how much a class holds to its own title."""
+
+    model_config = ConfigDict(title="DPPL-Public")
+    reads: ClassVar[frozenset[str]] = frozenset({"features"})
+
+    kind: Literal["dppl-public"] = "dppl-public"
+    ceiling: float = Field(
+        default=0.5, gt=0, le=1, title="Ceiling", description="A cosine from which a record's say is 1."
+    )
+    own_title: float = Field(
+        default=10.0, ge=0, le=100, title="Own title", description="In nats, before any record: its head start."
+    )
+
+    def plan(self, task: Task) -> Plan:
+        """There is no noise to solve: the target is the parameter, over the records of a unit."""
+        own = self.at(task)
+        assert own.target_epsilon is not None
+        event = PublicPrototypesEvent(epsilon=own.target_epsilon / task.records_per_unit)
+        return Plan(mechanism=own, event=event, records=task.records)
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Choose a title for each class. A finished fit is read back: a choice is made once.
+
+        Raises:
+            MechanismError: the head is not linear, or the plan is another mechanism's.
+        """
+        if not isinstance(plan.event, PublicPrototypesEvent):
+            raise MechanismError("the plan is not one of this mechanism's: plan again")
+        if run.folder is not None and (run.folder / "theta.safetensors").exists():
+            return Fitted(ClassifierModel.load(run.folder, run), plan.event)
+        classifier = run.classifier()
+        head, features = linear_head(classifier), features_of(records).cpu()
+        weight, bias = head.weight.detach().cpu().clone(), head.bias.detach().cpu().clone()
+        centre = torch.linalg.lstsq(weight.double(), -bias.double()[:, None], driver="gelsd").solution[:, 0].float()
+        says = utilities(features - centre, records.labels.cpu(), nn.functional.normalize(weight, dim=1), self.ceiling)
+        scores = plan.event.epsilon * says + self.own_title * torch.eye(run.classes, dtype=torch.float64)
+        chosen = (scores + gumbel(scores.shape, noise.SecretStream(noise.new_key()))).argmax(1)
+        with torch.no_grad():
+            head.weight.copy_(weight[chosen])
+            head.bias.copy_(bias[chosen])
+        model = ClassifierModel(classifier)
+        if run.folder is not None:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            model.save(run.folder)
+        return Fitted(model, plan.event)
+
+
+def utilities(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float) -> Tensor:
+    """u float64 [classes, candidates]; a record adds something in [0, 1] to each entry of one row."""
+    cosines = nn.functional.normalize(about, dim=1) @ candidates.T
+    says = (cosines.double() / ceiling).clamp(0, 1)
+    return torch.zeros(len(candidates), len(candidates), dtype=torch.float64).index_add_(0, labels, says)
+
+
+def gumbel(shape: torch.Size, stream: noise.SecretStream) -> Tensor:
+    """Independent standard Gumbel variates, float64: the argmax of scores plus these is the exponential mechanism."""
+    normal = stream.normal_(torch.empty(shape, dtype=torch.float64), purpose="choices", step=0)
+    return -(-torch.special.log_ndtr(normal)).log()

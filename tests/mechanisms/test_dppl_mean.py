@@ -1,0 +1,100 @@
+"""DPPL-Mean: what one record moves, the noise of its one release, and that it tells classes apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_heads import claim, head_of, scale_p_value
+from torch import Tensor, nn
+
+from mechanisms.dppl_mean import DpplMean, class_sums
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Plan, Records, Run, Task
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy import gaussian_cost, noise
+from mechanisms.privacy.events import GaussianReleaseEvent
+
+WIDTH, CLASSES = 8, 3
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
+
+
+def problem(n: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES
+    return torch.eye(CLASSES, WIDTH)[labels] + 0.4 * torch.randn(n, WIDTH, generator=g), labels
+
+
+def planned(epsilon: float, n: int) -> Plan:
+    return DpplMean().plan(Task(records=n, classes=CLASSES, target_epsilon=epsilon, delta=1e-5))
+
+
+def accuracy(epsilon: float) -> float:
+    features, labels = problem(900)
+    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, CLASSES)))
+    fitted = planned(epsilon, 900).fit(Records(FeatureInputs(features), labels), run)
+    test, truth = problem(600, seed=9)
+    return float((fitted.model.log_probabilities(FeatureInputs(test)).argmax(1) == truth).double().mean())
+
+
+def test_a_record_moves_the_sums_by_one_however_long_it_is() -> None:
+    """On every neighbour of 60 records; and the bound binds."""
+    features, labels = problem(60)
+    features *= torch.logspace(-3, 3, 60)[:, None]
+    whole = class_sums(features, labels, classes=CLASSES)
+    moves = []
+    for i in range(60):
+        kept = torch.arange(60) != i
+        moves.append(float((whole - class_sums(features[kept], labels[kept], classes=CLASSES)).norm()))
+    assert max(moves) <= 1 + 1e-5
+    assert min(moves) > 0.999
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (0.5, False), (2 / 3, False), (1.5, False)])
+def test_the_noise_is_the_events(factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chi-square over 24,000 coordinates at level 1e-6: the event's standard deviation passes, half of it does not."""
+    seen: list[Tensor] = []
+    add = noise.SecretStream.add_normal_
+
+    def added(self: noise.SecretStream, out: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
+        before = out.clone()
+        seen.append(add(self, out, std=std, purpose=purpose, step=step) - before)
+        return out
+
+    monkeypatch.setattr(noise.SecretStream, "add_normal_", added)
+    plan = planned(2.0, 60)
+    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(8000, CLASSES)))
+    plan.fit(Records(FeatureInputs(torch.ones(60, 8000)), torch.arange(60) % CLASSES), run)
+    assert isinstance(plan.event, GaussianReleaseEvent)
+    assert len(seen) == 1, "one release and no other"
+    assert (scale_p_value(seen[0], std=factor * plan.event.noise_multiplier) > 1e-6) == accepted
+
+
+def test_the_claim_is_formal_and_meets_the_target() -> None:
+    """And half of the noise that it plans would cost more than twice the target."""
+    event = planned(2.0, 60).event
+    assert isinstance(event, GaussianReleaseEvent)
+    made = claim(event, delta=1e-5)
+    assert made.guarantee_kind == "formal"
+    assert made.epsilon == pytest.approx(2.0, rel=0.005)
+    half = event.model_copy(update={"noise_multiplier": event.noise_multiplier / 2})
+    assert gaussian_cost.pld_epsilon(half, delta=1e-5) > 4
+
+
+def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_thousandth() -> None:
+    """At 0.001 the noise must show, or it is not there."""
+    assert accuracy(4.0) > 0.9
+    assert accuracy(0.001) < 0.7
+
+
+def test_a_plan_of_another_mechanism_is_refused() -> None:
+    plan = planned(4.0, 60)
+    assert plan.event is not None
+    other = plan.model_copy(update={"event": plan.event.model_copy(update={"l2_sensitivity": 2.0})})
+    features, labels = problem(60)
+    with pytest.raises(MechanismError, match="plan again"):
+        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, lambda: head_of(nn.Linear(8, 3))))
