@@ -42,6 +42,7 @@ case "${1:-}" in
   services)
     login=$(secret prefect_login)
     export PREFECT_SERVER_API_AUTH_STRING="$login"
+    export AUTOCODER_ALIVE_FILE=/tmp/services.alive  # its health check looks how old it is
     exec python -m flows.server.services ;;
   migrate)
     password=$(secret ledger_owner_password)
@@ -69,7 +70,7 @@ case "${1:-}" in
     shift 2
     queues=()
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
-    exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --name "$pool-$(hostname)" ;;
+    exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --with-healthcheck --name "$pool-$(hostname)" ;;
   *)
     echo "entrypoint: server | services | migrate | deploy | metrics | worker POOL QUEUE… | cli ARGUMENTS…" >&2
     exit 2 ;;
