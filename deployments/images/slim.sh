@@ -4,9 +4,9 @@
 set -euo pipefail
 packages=$(python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
 cd "$packages"
-# torch: its C++ tests, headers and compilers' tools; pyarrow: servers and query plans that nothing here asks for.
+# torch: its C++ tests, headers and compilers' tools; pyarrow: its server, which nothing here asks for.
 rm -rf torch/test torch/include torch/share torch/bin/*test* torch/bin/TCPStoreTest torch/bin/protoc* pyarrow/include pyarrow/src \
-  pyarrow/libarrow_flight* pyarrow/libarrow_python_flight* pyarrow/_flight* pyarrow/libarrow_substrait* pyarrow/_substrait*
+  pyarrow/libarrow_flight* pyarrow/libarrow_python_flight* pyarrow/_flight*
 # The packages' own tests. Not numpy.testing, torch.testing and the like: packages import those.
 find . -type d -name tests -path '*/*' -not -path './transformers/*' -not -path './opacus/*' -prune -exec rm -rf {} +
 find . -type d -name __pycache__ -prune -exec rm -rf {} +

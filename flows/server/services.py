@@ -2,8 +2,8 @@
 
 `prefect server services start` makes each service a task that nobody looks at. One that fails at its start, as the
 evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent, and no run that
-died is taken up, while the process looks well. Here it ends with an error, and whoever started it starts it again. One that
-hangs is told by the file $AUTOCODER_ALIVE_FILE, which is touched every ten seconds: a container's health check looks at it.
+died is taken up, while the process looks well. Here it ends with an error, and whoever started it starts it again.
+A loop that hangs is told by $AUTOCODER_ALIVE_FILE, touched every ten seconds: a container's health check looks at it.
 """
 
 from __future__ import annotations

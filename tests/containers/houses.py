@@ -23,8 +23,8 @@ from storage.demo_data import write_demo_data
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "https://127.0.0.1:8443"
 IMAGE = "autocoder:containers-test"
-_CHECKOUT = ("docker-compose.yml .dockerignore requirements.lock pyproject.toml README.md LICENSE deployments flows service "
-             "tasks mechanisms storage scripts").split()  # fmt: skip
+_CHECKOUT = ("docker-compose.yml", ".dockerignore", "requirements.lock", "pyproject.toml", "README.md", "LICENSE",
+             "scripts", "deployments", "flows", "service", "tasks", "mechanisms", "storage")  # fmt: skip
 
 
 def compose_tool() -> list[str] | None:
@@ -120,7 +120,9 @@ class House(Stack):
             text = re.sub(rf"\b{word}\b", value, text)
         if tool == ["docker-compose"]:  # the older one has no `cp`
             text = re.sub(r"docker compose cp ([a-z]+):", r'docker cp "$(docker-compose ps -q \1)":', text)
-            text = text.replace("docker compose run", "docker compose run -T").replace(" -T --no-deps -T ", " -T --no-deps ")
+            text = text.replace("docker compose run", "docker compose run -T").replace(
+                " -T --no-deps -T ", " -T --no-deps "
+            )
         return self.run_here("bash", "-c", text.replace("docker compose", " ".join(tool)), umask=0o022)
 
     def healthy(self) -> list[str]:
@@ -169,7 +171,9 @@ def move_in(folder: Path, engine: dict[str, str]) -> House:
         os.umask(before)
     house = House(folder, {"DOCKER_HOST": engine["DOCKER_HOST"]})
     env = house.shell() | {"BIN": str(Path(sys.executable).parent)}
-    subprocess.run(["bash", "scripts/stack_secrets.sh"], cwd=folder, env=env, check=True, capture_output=True, umask=0o077)
+    subprocess.run(
+        ["bash", "scripts/stack_secrets.sh"], cwd=folder, env=env, check=True, capture_output=True, umask=0o077
+    )
     write_demo_data(folder / "records", records=400, seed=1)
     for path in (folder, folder / "records", *(folder / "records").iterdir()):
         path.chmod(0o755)

@@ -60,8 +60,8 @@ def test_the_image_is_small_and_built_once(house: House) -> None:
 
 
 def test_nothing_is_root_writable_or_capable(house: House) -> None:
-    """As the kernel has it: no process of ours is root or has a capability, and no file system but /tmp and volumes takes
-    a file. The proxy alone is root, with the one capability that its program is marked with.
+    """As the kernel has it: no process of ours is root or has a capability, and nothing but /tmp and volumes takes a
+    file. The proxy alone is root, with the one capability that its program is marked with.
     """
     for name in house.services():
         told = house.inspected(name)
@@ -96,7 +96,8 @@ def test_what_a_worker_imports_is_compiled(house: House) -> None:
     script = (
         "import importlib, os, pkgutil, sys, flows, service\n"
         "for m in pkgutil.walk_packages(flows.__path__, 'flows.'): importlib.import_module(m.name)\n"
-        "found = [m.__spec__.cached for m in list(sys.modules.values()) if getattr(getattr(m, '__spec__', None), 'cached', None)]\n"
+        "specs = [getattr(m, '__spec__', None) for m in list(sys.modules.values())]\n"
+        "found = [spec.cached for spec in specs if getattr(spec, 'cached', None)]\n"
         "print(len(found), [c for c in found if not os.path.exists(c)])"
     )
     number, _, missing = house.inside("worker-cpu", "python", "-c", script).partition(" ")
@@ -115,11 +116,13 @@ def test_the_page_wants_a_login_and_asks_no_other_server(house: House) -> None:
 
 
 def test_containers_reach_no_port_of_the_host(house: House) -> None:
-    """A listener at every address of the host's. What has a way out reaches it, by the same probe; the rest does not."""
+    """A listener at each address of the host's: what has a way out reaches it by the same probe, the rest does not."""
     with socket.create_server(("0.0.0.0", 0)) as listener:
         threading.Thread(target=lambda: [listener.accept() for _ in range(99)], daemon=True).start()
         port = listener.getsockname()[1]
-        told = json.loads(house.run_here("docker", "network", "inspect", "autocodertest_inside", "autocodertest_outside"))
+        told = json.loads(
+            house.run_here("docker", "network", "inspect", "autocodertest_inside", "autocodertest_outside")
+        )
         addresses = [network["IPAM"]["Config"][0]["Gateway"] for network in told]
         addresses += re.findall(r"inet ([0-9.]+)", house.run_here("ip", "-4", "addr"))
         script = (
@@ -213,8 +216,8 @@ def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release
 
 
 def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) -> None:
-    """SIGTERM ends each container, the engine kills none. A stack that lost every volume has, after the guide's commands,
-    the same rows and bundles, checked against the head that was signed before.
+    """SIGTERM ends each container, the engine kills none. A stack that lost every volume has, after the guide's
+    commands, the same rows and bundles, checked against the head that was signed before.
     """
     backup, restore = guide("Back up and restore", 3), guide("Back up and restore", 4)
     house.follow(*backup)

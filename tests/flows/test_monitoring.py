@@ -1,4 +1,4 @@
-"""Dashboard and alarms of deployments/monitoring, against what `autocoder metrics` tells and a Prometheus of Debian's."""
+"""deployments/monitoring against what `autocoder metrics` tells, and in a Prometheus of Debian's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Everything(Collector):
 
     def collect(self) -> Iterator[Metric]:
         labels = (("flow", "retrain"), ("host", "a"), ("stage", "fit"))
-        samples = {(name, labels): 0.5 for name in (*worker_metrics.COUNTERS, *worker_metrics.GAUGES)}
+        known = (*worker_metrics.COUNTERS, *worker_metrics.GAUGES)
+        samples: dict[worker_metrics.Key, float] = {(name, labels): 0.5 for name in known}
         samples["autocoder_stage_runs", (*labels[:2], ("result", "failed"), labels[2])] = 1.0
         yield from worker_metrics.Families(samples).collect()
         account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
@@ -111,7 +112,12 @@ def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
     shutil.copy(MONITORING / "alerts.yml", tmp_path)
     (tmp_path / "cases.yml").write_text(cases)
     promtool("test", "rules", str(tmp_path / "cases.yml"))
-    fired = {case["alertname"] for test in yaml.safe_load(cases)["tests"] for case in test["alert_rule_test"] if "exp_alerts" in case}
+    fired = {
+        case["alertname"]
+        for test in yaml.safe_load(cases)["tests"]
+        for case in test["alert_rule_test"]
+        if "exp_alerts" in case
+    }
     assert fired == {rule["alert"] for rule in rules()}
 
 
