@@ -26,6 +26,9 @@ IMAGE = "autocoder:containers-test"
 _CHECKOUT = ("docker-compose.yml", ".dockerignore", "requirements.lock", "pyproject.toml", "README.md", "LICENSE",
              "scripts", "deployments", "flows", "service", "tasks", "mechanisms", "storage")  # fmt: skip
 
+_OF_THE_PACKAGES = ("requirements.lock", "pyproject.toml", "README.md", "LICENSE",
+                    "deployments/images/slim.sh", "deployments/images/imported.txt")  # fmt: skip
+
 
 def compose_tool() -> list[str] | None:
     """Docker's own plugin or Debian's docker-compose, whichever is here."""
@@ -169,6 +172,8 @@ def move_in(folder: Path, engine: dict[str, str]) -> House:
                 to.write_bytes(file.read_bytes())
     finally:
         os.umask(before)
+    for name in _OF_THE_PACKAGES:  # whose modes are part of what the engine knows a layer by
+        (folder / name).chmod(0o644)
     house = House(folder, {"DOCKER_HOST": engine["DOCKER_HOST"]})
     env = house.shell() | {"BIN": str(Path(sys.executable).parent)}
     subprocess.run(

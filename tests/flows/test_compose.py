@@ -353,6 +353,17 @@ def test_a_person_in_a_container_has_its_ledger_and_login(tmp_path: Path) -> Non
     assert "PREFECT_API_AUTH_STRING=operator:x" in told
 
 
+def test_a_run_in_a_container_of_its_own_has_its_ledger_and_login(tmp_path: Path) -> None:
+    """As a worker outside makes one (docs/scale.md); PostgreSQL is where the environment says."""
+    given = {"prefect_login": "operator:x", "ledger_password": "p"}
+    done = enter(tmp_path, "flow-run", secrets=given, AUTOCODER_POSTGRES="db.agency.example:5433")
+    assert done.returncode == 0, done.stderr
+    said, *told = done.stdout.splitlines()
+    assert said == "flow-run execute"
+    assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder:p@db.agency.example:5433/ledger" in told
+    assert "PREFECT_API_AUTH_STRING=operator:x" in told
+
+
 def test_an_empty_webhook_is_none(tmp_path: Path) -> None:
     """As a line of .env without a value gives it."""
     login = {"prefect_login": "operator:x"}
