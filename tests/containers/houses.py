@@ -123,9 +123,7 @@ class House(Stack):
             text = re.sub(rf"\b{word}\b", value, text)
         if tool == ["docker-compose"]:  # the older one has no `cp`
             text = re.sub(r"docker compose cp ([a-z]+):", r'docker cp "$(docker-compose ps -q \1)":', text)
-            text = text.replace("docker compose run", "docker compose run -T").replace(
-                " -T --no-deps -T ", " -T --no-deps "
-            )
+            text = re.sub(r"docker compose run (?!.* -T )", "docker compose run -T ", text)
         return self.run_here("bash", "-c", text.replace("docker compose", " ".join(tool)), umask=0o022)
 
     def healthy(self) -> list[str]:

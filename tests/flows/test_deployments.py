@@ -14,7 +14,6 @@ import yaml
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools import validate
-from prefect.utilities.templating import apply_values
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.commands.profiles import available, load_profile
