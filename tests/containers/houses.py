@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from stacks import Stack
 
 from storage.demo_data import write_demo_data
@@ -104,11 +105,9 @@ class House(Stack):
         return self.compose("run", "--rm", "--no-deps", "-T", "worker-release", "cli", *arguments)
 
     def services(self) -> dict[str, dict[str, Any]]:
-        """Services of the file that run, by name."""
-        import yaml
-
-        told = yaml.safe_load(self.compose("config"))["services"]
-        return {name: service for name, service in told.items() if service.get("restart") != "no"}
+        """Services of the file that stay, by name; not the GPU's."""
+        told = yaml.safe_load((self.folder / "docker-compose.yml").read_text())["services"]
+        return {name: s for name, s in told.items() if s.get("restart") != "no" and "profiles" not in s}
 
     def private(self) -> Path:
         """Where the engine keeps the volume of the private workspace."""
@@ -126,15 +125,18 @@ class House(Stack):
             text = re.sub(r"docker compose run (?!.* -T )", "docker compose run -T ", text)
         return self.run_here("bash", "-c", text.replace("docker compose", " ".join(tool)), umask=0o022)
 
-    def healthy(self) -> list[str]:
-        """Services that are not (yet) healthy."""
-        states = {name: self.inspected(name)["State"] for name in self.services() if self.container(name)}
-        return [name for name, state in states.items() if state.get("Health", {}).get("Status") != "healthy"]
+    def unhealthy(self) -> list[str]:
+        """Services that are not, or not yet, healthy."""
+        shown = '{{.Label "com.docker.compose.service"}}\t{{.Status}}'
+        wanted = ("label=com.docker.compose.project=autocodertest", "label=com.docker.compose.oneoff=False")
+        told = self.run_here("docker", "ps", *(f"--filter={label}" for label in wanted), "--format", shown)
+        well = {line.split("\t")[0] for line in told.splitlines() if line.endswith("(healthy)")}
+        return sorted(set(self.services()) - well)
 
     def up(self) -> None:
         """Start what is not running, and wait until all answer."""
         self.compose("up", "-d")
-        self.wait("health", lambda: not self.healthy(), pause=2)
+        self.wait("health", lambda: not self.unhealthy(), pause=2)
         self.follow("docker compose cp proxy:/data/caddy/pki/authorities/local/root.crt caddy-root.crt")
         self.wait("the page", lambda: self.asked("/api/health").status_code == 200)
 

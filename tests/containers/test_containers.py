@@ -54,9 +54,34 @@ def test_the_image_is_small_and_built_once(house: House) -> None:
     else:
         pytest.fail("the Dockerfile's first layer is not there")
     assert own / 1e6 + OF_THE_BASE < 1600, f"{own / 1e6:.0f} MB of our own"
-    before = house.run_here("docker", "images", "-aq")
+    before = sorted(house.run_here("docker", "images", "-aq").split())
     house.compose("build")
-    assert house.run_here("docker", "images", "-aq") == before
+    assert sorted(house.run_here("docker", "images", "-aq").split()) == before
+
+
+def test_a_change_of_code_installs_no_package_again(house: House) -> None:
+    """The layer of the packages, more than nine tenths of the image, is the same one."""
+
+    def layers(tag: str) -> list[str]:
+        return json.loads(house.run_here("docker", "image", "inspect", tag))[0]["RootFS"]["Layers"]
+
+    module = house.folder / "flows" / "cli.py"
+    before, text = layers(IMAGE), module.read_text()
+    changed = f"{IMAGE}-changed"
+    try:
+        module.write_text(text + "\n# changed\n")
+        recipe = ("--file", "deployments/images/autocoder.Dockerfile", "--tag", changed, ".")
+        settings = dict(line.split("=", 1) for line in (house.folder / ".env").read_text().splitlines())
+        index = settings.get("AUTOCODER_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+        house.run_here("docker", "build", "--quiet", "--build-arg", f"TORCH_INDEX={index}", *recipe)
+        after = layers(changed)
+    finally:
+        module.write_text(text)
+        house.run_here("docker", "rmi", changed, check=False)
+    same = [mine for mine, other in zip(before, after, strict=True) if mine == other]
+    assert same == before[: len(same)], "they differ from one layer on"
+    code = len([line for line in (house.folder / recipe[1]).read_text().splitlines() if line.startswith("COPY")]) + 2
+    assert 0 < len(before) - len(same) < code
 
 
 def test_nothing_is_root_writable_or_capable(house: House) -> None:
@@ -111,8 +136,8 @@ def test_the_page_wants_a_login_and_asks_no_other_server(house: House) -> None:
     assert house.asked("/api/admin/version").status_code == 200
     policy = house.asked("/").headers["content-security-policy"]
     assert "connect-src 'self'" in policy
-    text = house.inside("worker-cpu", "env")
-    assert f"PREFECT_UI_URL={PAGE}" in text
+    assert f"PREFECT_UI_URL={PAGE}" in house.inside("worker-cpu", "env"), "what its logs name can be opened"
+    assert (house.folder / "narratives").stat().st_uid == 10001
 
 
 def test_containers_reach_no_port_of_the_host(house: House) -> None:
@@ -169,7 +194,7 @@ def test_a_killed_worker_and_a_killed_database_come_back(house: House, retrained
     names = {"cpu-worker-cpu", "cpu-worker-release", "cpu-worker-upkeep", "cpu-worker-coding"}
     kill(house, "postgres")
     house.compose("up", "-d", "--no-deps", "--force-recreate", "worker-coding")
-    house.wait("health", lambda: not house.healthy(), pause=2)
+    house.wait("health", lambda: not house.unhealthy(), pause=2)
     workers = house.post("/work_pools/cpu/workers/filter").json()
     assert {worker["name"] for worker in workers} == names
     assert len(workers) == len(names)
@@ -234,4 +259,4 @@ def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) ->
         house.follow(line)
     assert house.cli("ledger", "list", "--json") == before
     house.up()
-    house.wait("an answer to status", lambda: "worker" in house.cli("status") if not house.healthy() else False)
+    house.wait("an answer to status", lambda: "worker" in house.cli("status") if not house.unhealthy() else False)
