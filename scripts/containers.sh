@@ -99,7 +99,8 @@ D
   cat > "$work/postgres" <<'D'
 FROM autocoder-stand-in:trixie
 ENV LANG=C.UTF-8 PGDATA=/var/lib/postgresql/data PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/postgresql/17/bin
-RUN rm -rf /etc/postgresql/17 /var/lib/postgresql/17 && install -d -o postgres -g postgres -m 0700 "$PGDATA"
+RUN rm -rf /etc/postgresql/17 /var/lib/postgresql/17 && install -d -o postgres -g postgres -m 0700 "$PGDATA" \
+ && install -d -o postgres -g postgres -m 3777 /var/run/postgresql
 VOLUME /var/lib/postgresql/data
 COPY docker-entrypoint.sh /
 ENTRYPOINT ["/docker-entrypoint.sh"]
