@@ -227,7 +227,7 @@ def release(house: House) -> str:
 def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release: str) -> None:
     """With the worker's own key, by the guide's lines; the partner's commands need no container."""
     outbox = house.folder / "outbox"
-    outbox.mkdir()
+    outbox.mkdir(exist_ok=True)
     os.chown(outbox, 10001, 10001)
     _, handover, revoke = guide("From retrain to release", 2)
     house.follow(handover, RELEASE=release)
@@ -235,7 +235,8 @@ def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release
     house.run_here("autocoder", "verify", archive, "--key", "secrets/signing-key.pub.pem")
     text = "Employee fell from a ladder and fractured his wrist."
     coded = house.run_here("autocoder", "code", "--bundle", archive, "--json", text)
-    assert re.fullmatch(r"[0-9]+", str(json.loads(coded)["code"]))
+    (best,) = json.loads(coded)["codes"]
+    assert best["code"] in (house.folder / "records" / "codelist.csv").read_text()
     house.follow(revoke, RELEASE=release)
     assert release in (outbox / "revocations.json").read_text()
 
