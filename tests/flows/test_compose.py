@@ -119,6 +119,7 @@ def test_each_container_ends_when_it_is_asked_to_and_leaves_no_dump(composed: di
     """An init hands SIGTERM on, which the first process of a container otherwise ignores; dumps have one byte."""
     for name, service in ours(composed).items():
         assert service["init"] is True, name
+        assert service["stop_grace_period"] in ("2m", "2m0s"), name
         limit = service["ulimits"]["core"]
         assert (limit if isinstance(limit, int) else limit["hard"]) == 1, name
 
