@@ -43,11 +43,13 @@ test-long: $(STAMP)  ## random kills, long races, searches: nightly
 gpu:  ## on a machine with a GPU: its tests, its speed, the whole chain; GPU_WHEELS=folder (scripts/gpu.sh)
 	bash scripts/gpu.sh run "$(or $(GPU_WHEELS),gpu-wheels)" --json benchmarks/gpu.json
 
-check: $(STAMP)  ## formatter, linter, types, import arrows
+check: $(STAMP)  ## formatter, linters, types, import arrows, docker-compose.yml
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/hadolint deployments/images/autocoder.Dockerfile
+	@bash scripts/check_compose.sh
 
 format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .

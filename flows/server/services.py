@@ -3,14 +3,17 @@
 `prefect server services start` makes each service a task that nobody looks at. One that fails at its start, as the
 evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent, and no run that
 died is taken up, while the process looks well. Here it ends with an error, and whoever started it starts it again.
+A loop that hangs is told by $AUTOCODER_ALIVE_FILE, touched every ten seconds: a container's health check looks at it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 from docket import Docket
@@ -44,6 +47,13 @@ def _reason(task: asyncio.Future[NoReturn]) -> str:
     return "without an error" if error is None else f"{type(error).__name__}: {error}"
 
 
+async def alive(file: Path, *, every: float = 10.0) -> None:
+    """Touch the file again and again, for as long as the loop turns."""
+    while True:
+        file.touch()
+        await asyncio.sleep(every)
+
+
 async def _run() -> None:
     url = get_current_settings().server.docket.url
     # As `prefect server services start` does it: finished executions are kept for no time at all.
@@ -51,7 +61,13 @@ async def _run() -> None:
         Docket(name="prefect", url=url, execution_ttl=timedelta(0)) as docket,
         background_worker(docket, ephemeral=False, webserver_only=False),
     ):
-        await supervised([service() for service in Service.enabled_services()])
+        file = os.environ.get("AUTOCODER_ALIVE_FILE")
+        sign = asyncio.ensure_future(alive(Path(file))) if file else None
+        try:
+            await supervised([service() for service in Service.enabled_services()])
+        finally:
+            if sign:
+                sign.cancel()
 
 
 def main() -> None:

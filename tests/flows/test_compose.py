@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_an_image_is_built_once_and_its_packages_before_its_code(composed: dict[
     """Nine services built one image nine times, and a change of code installed all packages again."""
     assert {name for name, s in composed["services"].items() if "build" in s} == {"migrate", "worker-gpu"}
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
-    assert recipe.index("pip install -c requirements.lock") < recipe.index("COPY flows flows")
+    assert recipe.index("-c requirements.lock -e ") < recipe.index("COPY flows flows")
     assert "COPY . " not in recipe
 
 
@@ -118,6 +119,7 @@ def test_each_container_ends_when_it_is_asked_to_and_leaves_no_dump(composed: di
     """An init hands SIGTERM on, which the first process of a container otherwise ignores; dumps have one byte."""
     for name, service in ours(composed).items():
         assert service["init"] is True, name
+        assert service["stop_grace_period"] in ("2m", "2m0s"), name
         limit = service["ulimits"]["core"]
         assert (limit if isinstance(limit, int) else limit["hard"]) == 1, name
 
@@ -135,12 +137,60 @@ def test_a_worker_that_is_made_anew_is_the_same_worker(composed: dict[str, Any])
     assert {name: s["hostname"] for name, s in workers.items()} == {name: name for name in workers}
 
 
-def test_redis_serves_as_its_own_user(composed: dict[str, Any]) -> None:
-    """Root gives it the files of earlier versions and the password, and no more."""
+def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> None:
+    """The image's user is a number, databases run as their own, all on a root file system that is only read. The proxy
+    alone is root, without a capability but the one that its image's program is marked with.
+    """
+    for name, service in composed["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "proxy" else []), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert any(mount.startswith("/tmp") for mount in service["tmpfs"]), name
+    assert {name: composed["services"][name]["user"] for name in ("postgres", "redis")} == {
+        "postgres": "postgres",
+        "redis": "redis",
+    }
+    recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
+    assert re.findall(r"^USER (\d+)$", recipe, re.MULTILINE) == ["10001"]
     command = composed["services"]["redis"]["command"][-1]
-    assert "setpriv --reuid=redis --regid=redis" in command
-    assert command.index("chown -R redis:redis /data") < command.index("exec setpriv") < command.index("redis-server")
+    assert "--requirepass" not in command, "arguments are seen by whoever lists processes"
     assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0
+
+
+def test_every_service_that_stays_has_a_health_check(composed: dict[str, Any]) -> None:
+    """What runs once has none."""
+    for name, service in composed["services"].items():
+        assert ("healthcheck" in service) is (service["restart"] != "no"), name
+
+
+def test_services_that_hang_are_told(tmp_path: Path) -> None:
+    """The file that the health check of the background services looks at is touched while the loop turns."""
+    import asyncio
+
+    from flows.server.services import alive
+
+    async def turn() -> list[int]:
+        sign = asyncio.ensure_future(alive(tmp_path / "alive", every=0.01))
+        seen: set[int] = set()
+        while len(seen) < 3:
+            await asyncio.sleep(0.001)
+            if (tmp_path / "alive").exists():
+                seen.add((tmp_path / "alive").stat().st_mtime_ns)
+        sign.cancel()
+        return sorted(seen)
+
+    assert len(asyncio.run(turn())) == 3
+
+
+def test_the_dockerfile_passes_its_linter() -> None:
+    """hadolint, from the environment's own packages; `make check` asks it too."""
+    tool = shutil.which("hadolint") or str(Path(sys.executable).with_name("hadolint"))
+    if not Path(tool).exists():
+        pytest.skip("needs hadolint (the extra dev)")
+    recipe = str(ROOT / "deployments" / "images" / "autocoder.Dockerfile")
+    done = subprocess.run([tool, recipe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_operators_browser_asks_this_server_alone(composed: dict[str, Any]) -> None:
@@ -304,6 +354,17 @@ def test_a_person_in_a_container_has_its_ledger_and_login(tmp_path: Path) -> Non
     assert "PREFECT_API_AUTH_STRING=operator:x" in told
 
 
+def test_a_run_in_a_container_of_its_own_has_its_ledger_and_login(tmp_path: Path) -> None:
+    """As a worker outside makes one (docs/scale.md); PostgreSQL is where the environment says."""
+    given = {"prefect_login": "operator:x", "ledger_password": "p"}
+    done = enter(tmp_path, "flow-run", secrets=given, AUTOCODER_POSTGRES="db.agency.example:5433")
+    assert done.returncode == 0, done.stderr
+    said, *told = done.stdout.splitlines()
+    assert said == "flow-run execute"
+    assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder:p@db.agency.example:5433/ledger" in told
+    assert "PREFECT_API_AUTH_STRING=operator:x" in told
+
+
 def test_an_empty_webhook_is_none(tmp_path: Path) -> None:
     """As a line of .env without a value gives it."""
     login = {"prefect_login": "operator:x"}
@@ -417,7 +478,7 @@ def test_a_checkout_that_is_closed_to_others(tmp_path: Path) -> None:
     assert os.geteuid() != 0 or narratives.st_uid == 10001
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
     copied = max(match.start() for match in re.finditer(r"^COPY ", recipe, re.MULTILINE))
-    assert copied < recipe.index("chmod -R a+rX /app /usr/local/bin/entrypoint.sh") < recipe.index("USER autocoder")
+    assert copied < recipe.index("chmod -R a+rX /app /usr/local/bin/entrypoint.sh") < recipe.index("USER 10001")
 
 
 @pytest.mark.skipif(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import yaml
 from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools import validate
-from prefect.utilities.templating import apply_values
-from prefect.workers.process import ProcessWorker
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.commands.profiles import available, load_profile
 from flows.housekeeping import RESUMED
@@ -147,11 +148,21 @@ def test_automations_are_what_prefect_takes() -> None:
 
 
 def test_a_run_sets_neither_its_environment_nor_its_command() -> None:
-    """Records, ledger and keys are where the worker's environment says; what a run asks for in its job is not heard."""
-    template = automations._job_template()
+    """Records, ledger and keys are where the worker's environment says; what a run asks for in its job is not heard.
+
+    By the worker's own reading of it, which adds a run's variables to those of the pool.
+    """
+    own, prefects = automations._job_template(), ProcessWorker.get_default_base_job_template()
     asked = {"env": {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "command": "sh", "working_dir": "/x", "name": "n"}
-    made = apply_values(template["job_configuration"], asked)
-    assert {name: made[name] for name in asked} == {"env": {}, "command": None, "working_dir": None, "name": "n"}
-    heard = apply_values(ProcessWorker.get_default_base_job_template()["job_configuration"], asked)
-    assert {name: heard[name] for name in asked} == asked, "Prefect's own template hears all of it"
+    dotted = {"env.AUTOCODER_LEDGER_URL": "sqlite:///x"}
+
+    def heard(template: dict[str, Any], values: dict[str, Any]) -> ProcessJobConfiguration:
+        read = ProcessJobConfiguration.from_template_and_values
+        return asyncio.run(read(copy.deepcopy(template), copy.deepcopy(values), client=AsyncMock()))
+
+    for values in (asked, dotted):
+        made = heard(own, values)
+        assert (made.env, made.command, made.working_dir) == ({}, None, None)
+        assert heard(prefects, values).env == {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "Prefect's own hears it"
+    template = own
     assert not set(automations.OF_THE_WORKER) & set(template["variables"]["properties"])

@@ -1,0 +1,163 @@
+"""deployments/monitoring against what `autocoder metrics` tells, and in a Prometheus of Debian's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from flows.commands.metrics import _ledger, _server
+from tasks.running import worker_metrics
+
+MONITORING = Path(__file__).resolve().parents[2] / "deployments" / "monitoring"
+_SCRAPED = {"up": {"job", "instance"}}
+"""What Prometheus adds by itself."""
+
+
+class Everything(Collector):
+    """Every family that there is, made by the command's own functions, with one sample or more each."""
+
+    def collect(self) -> Iterator[Metric]:
+        labels = (("flow", "retrain"), ("host", "a"), ("stage", "fit"))
+        known = (*worker_metrics.COUNTERS, *worker_metrics.GAUGES)
+        samples: dict[worker_metrics.Key, float] = {(name, labels): 0.5 for name in known}
+        samples["autocoder_stage_runs", (*labels[:2], ("result", "failed"), labels[2])] = 1.0
+        yield from worker_metrics.Families(samples).collect()
+        account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
+        yield from _ledger({"budget": [account], "open_releases": [], "plans": []})
+        yield from _server({"runs": {"FAILED": 1, "CRASHED": 0}, "workers": {"cpu": 1}})
+        up = GaugeMetricFamily("autocoder_up", "as in flows.commands.metrics", labels=["part"])
+        up.add_metric(["ledger"], 1)
+        yield up
+
+
+def exposed() -> dict[str, set[str]]:
+    """Names of samples, and labels of each."""
+    found: dict[str, set[str]] = dict(_SCRAPED)
+    for family in Everything().collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((MONITORING / "dashboard.json").read_text())
+
+
+def queries() -> list[str]:
+    """Expressions of the dashboard's panels."""
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def rules() -> list[dict[str, Any]]:
+    return yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+
+
+def names(expression: str) -> set[str]:
+    """Metrics in a PromQL expression: words before a selector or on their own that are no function, word or label."""
+    bare = re.sub(r"\{[^}]*\}|by \([^)]*\)|\[\w+\]|offset \w+", " ", expression)
+    words = set(re.findall(r"\b([a-z_]+)\b(?!\s*\()", bare))
+    return words - {"and", "or", "unless", "by"}
+
+
+def test_every_metric_and_label_that_is_asked_for_is_told() -> None:
+    """By dashboard and alarms; and the dashboard shows every metric, so that a new one is not forgotten."""
+    told = exposed()
+    for expression in (*queries(), *(rule["expr"] for rule in rules())):
+        assert names(expression), expression
+        for name in names(expression):
+            assert name in told, f"{name} in {expression}"
+        for label in re.findall(r"(\w+)=\"", expression):
+            assert any(label in told[name] for name in names(expression)), f"{label} in {expression}"
+    asked = set().union(*(names(expression) for expression in queries()))
+    assert asked == set(told) - set(_SCRAPED)
+    for target in (target for panel in dashboard()["panels"] for target in panel["targets"]):
+        for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+            assert all(label in told[name] for name in names(target["expr"]) & set(told)), target
+
+
+def test_a_name_that_is_not_told_would_be_found() -> None:
+    """The reading of expressions that the test above leans on."""
+    assert names('sum by (flow) (rate(autocoder_other_total{a="up"}[1h])) and autocoder_up offset 1h > 0') == {
+        "autocoder_other_total",
+        "autocoder_up",
+    }
+
+
+def promtool(*arguments: str) -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("needs promtool (Debian: prometheus)")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
+    """Prometheus' own tool: the rules, the settings, and a day of samples for each alarm, quiet ones included."""
+    promtool("check", "rules", str(MONITORING / "alerts.yml"))
+    promtool("check", "config", str(MONITORING / "prometheus.yml"))
+    cases = Path(__file__).with_name("alerts_test.yml").read_text()
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    (tmp_path / "cases.yml").write_text(cases)
+    promtool("test", "rules", str(tmp_path / "cases.yml"))
+    fired = {
+        case["alertname"]
+        for test in yaml.safe_load(cases)["tests"]
+        for case in test["alert_rule_test"]
+        if "exp_alerts" in case
+    }
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_prometheus_reads_it_and_answers_the_dashboard(tmp_path: Path) -> None:
+    """Scraped over HTTP with the settings of the project; each panel's question has an answer, an alarm fires."""
+    if not shutil.which("prometheus"):
+        pytest.skip("needs prometheus (Debian: prometheus)")
+    registry = CollectorRegistry()
+    registry.register(Everything())
+    served, _ = start_http_server(0, addr="127.0.0.1", registry=registry)
+    settings = (MONITORING / "prometheus.yml").read_text().replace("metrics:9464", f"127.0.0.1:{served.server_port}")
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    (tmp_path / "prometheus.yml").write_text(re.sub(r"\b[23]0s\b", "1s", settings))
+    port = free_port()
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+
+        def ask(expression: str) -> list[Any]:
+            try:
+                answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, timeout=30)
+            except httpx.TransportError:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                return []
+            assert answer.json()["status"] in ("success", "error"), answer.text
+            return answer.json()["data"]["result"] if answer.is_success else []
+
+        for expression in (*queries(), 'ALERTS{alertname="AutocoderStageFailed", alertstate="firing"}'):
+            while not ask(expression):  # the test's own time limit ends what never comes
+                time.sleep(0.2)
+    finally:
+        process.terminate()
+        process.wait(60)
+        served.shutdown()
+        served.server_close()
