@@ -3,9 +3,10 @@
 A fit that is released takes hundreds of draws so that diagnostics can speak against it. A rerun is looked at once and
 released never: one chain, started at its own mode and spread as the Laplace approximation says, is run in for `RUN_IN`
 trajectories and draws. Nothing is decided on it. A trajectory turns by a quarter, after which a Gaussian has forgotten
-its start; how long the posterior itself remembers is what a full fit's effective sample size says: with 400 draws of
-which the slowest record's log-likelihood is worth 100, four trajectories. `RUN_IN` is six times that. A chain that
-was still at its mode would tell more of its records, not less: such an error would count against the claim.
+its start; how long the posterior itself remembers is what a full fit's effective sample size says: on OSHA's reports
+400 and 800 draws of two fits were worth 100 in their slowest quantity, four and eight trajectories. `RUN_IN` is three
+to six times that. A chain that was still at its mode would tell more of its records, not less: such an error would
+count against the claim.
 
 All chains have one preconditioner, the first trial's, and go in step: the product with it, which has to be read from
 memory, is the dearest part of a single chain's. Metropolis' correction makes any preconditioner right.
