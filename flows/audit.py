@@ -1,4 +1,4 @@
-"""What is measured beside what is claimed: membership tests and reruns of the mechanism, for every branch.
+"""What is measured beside what is claimed: membership tests and reruns of the mechanism, for a plan or for any branch.
 
 Nothing leaves and nothing is charged. Each audit is a row of the ledger, which the gate of a release reads.
 """
@@ -7,28 +7,80 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import Field
 
+from flows.server.settings import home_of, same_house
 from tasks.auditing import run as auditing
 from tasks.auditing.audited import AuditResult
+from tasks.auditing.findings import lines
 from tasks.auditing.settings import AuditParameters, choose_branches
 from tasks.branches.branch import CompareParameters
+from tasks.branches.origin import Origin
 from tasks.parameters import RetrainParameters
+from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
-from tasks.running.stage import Context, submit
+from tasks.running.progress import listening
+from tasks.running.stage import Context, Device, submit
+from tasks.running.worker_metrics import MetricsListener
 
 
 @flow(
     name="audit",
-    description="Measure what a release would leak, beside what it claims. Internal: nothing is released.",
+    description="Measure what the release of a plan would leak, beside what it claims. Nothing is released.",
+    persist_result=False,
+    result_serializer="json",
+    log_prints=False,
+)
+def audit(
+    plan: Annotated[str, Field(title="Plan", min_length=1)],
+    settings: AuditParameters | None = None,
+    home: str | None = None,
+    device: Device = "auto",
+) -> AuditResult:
+    """Audit what a plan releases, with the settings and records that it was made with.
+
+    Args:
+        plan: path of the plan that `retrain` or `compare` wrote.
+        settings: how much is spent on measuring.
+        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        InputError: no plan, trials that cannot be, or the fit comes out otherwise than the plan's.
+    """
+    context = Context(home=str(home_of(home)), device=device)
+    metrics = MetricsListener(context.workspace.private, "audit")
+    with private_errors("audit"), listening(prefect_page.PrefectListener(), metrics):
+        same_house(Path(plan), Path(context.home))
+        planned, origin = Origin.of(Path(plan))
+        compare = origin.compare.model_copy(update={"seeds": 1})  # a plan is of the first
+        result = auditing.run(
+            context,
+            origin.parameters,
+            compare,
+            settings or AuditParameters(),
+            choose_branches(origin.branch, origin.parameters, compare.known),
+            do=partial(submit, context),
+            prefect_run_id=str(flow_run.get_id() or "") or None,
+            candidate=planned.candidate.fitted,
+        )
+        prefect_page.publish_audit(lines(result))
+        return result
+
+
+@flow(
+    name="audit-branches",
+    description="Measure what branches would leak, beside what they claim. Internal: nothing is released.",
     persist_result=False,
     result_serializer="json",
     log_prints=False,
     validate_parameters=False,
 )
-def audit(
+def audit_branches(
     parameters: RetrainParameters,
     compare: CompareParameters,
     settings: AuditParameters,
@@ -47,7 +99,7 @@ def audit(
         InputError: an unknown branch, or trials that cannot be.
     """
     context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("audit"):
+    with private_errors("audit"), listening(MetricsListener(context.workspace.private, "audit")):
         chosen = choose_branches(branches, parameters, compare.known)
         context.workspace.create()
         return auditing.run(

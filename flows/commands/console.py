@@ -1,7 +1,8 @@
-"""The terminal: one bar for the stage at work, one line of figures for each that ended."""
+"""The terminal: one bar for the stage at work, one line of figures for each that ended. Elsewhere, lines in between."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from threading import Lock
@@ -22,6 +23,44 @@ from flows.commands.terminal import Console, shown
 from tasks.running.progress import Listener, line_of, listening
 
 
+def duration(seconds: float) -> str:
+    """For people: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Told:
+    """What is said of long stages where no bar can move: a line after 15 seconds, then each minute."""
+
+    FIRST, EVERY = 15.0, 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, Lock()
+        self._stages: dict[str, tuple[float, int, float]] = {}
+
+    def started(self, label: str) -> None:
+        """The clock of a stage starts."""
+        with self._lock:
+            self._stages[label] = (self._clock(), 0, self._clock() + self.FIRST)
+
+    def line(self, label: str, done: int, total: int | None) -> str | None:
+        """What to say now; None: nothing yet. Time left is told from what was done since the first report."""
+        now = self._clock()
+        with self._lock:
+            began, first, due = self._stages.get(label, (now, done, now + self.FIRST))
+            if label not in self._stages or (first == 0 and done > 0):
+                first = first or done
+            if now < due:
+                self._stages[label] = (began, first, due)
+                return None
+            self._stages[label] = (began, first, now + self.EVERY)
+        if not total:
+            return f"{'':>7} {label}: {done:,} done, {duration(now - began)} so far"
+        left = f", about {duration((now - began) * (total - done) / (done - first))} left" if done > first else ""
+        return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}{left}"
+
+
 class ConsoleListener(Listener):
     """Draws the progress of its block's stages on stderr, so that stdout stays for what a program reads.
 
@@ -31,8 +70,10 @@ class ConsoleListener(Listener):
     """
 
     def __init__(self, *, quiet: bool = False, bars: bool = True) -> None:
-        self._bars, self._lock, self._stack = bars, Lock(), ExitStack()
+        self._lock, self._stack = Lock(), ExitStack()
         self._console = Console(stderr=True, quiet=quiet)
+        self._bars = bars and self._console.is_terminal
+        self._told = None if self._console.is_terminal else Told()
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=30),
@@ -54,14 +95,24 @@ class ConsoleListener(Listener):
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def expect(self, what: str, seconds: float, *, measured: bool) -> None:
+        """Say beforehand how long it takes."""
+        by = "by what stages took in this workspace" if measured else "rough: nothing was timed in this workspace yet"
+        self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
+
     def started(self, label: str) -> None:
         """Put up the bar of a stage."""
+        if self._told is not None:
+            self._told.started(label)
         if self._bars:
             self._clear()
             self._bar = self._progress.add_task(shown(label), total=None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Move the bar."""
+        """Move the bar, or, off a terminal, say now and then how far it is."""
+        if self._told is not None and (line := self._told.line(label, done, total)):
+            with self._lock:
+                self._console.print(line, soft_wrap=True)
         if self._bar is not None:
             self._progress.update(self._bar, completed=done, total=total)
 

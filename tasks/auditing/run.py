@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
+from storage.errors import InputError
 from tasks.auditing import densities, gradients, membership, row, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.audited import Audited, AuditResult
 from tasks.auditing.bounds import of_noise
 from tasks.auditing.looks import Look, look
 from tasks.auditing.settings import AuditParameters, check
-from tasks.branches import search
+from tasks.branches import formal, search
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import chain
@@ -36,16 +37,25 @@ def run(
     *,
     do: Do,
     prefect_run_id: str | None,
+    candidate: ArtifactRef | None = None,
 ) -> AuditResult:
     """Audit branches at every seed; trials are run once a branch, at the first seed's settings.
 
+    Args:
+        candidate: what a plan releases; nothing else is audited then.
+
     Raises:
-        InputError: trials that cannot be.
+        InputError: trials that cannot be, or another fit than the candidate.
     """
     check(parameters, settings)
     parameters, compare = as_retrained(context, parameters, compare, do=do, prefect_run_id=prefect_run_id)
     compared = comparison.run(context, parameters, compare, chosen, do=do)
     study = compared.study
+    if candidate is not None and {outcome.fitted.sha256 for outcome in compared.outcomes} != {candidate.sha256}:
+        raise InputError(
+            "plan: fitted again, it came out otherwise (the code or a library changed since, or its stages are gone); "
+            "retrain with the same options, and audit the plan that comes of it"
+        )
     before = open_ledger(context, parameters.release).rows()
     pool = None
     if settings.trials:
@@ -67,7 +77,11 @@ def as_retrained(
     do: Do,
     prefect_run_id: str | None,
 ) -> tuple[RetrainParameters, CompareParameters]:
-    """What a retrain with a target epsilon of its own fits: searched c and k, or the bound that it asks for."""
+    """What a retrain with a target epsilon of its own fits: searched c and k, the bound or the noise it asks for."""
+    if parameters.formal is not None:
+        settings = formal.branch_of(parameters)[1]
+        own_target = compare.target_epsilon if compare.target_epsilon != "match" else settings.target_epsilon
+        return parameters, compare.model_copy(update={"target_epsilon": own_target, "delta": settings.delta})
     own = parameters.pseudo_posterior
     if own.target_epsilon is None:
         return parameters, compare

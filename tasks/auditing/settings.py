@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
+from tasks.branches import formal
 from tasks.branches.branch import RELEASED, Branch, choose
 from tasks.parameters import RetrainParameters
 
@@ -57,8 +58,11 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
     Raises:
         InputError: an unknown branch.
     """
-    last = SwagPpm(round=parameters.rounds[-1])
-    released = next(branch.name for branch in known.values() if branch.mechanism == last)
+    if parameters.formal is not None:
+        released = formal.asked_for(parameters).branch
+    else:
+        last = SwagPpm(round=parameters.rounds[-1])
+        released = next(branch.name for branch in known.values() if branch.mechanism == last)
     asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
     return choose(",".join(asked), model=parameters.model, known=known)
 

@@ -10,6 +10,7 @@ from storage.errors import InputError
 from tasks.branches import one_fit, swag_chain
 from tasks.branches import plan as branch_plan
 from tasks.branches.branch import Branch, CompareParameters, standard
+from tasks.branches.origin import Origin
 from tasks.branches.outcome import Outcome, Study, runner_of
 from tasks.comparing.summary import matched
 from tasks.fitting import data, prior
@@ -101,7 +102,9 @@ def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str
             continue
         if claimed and outcome.seed == compared.seeds[0]:
             plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
-            files[outcome.branch.name] = str(publish.keep_plan(study.context, plan, study.parameters.release)[1])
+            file = publish.keep_plan(study.context, plan, study.parameters.release)[1]
+            Origin(parameters=study.parameters, compare=study.settings, branch=outcome.branch.name).save(file)
+            files[outcome.branch.name] = str(file)
     return files
 
 

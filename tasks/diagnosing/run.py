@@ -35,6 +35,8 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
+    if parameters.formal is not None:
+        raise InputError("--profile: a formal fit has no posterior to look at; `autocoder audit` measures it")
     if settings.leave_out and not parameters.model.linear_head:
         raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
     preflight.check(context, parameters)

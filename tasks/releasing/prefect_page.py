@@ -86,12 +86,14 @@ def publish_artifacts(
     plan: ReleasePlan,
     released: Released | None,
     *,
+    plan_file: Path,
     scores: Mapping[str, Mapping[str, Any]],
     running: Sequence[float] | None = None,
 ) -> None:
     """The figures and the release as artifacts of the run.
 
     Args:
+        plan_file: where the plan lies, for what comes next.
         scores: weighted and macro F1 and accuracy on the test half, by model.
         running: Delta after each draw, where it was measured over draws.
     """
@@ -122,6 +124,7 @@ def publish_artifacts(
         released=released,
         address=None if released is None else Path(released.bundle).as_uri(),
         home=context.home,
+        file=plan_file,
         deployment=parameters.release.deployment if parameters.release.enabled else None,
     )
     create_markdown_artifact(
@@ -135,6 +138,13 @@ def publish_artifacts(
 def publish_plan(text: str) -> None:
     """The planned release, for whoever has to decide."""
     create_markdown_artifact(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+
+
+def publish_audit(lines: Sequence[str]) -> None:
+    """Claim and measurement, side by side."""
+    create_markdown_artifact(
+        key="audit", markdown="\n".join(f"- {line}" for line in lines), description="Claim and measurement."
+    )
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:

@@ -90,7 +90,7 @@ def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines], mon
     artifacts(monkeypatch, flows.diagnose)
     monkeypatch.setattr(flows.diagnose, "submit", run_step)
     settings = DiagnoseParameters(leave_out=3, refits=True, study_draws=10)
-    done = flows.diagnose.diagnose.fn(chosen, settings, home=context.home, device="cpu")
+    done = flows.diagnose.diagnose_retrain.fn(chosen, settings, home=context.home, device="cpu")
     claimed = 6 * sensitivity(made)
     assert done.epsilon == pytest.approx(claimed)
     page = Path(done.report).read_text()
