@@ -25,6 +25,7 @@ from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
 from tasks.running.stage import Context, Device, submit
+from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
 
@@ -53,17 +54,21 @@ def audit(
         InputError: no plan, trials that cannot be, or the fit comes out otherwise than the plan's.
     """
     context = Context(home=str(home_of(home)), device=device)
-    metrics = MetricsListener(context.workspace.private, "audit")
-    with private_errors("audit"), listening(prefect_page.PrefectListener(), metrics):
+    private, chosen_settings = context.workspace.private, settings or AuditParameters()
+    with private_errors("audit"):
         same_house(Path(plan), Path(context.home))
         planned, origin = Origin.of(Path(plan))
         compare = origin.compare.model_copy(update={"seeds": 1})  # a plan is of the first
+        chosen = choose_branches(origin.branch, origin.parameters, compare.known)
+        estimate = auditing.expected(context, origin.parameters, compare, chosen_settings, chosen)
+    heard = MetricsListener(private, "audit"), TimingsListener(private, estimate.stages)
+    with private_errors("audit"), listening(prefect_page.PrefectListener(), *heard):
         result = auditing.run(
             context,
             origin.parameters,
             compare,
-            settings or AuditParameters(),
-            choose_branches(origin.branch, origin.parameters, compare.known),
+            chosen_settings,
+            chosen,
             do=partial(submit, context),
             prefect_run_id=str(flow_run.get_id() or "") or None,
             candidate=planned.candidate.fitted,
@@ -99,9 +104,13 @@ def audit_branches(
         InputError: an unknown branch, or trials that cannot be.
     """
     context = Context(home=str(Path(home).expanduser().resolve()), device=device)
-    with private_errors("audit"), listening(MetricsListener(context.workspace.private, "audit")):
+    private = context.workspace.private
+    with private_errors("audit"):
         chosen = choose_branches(branches, parameters, compare.known)
         context.workspace.create()
+        estimate = auditing.expected(context, parameters, compare, settings, chosen)
+    heard = MetricsListener(private, "audit"), TimingsListener(private, estimate.stages)
+    with private_errors("audit"), listening(*heard):
         return auditing.run(
             context,
             parameters,

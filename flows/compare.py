@@ -24,6 +24,7 @@ from tasks.parameters import FanOut, RetrainParameters
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, Device, submit, submit_all
+from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
 
@@ -70,14 +71,18 @@ def compare(
     """
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     metrics = MetricsListener(context.workspace.private, "compare")
-    with private_errors("compare"), progress.listening(metrics):
+    with private_errors("compare"):
         context.workspace.create()
+        chosen = choose(branches, model=parameters.model, known=settings.known)
+        estimate = comparison.refuse_early(context, parameters, settings, chosen)
+    timed = TimingsListener(context.workspace.private, estimate.stages)
+    with private_errors("compare"), progress.listening(metrics, timed):
         run_id = str(flow_run.get_id() or "") or None
         compared = comparison.run(
             context,
             parameters,
             settings,
-            choose(branches, model=parameters.model, known=settings.known),
+            chosen,
             do=partial(submit, context),
             side_by_side=partial(submit_all, context, slots=settings.slots) if settings.slots > 1 else None,
         )

@@ -132,15 +132,20 @@ def audit(
     context = run.context()
 
     import flows.audit as job
+    from tasks.auditing.run import expected, seconds_of_reruns
     from tasks.auditing.settings import choose_branches
-    from tasks.comparing.run import refuse_early
     from tasks.running.failures import private_errors
 
+    seconds, measured, reruns = 0.0, True, 0
     with private_errors("audit"):
         for case in cases.values():  # a mistake in the last change is said before the first audit
             branches = choose_branches(case.branches, case.parameters, case.compare.known)
-            refuse_early(context, case.parameters, case.compare, branches)
-    with output.progress(), own_server():
+            estimate = expected(context, case.parameters, case.compare, case.settings, branches)
+            seconds += seconds_of_reruns(estimate, case.settings, branches)
+            measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
+    with output.progress() as console, own_server():
+        if reruns:
+            console.expect(f"{reruns} reruns", seconds, measured=measured)
         audits = {
             change: job.audit_branches(
                 parameters=case.parameters,
@@ -170,15 +175,26 @@ def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output:
     workspace = options.plans_home(plan, run.home)
     same_house(plan, workspace)
     before_prefect(workspace, make_home=True)
-    from tasks.auditing.settings import AuditParameters, check
+    from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.origin import Origin
 
     settings = checked(AuditParameters, asdict(effort), at="audit: ")
-    check(Origin.of(plan)[1].parameters, settings)
+    origin = Origin.of(plan)[1]
+    check(origin.parameters, settings)
 
     import flows.audit as job
+    from tasks.auditing.run import expected, seconds_of_reruns
+    from tasks.running.failures import private_errors
+    from tasks.running.stage import Context
 
-    with output.progress(), own_server():
+    with private_errors("audit"):
+        branches = choose_branches(origin.branch, origin.parameters, origin.compare.known)
+        context = Context(home=str(workspace), device=run.device)
+        estimate = expected(context, origin.parameters, origin.compare, settings, branches)
+    with output.progress() as console, own_server():
+        if settings.trials:
+            seconds = seconds_of_reruns(estimate, settings, branches)
+            console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
         return job.audit(plan=str(plan), settings=settings, home=str(workspace), device=run.device)
 
 

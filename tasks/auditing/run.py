@@ -24,6 +24,7 @@ from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
 from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
+from tasks.releasing.estimate import Estimate
 from tasks.releasing.publish import open_ledger
 from tasks.running.stage import Context
 
@@ -67,6 +68,27 @@ def run(
         for outcome in compared.outcomes
     )
     return AuditResult(branches=audited, trials=settings.trials, target_epsilon=study.target)
+
+
+def expected(
+    context: Context,
+    parameters: RetrainParameters,
+    compare: CompareParameters,
+    settings: AuditParameters,
+    chosen: Sequence[Branch],
+) -> Estimate:
+    """What the stages of an audit take: those of a comparison, and the reruns of each branch."""
+    estimate = comparison.refuse_early(context, parameters, compare, chosen)
+    noises = (1.0, 0.5) if settings.power else (1.0,)
+    labels = [trials.label_of(branch.name, noise=noise) for branch in chosen for noise in noises]
+    return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws)
+
+
+def seconds_of_reruns(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:
+    """Of all branches; half of the noise is tried of mechanisms that have noise alone."""
+    labels = [trials.label_of(branch.name) for branch in chosen]
+    labels += [trials.label_of(b.name, noise=0.5) for b in chosen if settings.power and b.mechanism.aims]
+    return sum(map(estimate.of_kind, labels))
 
 
 def as_retrained(

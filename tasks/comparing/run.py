@@ -16,6 +16,7 @@ from tasks.comparing.summary import matched
 from tasks.fitting import data, prior
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
+from tasks.releasing.estimate import Estimate
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -34,8 +35,8 @@ class Compared:
 
 def refuse_early(
     context: Context, parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]
-) -> None:
-    """What needs no work to be refused; the command asks it before Prefect's server starts.
+) -> Estimate:
+    """What needs no work to be refused; the command asks it before Prefect's server starts. Returns what it would take.
 
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
@@ -44,7 +45,15 @@ def refuse_early(
         raise InputError("--slots: more than 1 needs model.trainable=head, pooling=mean; dropout masks share one seed")
     if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
-    preflight.check(context, parameters)
+    single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
+    return preflight.check(context, parameters).with_fits(single, epochs=settings.epochs)
+
+
+def expected(estimate: Estimate, settings: CompareParameters, chosen: Sequence[Branch]) -> float:
+    """Seconds of a comparison of which nothing is finished."""
+    single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
+    chains = int(len(single) < len(chosen) or any(branch.takes_target_from_records(settings) for branch in chosen))
+    return settings.seeds * (chains * estimate.seconds + sum(map(estimate.of_kind, single)))
 
 
 def run(

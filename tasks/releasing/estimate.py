@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from mechanisms.model import encoders
 from tasks.parameters import RetrainParameters
+from tasks.running import timings
 
 DEVICES = ("cpu", "cuda")
 _ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
@@ -15,7 +15,7 @@ _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
 """Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
-_LABELS = 100
+_LABELS, _BATCH = 100, 8
 _START = 15.0
 """Seconds of imports and of Prefect."""
 
@@ -25,6 +25,7 @@ class Estimate:
     """What a run would take, roughly."""
 
     records: int
+    train: int
     parameters: int
     disk_bytes: int
     stages: Mapping[str, float]
@@ -49,16 +50,20 @@ class Estimate:
         usual = sorted(self.timed[known] for known in self.stages if known in self.timed)
         return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
 
-    def of_labels(self, labels: Mapping[str, Any] | list[str]) -> float:
+    def of_labels(self, labels: Iterable[str]) -> float:
         """Seconds of these stages together, by their labels."""
-        kinds = [label.partition(" (")[0] for label in labels]
-        return _START + sum(self.of_kind(kind) for kind in kinds if kind in self.stages)
+        return _START + sum(self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages)
 
-    def of_trials(self, trials: int, draws: int) -> float:
-        """Seconds of so many reruns of the mechanism, each with so many draws for risks and for Delta."""
-        fits = self.counts["fine-tune"] * (self.of_kind("fine-tune") + self.of_kind("SWAG"))
-        passes = self.counts["fine-tune"] * self.of_kind("draw") * draws
-        return trials * (fits + passes) * self.timed.get("audit trials", 1.0)
+    def with_fits(self, names: Iterable[str], *, epochs: int) -> Estimate:
+        """With the fits of branches that are one fit each."""
+        one = epochs * self.train / _BATCH / _HEAD_STEPS_PER_SECOND
+        return replace(self, stages=dict(self.stages) | dict.fromkeys(names, one))
+
+    def with_trials(self, labels: Iterable[str], *, trials: int, draws: int) -> Estimate:
+        """With the stages of an audit's reruns, each rerun with so many draws for risks and for Delta."""
+        rounds = max(self.counts["fine-tune"], 1)
+        fits = rounds * (self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws)
+        return replace(self, stages=dict(self.stages) | dict.fromkeys(labels, trials * fits))
 
     @staticmethod
     def of(
@@ -98,4 +103,4 @@ class Estimate:
         counts = {"features": 1, "fine-tune": rounds, "SWAG": rounds, "risks": int(not formal)}
         counts["sensitivity"] = max(rounds - 1, 0)
         disk += rounds * trained * 4 * (fit.swag.rank + 3) + trained * 16 + size * 4
-        return Estimate(records, trained, int(disk), stages, counts, timed)
+        return Estimate(records, train, trained, int(disk), stages, counts, timed)

@@ -6,6 +6,7 @@ import base64
 import io
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -36,10 +37,12 @@ class PrefectListener(Listener):
     def __init__(self) -> None:
         self._artifact: UUID | None = None
         self._last = 0.0
+        self._run = copy_context()
 
     def started(self, label: str) -> None:
         """Wait: most stages end before a progress bar is worth a request."""
         self._artifact, self._last = None, time.monotonic()
+        self._run = copy_context()  # threads of the stage have no run of Prefect's
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Create or update the bar, at most every few seconds."""
@@ -49,7 +52,8 @@ class PrefectListener(Listener):
         self._last = now
         percent = min(100.0, 100.0 * done / total)
         if self._artifact is None:
-            self._artifact = cast(UUID, create_progress_artifact(progress=percent, description=label))
+            made = self._run.copy().run(create_progress_artifact, progress=percent, description=label)
+            self._artifact = cast(UUID, made)
         else:
             update_progress_artifact(self._artifact, progress=percent)
 

@@ -27,11 +27,16 @@ def read(private: Path) -> dict[str, float]:
     return {}
 
 
+def kind_of(label: str) -> str:
+    """The kind of stage that a label is of: without round or seed, but with the branch that an audit reruns."""
+    return label if label.startswith("audit trials") else label.partition(" (")[0].partition(", seed")[0]
+
+
 class TimingsListener(Listener):
     """Keeps how long each kind of stage takes.
 
     Args:
-        rough: estimated seconds of one stage, by kind: its label up to a bracket.
+        rough: estimated seconds of one stage, by kind.
     """
 
     def __init__(self, private: Path, rough: Mapping[str, float]) -> None:
@@ -48,7 +53,7 @@ class TimingsListener(Listener):
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """Keep the time of a stage that was computed as a whole."""
-        kind = label.partition(" (")[0]
+        kind = kind_of(label)
         rough = self._rough.get(kind, 0.0)
         if reused or label in self._resumed or rough < _BRIEF:
             return
