@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.runtime import flow_run
-from pydantic import Field
 
+from flows.server.form import OnDevice, PlanFile, Workspace, section, titled
 from flows.server.settings import home_of, same_house
 from tasks.auditing import run as auditing
 from tasks.auditing.audited import AuditResult
@@ -24,9 +24,12 @@ from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device, submit
+from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
+
+AuditSection: Any = section(AuditParameters)
+_USUAL = AuditSection()
 
 
 @flow(
@@ -37,10 +40,10 @@ from tasks.running.worker_metrics import MetricsListener
     log_prints=False,
 )
 def audit(
-    plan: Annotated[str, Field(title="Plan", min_length=1)],
-    settings: AuditParameters | None = None,
-    home: str | None = None,
-    device: Device = "auto",
+    plan: PlanFile,
+    settings: Annotated[AuditSection, titled("Effort")] = _USUAL,  # type: ignore[valid-type]
+    home: Workspace = None,
+    device: OnDevice = "auto",
 ) -> AuditResult:
     """Audit what a plan releases, with the settings and records that it was made with.
 
@@ -54,7 +57,7 @@ def audit(
         InputError: no plan, trials that cannot be, or the fit comes out otherwise than the plan's.
     """
     context = Context(home=str(home_of(home)), device=device)
-    private, chosen_settings = context.workspace.private, settings or AuditParameters()
+    private, chosen_settings = context.workspace.private, AuditParameters.model_validate(settings.model_dump())
     with private_errors("audit"):
         same_house(Path(plan), Path(context.home))
         planned, origin = Origin.of(Path(plan))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
-from pydantic import Field
 
+from flows.server.form import OnDevice, PlanFile, Workspace, section, titled
 from flows.server.settings import home_of, same_house
 from storage.artifacts import ArtifactRef
 from tasks.branches.origin import Origin
@@ -22,8 +22,11 @@ from tasks.releasing import prefect_page
 from tasks.retraining.run import settled
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device, Step, submit
+from tasks.running.stage import Context, Step, submit
 from tasks.running.worker_metrics import MetricsListener
+
+DiagnoseSection: Any = section(DiagnoseParameters)
+_USUAL = DiagnoseSection()
 
 
 @flow(
@@ -34,10 +37,10 @@ from tasks.running.worker_metrics import MetricsListener
     log_prints=False,
 )
 def diagnose(
-    plan: Annotated[str, Field(title="Plan", min_length=1)],
-    settings: DiagnoseParameters | None = None,
-    home: str | None = None,
-    device: Device = "auto",
+    plan: PlanFile,
+    settings: Annotated[DiagnoseSection, titled("Studies")] = _USUAL,  # type: ignore[valid-type]
+    home: Workspace = None,
+    device: OnDevice = "auto",
 ) -> DiagnoseResult:
     """Look at the retrain of a plan, with the settings and records that it was made with.
 
@@ -54,7 +57,8 @@ def diagnose(
         same_house(Path(plan), home_of(home))
         origin = Origin.of(Path(plan))[1]
         origin.require_retrain(Path(plan))
-    return _diagnose(origin.parameters, settings or DiagnoseParameters(), home=home, device=device)
+    studies = DiagnoseParameters.model_validate(settings.model_dump())
+    return _diagnose(origin.parameters, studies, home=home, device=device)
 
 
 @flow(

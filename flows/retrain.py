@@ -12,22 +12,24 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
+from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, titled
 from flows.server.settings import home_of
 from tasks.branches.origin import Origin
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import FanOut
 from tasks.releasing import approval, plan_page, prefect_page, publish
 from tasks.releasing.publish import Released
 from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device, submit
+from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
@@ -51,12 +53,15 @@ class RetrainResult(BaseModel):
     log_prints=False,
 )
 def retrain(
-    parameters: RetrainParameters, home: str | None = None, device: Device = "auto", fan_out: FanOut | None = None
+    parameters: Annotated[RetrainForm, titled("What to train on, and how")],
+    home: Workspace = None,
+    device: OnDevice = "auto",
+    fan_out: Annotated[FanOut | None, titled("Shards")] = None,
 ) -> RetrainResult:
     """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
 
     Args:
-        parameters: data, model, fit, pseudo posterior or formal release, and release.
+        parameters: data, columns, population, mechanism and epsilon; all else under `advanced`.
         home: workspace folder, which holds the private files, the bundles and the ledger; empty: the worker's own
             (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
@@ -66,12 +71,14 @@ def retrain(
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):
         context.workspace.create()
-        estimate = retraining.refuse_early(context, parameters)
+        wanted = parameters.parameters()
+        refuse_borrowed_names(wanted)
+        estimate = retraining.refuse_early(context, wanted)
     timed = TimingsListener(context.workspace.private, estimate.stages)
     with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured, timed):
         run_id = str(flow_run.get_id() or "") or None
-        made = retraining.run(context, parameters, lambda step: submit(context, step), prefect_run_id=run_id)
-        return _release(context, made, Origin(parameters=parameters))
+        made = retraining.run(context, wanted, lambda step: submit(context, step), prefect_run_id=run_id)
+        return _release(context, made, Origin(parameters=wanted))
 
 
 def _release(context: Context, made: retraining.Retrained, origin: Origin) -> RetrainResult:

@@ -195,7 +195,7 @@ def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output:
         if settings.trials:
             seconds = seconds_of_reruns(estimate, settings, branches)
             console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
-        return job.audit(plan=str(plan), settings=settings, home=str(workspace), device=run.device)
+        return job.audit(plan=str(plan), settings=settings.model_dump(), home=str(workspace), device=run.device)
 
 
 def _told(plan: Path, result: AuditResult) -> list[str]:

@@ -55,6 +55,7 @@ def compare(
     context = run.context()
 
     import flows.compare as job
+    from flows.server.form import RetrainForm
     from tasks.comparing.run import expected, refuse_early
     from tasks.running.failures import private_errors
 
@@ -64,7 +65,11 @@ def compare(
     with output.progress(bars=settings.slots == 1) as console, own_server():
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured)
         result = job.compare(
-            parameters=parameters, settings=settings, branches=branches, home=context.home, device=run.device
+            parameters=RetrainForm.of(parameters),
+            settings=settings.model_dump(),
+            branches=branches,
+            home=context.home,
+            device=run.device,
         )
     if results is not None:
         from tasks.comparing.results import write

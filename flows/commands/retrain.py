@@ -91,6 +91,7 @@ def retrain(
     context = run.context(make_home=not dry_run, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
+    from flows.server.form import RetrainForm
     from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
 
@@ -100,9 +101,10 @@ def retrain(
     with private_errors("retrain"):  # the flow looks too, but only once Prefect's server has started
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.to_compute(context, parameters)
+        form = RetrainForm.of(parameters)
     with output.progress() as console, own_server():
         console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
-        result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
+        result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
     output.answer(result, _next(parameters, result.plan) if result.release is None else result.release.bundle)
 
 

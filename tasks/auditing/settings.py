@@ -27,7 +27,7 @@ class AuditParameters(BaseModel):
     trial_draws: int = Field(
         default=50, ge=2, le=100_000, title="Draws a trial", description="For risks and for Delta in each trial."
     )
-    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family")
+    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family", description="Of each of five.")
     gradient_canaries: int = Field(
         default=1000,
         ge=0,
