@@ -25,7 +25,7 @@ NAMED = {
     "classification-version": "data.classification_version",
 }
 """Options that have a name of their own, and the parameters that they set."""
-_OPTIONS = {
+OPTIONS = {
     "data.source": "--data",
     "data.codelist": "--codelist",
     "model.prior": "--prior",
@@ -202,7 +202,7 @@ def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str],
         if theirs.get(key) and f"data.{key}" not in said
     ]
     if lacking:
-        option = _OPTIONS[f"data.ingest.{other[0]}"]
+        option = OPTIONS[f"data.ingest.{other[0]}"]
         raise InputError(f"{option}: other columns than profile {name}'s; give {' and '.join(lacking)}")
     for key in ("classification_version", "public"):
         if f"data.{key}" not in said:
@@ -255,7 +255,7 @@ def target(text: str) -> float | str:
 def _explain(entry: Mapping[str, Any]) -> str:
     """One error of pydantic in one phrase: where, what, and what was given."""
     where = ".".join(str(part) for part in entry["loc"])
-    where = f"{_OPTIONS[where]} ({where})" if where in _OPTIONS else where
+    where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
         message = "a text; quote it in YAML"
