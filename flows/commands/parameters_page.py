@@ -13,9 +13,9 @@ _HEAD = """# Parameters
 
 <!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
 
-All parameters of `autocoder retrain`, `compare`, `audit` and `diagnose`, by the name that `--set name=value` takes and a profile
-nests. Some have an option of their own. Prefect's form has the same fields by their titles, most of them under *Advanced*.
-A default is the one of no profile; `deployments/profiles/` has others.
+All parameters of `autocoder retrain`, `compare`, `audit` and `diagnose`, by the name that `--set name=value` takes and
+a profile nests. Some have an option of their own. Prefect's form has the same fields by their titles, most of them
+under *Advanced*. A default is the one of no profile; `deployments/profiles/` has others.
 """
 _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
