@@ -37,24 +37,25 @@ class Told:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
-        self._stages: dict[str, tuple[float, int, float]] = {}
+        self._began: dict[str, float] = {}
+        self._first: dict[str, int] = {}
+        self._due: dict[str, float] = {}
 
     def started(self, label: str) -> None:
         """The clock of a stage starts."""
         with self._lock:
-            self._stages[label] = (self._clock(), 0, self._clock() + self.FIRST)
+            self._began[label] = self._clock()
+            self._due[label] = self._began[label] + self.FIRST
+            self._first.pop(label, None)
 
     def line(self, label: str, done: int, total: int | None) -> str | None:
-        """What to say now; None: nothing yet. Time left is told from what was done since the first report."""
+        """What to say now; None: nothing yet. Time left is told by what was done since the first report."""
         now = self._clock()
         with self._lock:
-            began, first, due = self._stages.get(label, (now, done, now + self.FIRST))
-            if label not in self._stages or (first == 0 and done > 0):
-                first = first or done
-            if now < due:
-                self._stages[label] = (began, first, due)
+            began, first = self._began.setdefault(label, now), self._first.setdefault(label, done)
+            if now < self._due.setdefault(label, now + self.FIRST):
                 return None
-            self._stages[label] = (began, first, now + self.EVERY)
+            self._due[label] = now + self.EVERY
         if not total:
             return f"{'':>7} {label}: {done:,} done, {duration(now - began)} so far"
         left = f", about {duration((now - began) * (total - done) / (done - first))} left" if done > first else ""

@@ -90,18 +90,19 @@ def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]
 def _read(key: str, value: str) -> Any:
     """A value as its parameter wants it."""
     kinds = set(_kinds(RetrainParameters, key.split(".")))
+    text = str in kinds and not kinds & {tuple, dict, int, float, bool}
     try:
         read = strict_yaml.load(value)
     except yaml.YAMLError:
-        if str in kinds and not kinds & {tuple, dict}:
+        if text:
             return value  # a path or a column's name that is no YAML
         raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
-    if isinstance(read, list | dict) or (read is None and type(None) in kinds):
-        return read
-    if tuple in kinds:
+    if read is None and type(None) in kinds:
+        return None
+    if text:
+        return read if isinstance(read, str) else value.strip()
+    if tuple in kinds and not isinstance(read, list | dict):
         return [read if isinstance(read, str) else value.strip()]
-    if str in kinds and not isinstance(read, str) and not kinds & {int, float, bool}:
-        return value.strip()
     return read
 
 
