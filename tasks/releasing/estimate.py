@@ -16,6 +16,8 @@ _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _LABELS, _BATCH = 100, 8
+_OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
+"""Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
 _START = 15.0
 """Seconds of imports and of Prefect."""
 
@@ -47,7 +49,7 @@ class Estimate:
 
     def of_kind(self, kind: str) -> float:
         """Seconds of one stage; a kind that was never timed is as much slower as those that were."""
-        usual = sorted(self.timed[known] for known in self.stages if known in self.timed)
+        usual = sorted(self.timed[known] for known in _OF_HEADS if known in self.timed)
         return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
 
     def of_labels(self, labels: Iterable[str]) -> float:
