@@ -29,7 +29,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         command = [
-            *(sys.executable, "-m", "flows.cli", "retrain", "--profile", options.profile, "--json", "--home", home),
+            *(
+                sys.executable,
+                "-m",
+                "flows.cli",
+                "retrain",
+                "--release",
+                "--profile",
+                options.profile,
+                "--json",
+                "--home",
+                home,
+            ),
             *("--data", options.data, "--codelist", options.codelist, "--device", options.device),
         ]
         started = time.perf_counter()

@@ -70,7 +70,7 @@ def _autocoder(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and end.")
     ] = False,
 ) -> None:
-    """Train an injury autocoder on confidential narratives and release one private draw of it."""
+    """Train an autocoder on confidential narratives and release one private draw of it."""
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import BaseModel, Field
 
+from flows.server.form import Workspace, titled
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
 from storage.tables.reading import survey
@@ -34,13 +35,13 @@ class Coded(BaseModel, frozen=True):
     log_prints=False,
 )
 def code_batch(
-    data: str,
-    out: str,
-    column: str = "Final Narrative",
-    bundle: str | None = None,
-    top_k: Annotated[int, Field(ge=1, le=50)] = 1,
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None,
-    home: str | None = None,
+    data: Annotated[str, titled("Narratives")],
+    out: Annotated[str, titled("Output")],
+    column: Annotated[str, titled("Text column")] = "Final Narrative",
+    bundle: Annotated[str | None, titled("Bundle")] = None,
+    top_k: Annotated[int, Field(ge=1, le=50), titled("Codes a narrative")] = 1,
+    threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, titled("Threshold")] = None,
+    home: Workspace = None,
 ) -> Coded:
     """Write a file with the input's columns and the codes. A run that died goes on where it stopped.
 

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, section, titled
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import report as comparison_report
 from tasks.comparing import run as comparison
 from tasks.comparing import summary
 from tasks.comparing.summary import BranchSummary
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import FanOut
 from tasks.running import progress
 from tasks.running.failures import private_errors
-from tasks.running.stage import Context, Device, submit, submit_all
+from tasks.running.stage import Context, submit, submit_all
+from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
+
+CompareSection: Any = section(CompareParameters)
 
 
 class CompareResult(BaseModel, frozen=True):
@@ -48,17 +53,17 @@ class CompareResult(BaseModel, frozen=True):
     log_prints=False,
 )
 def compare(
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    branches: str = "all",
-    home: str | None = None,
-    device: Device = "auto",
-    fan_out: FanOut | None = None,
+    parameters: Annotated[RetrainForm, titled("Records and SWAG-PPM")],
+    settings: Annotated[CompareSection, titled("Rivals")],  # type: ignore[valid-type]
+    branches: Annotated[str, titled("Branches")] = "all",
+    home: Workspace = None,
+    device: OnDevice = "auto",
+    fan_out: Annotated[FanOut | None, titled("Shards")] = None,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: data, model and the SWAG-PPM fit; `fit.seed` is the first seed, the others follow it.
+        parameters: data, model and the SWAG-PPM fit; its seed is the first, the others follow it.
         settings: target, delta, seeds, the rivals' common settings, and branches of one's own.
         branches: names by comma, or `all`.
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
@@ -70,16 +75,22 @@ def compare(
     """
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     metrics = MetricsListener(context.workspace.private, "compare")
-    with private_errors("compare"), progress.listening(metrics):
+    with private_errors("compare"):
         context.workspace.create()
+        wanted, rivals = parameters.parameters(), CompareParameters.model_validate(settings.model_dump())
+        refuse_borrowed_names(wanted)
+        chosen = choose(branches, model=wanted.model, known=rivals.known)
+        estimate = comparison.refuse_early(context, wanted, rivals, chosen)
+    timed = TimingsListener(context.workspace.private, estimate.stages)
+    with private_errors("compare"), progress.listening(metrics, timed):
         run_id = str(flow_run.get_id() or "") or None
         compared = comparison.run(
             context,
-            parameters,
-            settings,
-            choose(branches, model=parameters.model, known=settings.known),
+            wanted,
+            rivals,
+            chosen,
             do=partial(submit, context),
-            side_by_side=partial(submit_all, context, slots=settings.slots) if settings.slots > 1 else None,
+            side_by_side=partial(submit_all, context, slots=rivals.slots) if rivals.slots > 1 else None,
         )
         summary.record(compared.study, compared.outcomes, prefect_run_id=run_id)
         plans = comparison.plans(compared, prefect_run_id=run_id)
@@ -88,7 +99,7 @@ def compare(
         return CompareResult(
             report=str(report),
             target_epsilon=compared.study.target,
-            delta=settings.delta,
+            delta=rivals.delta,
             seeds=compared.seeds,
             branches=tuple(summaries),
             plans=dict(plans),

@@ -15,6 +15,7 @@ from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
 from flows.server.dead_runs import take_up
+from flows.server.form import titled
 from flows.server.settings import home_of
 from storage.ledger.amounts import short
 from tasks.parameters import LedgerParameters
@@ -22,7 +23,7 @@ from tasks.releasing import publish
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
-RESUMED = ("retrain", "compare", "release", "code-batch")
+RESUMED = ("retrain", "compare", "audit", "diagnose", "release", "code-batch")
 """Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""
 
 
@@ -42,13 +43,13 @@ class Kept(BaseModel, frozen=True):
     log_prints=False,
 )
 def housekeeping(
-    home: str | None = None,
-    ledger: LedgerParameters | None = None,
-    attempts: Annotated[int, Field(ge=1, le=100)] = 4,
-    days: Annotated[int, Field(ge=1, le=365)] = 7,
-    pending_minutes: Annotated[int, Field(ge=1, le=1440)] = 15,
-    release_minutes: Annotated[int, Field(ge=1, le=1440)] = 60,
-    low_share: Annotated[float, Field(ge=0, le=1)] = 0.2,
+    home: Annotated[str | None, titled("Workspace")] = None,
+    ledger: Annotated[LedgerParameters | None, titled("Ledger")] = None,
+    attempts: Annotated[int, Field(ge=1, le=100), titled("Starts of a run")] = 4,
+    days: Annotated[int, Field(ge=1, le=365), titled("Days looked back")] = 7,
+    pending_minutes: Annotated[int, Field(ge=1, le=1440), titled("Minutes to begin")] = 15,
+    release_minutes: Annotated[int, Field(ge=1, le=1440), titled("Minutes of a release")] = 60,
+    low_share: Annotated[float, Field(ge=0, le=1), titled("Low budget")] = 0.2,
 ) -> Kept:
     """One round.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 from prefect import flow
 from pydantic import BaseModel
 
+from flows.server.form import Workspace, titled
 from flows.server.settings import home_of
 from storage.durable import write_atomically
 from storage.errors import StorageError
@@ -33,7 +35,9 @@ class Verified(BaseModel, frozen=True):
     result_serializer="json",
     log_prints=False,
 )
-def ledger_verify(home: str | None = None, ledger: LedgerParameters | None = None) -> Verified:
+def ledger_verify(
+    home: Workspace = None, ledger: Annotated[LedgerParameters | None, titled("Ledger")] = None
+) -> Verified:
     """Verify the ledger; fail, naming the first bad row, when somebody changed it.
 
     The head that is kept lies beside the ledger's own house: it finds a cut or rewritten chain as long as nobody

@@ -15,6 +15,7 @@ from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
 from flows.server import approvals
+from flows.server.form import OnDevice, PlanFile, Workspace, titled
 from flows.server.settings import home_of, same_house
 from storage.errors import InputError
 from storage.ledger import Ledger
@@ -24,7 +25,7 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device
+from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
 
 
@@ -36,11 +37,11 @@ from tasks.running.worker_metrics import MetricsListener
     log_prints=False,
 )
 def release(
-    plan: str,
-    home: str | None = None,
-    device: Device = "auto",
-    ledger: BundleParameters | None = None,
-    wait_days: Annotated[int, Field(ge=1, le=365)] = 30,
+    plan: PlanFile,
+    home: Workspace = None,
+    device: OnDevice = "auto",
+    ledger: Annotated[BundleParameters | None, titled("Ledger and bundle")] = None,
+    wait_days: Annotated[int, Field(ge=1, le=365), titled("Days to wait for approvals")] = 30,
 ) -> Released:
     """Release a plan; one that is released already returns its release, one that died goes on.
 

@@ -1,9 +1,9 @@
-"""The main job: from a file of records to one released draw.
+"""The main job: from a file of records to the plan of one release; to the release itself where that is asked for.
 
 ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
        -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
-       -> evaluate -> release
+       -> evaluate -> plan [-> release]
 
 That is mechanism `weighted`. `both` bounds the likelihood in the weighted fit and ends there; `censored` has one fit.
 With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the same path.
@@ -12,21 +12,25 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
+from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, titled
 from flows.server.settings import home_of
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.branches.origin import Origin
+from tasks.parameters import FanOut
 from tasks.releasing import approval, plan_page, prefect_page, publish
 from tasks.releasing.publish import Released
 from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device, submit
+from tasks.running.stage import Context, submit
+from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
 
@@ -42,19 +46,22 @@ class RetrainResult(BaseModel):
 
 @flow(
     name="retrain",
-    description="Train an autocoder on confidential narratives and release it once: one private draw (SWAG-PPM), or, "
-    "with `formal`, one fit with a formal guarantee.",
+    description="Train an autocoder on confidential narratives and plan its release: one private draw (SWAG-PPM), or, "
+    "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
     persist_result=False,
     result_serializer="json",
     log_prints=False,
 )
 def retrain(
-    parameters: RetrainParameters, home: str | None = None, device: Device = "auto", fan_out: FanOut | None = None
+    parameters: Annotated[RetrainForm, titled("What to train on, and how")],
+    home: Workspace = None,
+    device: OnDevice = "auto",
+    fan_out: Annotated[FanOut | None, titled("Shards")] = None,
 ) -> RetrainResult:
     """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
 
     Args:
-        parameters: data, model, fit, pseudo posterior or formal release, and release.
+        parameters: data, columns, population, mechanism and epsilon; all else under `advanced`.
         home: workspace folder, which holds the private files, the bundles and the ledger; empty: the worker's own
             (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
@@ -62,18 +69,23 @@ def retrain(
     """
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     measured = MetricsListener(context.workspace.private, "retrain")
-    with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured):
+    with private_errors("retrain"):
         context.workspace.create()
-        retraining.refuse_early(context, parameters)
+        wanted = parameters.parameters()
+        refuse_borrowed_names(wanted)
+        estimate = retraining.refuse_early(context, wanted)
+    timed = TimingsListener(context.workspace.private, estimate.stages)
+    with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured, timed):
         run_id = str(flow_run.get_id() or "") or None
-        made = retraining.run(context, parameters, lambda step: submit(context, step), prefect_run_id=run_id)
-        return _release(context, made)
+        made = retraining.run(context, wanted, lambda step: submit(context, step), prefect_run_id=run_id)
+        return _release(context, made, Origin(parameters=wanted))
 
 
-def _release(context: Context, made: retraining.Retrained) -> RetrainResult:
-    """Keep the plan, show it, release it or hand it on, and lay the figures out in the UI."""
+def _release(context: Context, made: retraining.Retrained, origin: Origin) -> RetrainResult:
+    """Keep the plan and what it was made with, show it, release it or hand it on where that is asked for."""
     parameters, settings = made.parameters, made.parameters.release
     planned, plan_file = publish.keep_plan(context, made.planned, settings)
+    origin.save(plan_file)
     ledger = publish.open_ledger(context, settings)
     stands, records = approval.standing(context, ledger, planned), record_set(context, planned.candidate.dataset)
     prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records))
@@ -84,6 +96,12 @@ def _release(context: Context, made: retraining.Retrained) -> RetrainResult:
         prefect_page.publish_budget(context, settings)  # before too: a refusal is when it is wanted
         released = publish.release(context, planned, settings)
     prefect_page.publish_artifacts(
-        context, parameters, planned.plan, released, scores=made.scores, running=made.running
+        context,
+        parameters,
+        planned.plan,
+        released,
+        plan_file=plan_file,
+        scores=made.scores,
+        running=made.running,
     )
     return RetrainResult(plan=str(plan_file), release=released, release_run=asked)

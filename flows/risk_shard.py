@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from prefect import flow
 
+from flows.server.form import OnDevice, Workspace, titled
 from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
 from tasks.fitting import shard_runs
@@ -11,7 +14,7 @@ from tasks.fitting.shard_runs import ShardParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device
+from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
 
 
@@ -22,7 +25,9 @@ from tasks.running.worker_metrics import MetricsListener
     result_serializer="json",
     log_prints=False,
 )
-def risk_shard(shard: ShardParameters, home: str | None = None, device: Device = "auto") -> ArtifactRef:
+def risk_shard(
+    shard: Annotated[ShardParameters, titled("Draws of which pass")], home: Workspace = None, device: OnDevice = "auto"
+) -> ArtifactRef:
     """Compute a shard, or find it finished. Run again after a crash it goes on from its checkpoint.
 
     Args:

@@ -29,7 +29,7 @@ def take(stack: Stack, out: Path) -> None:
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
     with browsing(stack, width=1200, height=800) as operator:
         operator.open_form("retrain/demo")
-        operator.fill("Epochs", "2", section="Fine-tuning").scroll_into_view_if_needed()
+        operator.settle()
         operator.picture(out / "form.png")
 
         done = stack.wait("the retrain's end", lambda: ended(stack, run_id))

@@ -101,9 +101,9 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         await batcher.stop()
 
     app = FastAPI(
-        title="Injury autocoder",
+        title="Autocoder",
         version=version_of("swag-ppm-autocoder"),
-        description="Codes for injury narratives from one released model. Narratives are neither stored nor logged.",
+        description="Codes for narratives from one released model. Narratives are neither stored nor logged.",
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,

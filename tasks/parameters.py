@@ -192,7 +192,12 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
 class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     """Whether and how a draw leaves."""
 
-    enabled: bool = Field(default=True, title="Release a draw", description="Off: stop after the release plan.")
+    enabled: bool = Field(
+        default=False,
+        title="Release at once",
+        description="Go on from the plan to its release. Off: stop at the plan, so that it is audited before it is "
+        "released.",
+    )
     label: str = Field(
         default="first",
         title="Label",

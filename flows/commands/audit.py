@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from flows.server.settings import before_prefect, same_house
 from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tasks.auditing.audited import Audited, AuditResult
+    from tasks.auditing.audited import AuditResult
     from tasks.auditing.settings import AuditParameters
     from tasks.branches.branch import CompareParameters
     from tasks.parameters import RetrainParameters
@@ -90,6 +92,11 @@ class _Case:
 
 
 def audit(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="Plan that retrain or compare wrote: audited with the settings that it was made with."),
+    ] = None,
+    *,
     run: options.RunOptions,
     chosen: BranchOptions,
     effort: EffortOptions,
@@ -102,9 +109,11 @@ def audit(
 
     A membership test of the candidate; reruns of the whole mechanism on records and canaries that take part by the
     toss of a coin; lower bounds on epsilon from both. The ledger keeps claim and measurement, and a bound above the
-    claim blocks the release. The candidate is the one that `retrain` has planned with the same options.
+    claim blocks the release. Of a plan, what it releases is audited; without one, give the options of the retrain.
 
     [bold]Examples[/bold]
+
+      autocoder audit workspace/private/plans/0123456789abcdef.json
 
       autocoder audit --data injuries.csv --codelist oiics201_nature.csv
 
@@ -112,23 +121,33 @@ def audit(
 
       autocoder audit --data injuries.csv --all-branches --seeds 5 --vary fit.adamw.epochs=3 --results docs/truth.md
     """
+    if plan is not None:
+        options.refuse_beside_a_plan(run, chosen, variation, results=results)
+        result = _of_plan(plan, run, effort, output)
+        say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_told(plan, result)))
+        raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     cases = _cases(run, chosen, effort, variation)
     if results is not None:
         options.require_place("--results", results)
     context = run.context()
 
     import flows.audit as job
+    from tasks.auditing.run import expected, seconds_of_reruns
     from tasks.auditing.settings import choose_branches
-    from tasks.comparing.run import refuse_early
     from tasks.running.failures import private_errors
 
+    seconds, measured, reruns = 0.0, True, 0
     with private_errors("audit"):
         for case in cases.values():  # a mistake in the last change is said before the first audit
             branches = choose_branches(case.branches, case.parameters, case.compare.known)
-            refuse_early(context, case.parameters, case.compare, branches)
-    with output.progress(), own_server():
+            estimate = expected(context, case.parameters, case.compare, case.settings, branches)
+            seconds += seconds_of_reruns(estimate, case.settings, branches)
+            measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
+    with output.progress() as console, own_server():
+        if reruns:
+            console.expect(f"{reruns} reruns", seconds, measured=measured)
         audits = {
-            change: job.audit(
+            change: job.audit_branches(
                 parameters=case.parameters,
                 compare=case.compare,
                 settings=case.settings,
@@ -144,10 +163,63 @@ def audit(
         audited, own = {change: result.branches for change, result in audits.items()}, cases[""]
         target = audits[""].target_epsilon
         write(results, audited, parameters=own.parameters, settings=own.settings, compare=own.compare, target=target)
-    lines = [line for change, result in audits.items() for line in _lines(change, result)]
-    say(_json(audits) if output.as_json else "\n".join(lines))
+    say(_json(audits) if output.as_json else "\n".join(_lines(audits)))
     if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)
+
+
+def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output: options.OutputOptions) -> AuditResult:
+    """The audit of what a plan releases."""
+    from flows.commands.profiles import checked
+
+    workspace = options.plans_home(plan, run.home)
+    same_house(plan, workspace)
+    before_prefect(workspace, make_home=True)
+    from tasks.auditing.settings import AuditParameters, check, choose_branches
+    from tasks.branches.origin import Origin
+
+    settings = checked(AuditParameters, asdict(effort), at="audit: ")
+    origin = Origin.of(plan)[1]
+    check(origin.parameters, settings)
+
+    import flows.audit as job
+    from tasks.auditing.run import expected, seconds_of_reruns
+    from tasks.running.failures import private_errors
+    from tasks.running.stage import Context
+
+    with private_errors("audit"):
+        branches = choose_branches(origin.branch, origin.parameters, origin.compare.known)
+        context = Context(home=str(workspace), device=run.device)
+        estimate = expected(context, origin.parameters, origin.compare, settings, branches)
+    with output.progress() as console, own_server():
+        if settings.trials:
+            seconds = seconds_of_reruns(estimate, settings, branches)
+            console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
+        return job.audit(plan=str(plan), settings=settings.model_dump(), home=str(workspace), device=run.device)
+
+
+def _told(plan: Path, result: AuditResult) -> list[str]:
+    """Claim and measurement, and what comes next."""
+    from tasks.auditing.findings import lines
+    from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE
+
+    (verdict,) = {one.verdict for one in result.branches}
+    following = {
+        CONTRADICTED: "the claim is refuted and its release blocked: a formal branch "
+        "(`autocoder retrain --profile osha-formal`), or `autocoder override`",
+        INCONCLUSIVE: f"more --trials can show more; a policy with require_audit refuses `autocoder release {plan}`",
+    }
+    signed = f"autocoder release {plan} (a policy with approvals wants `autocoder approve` first)"
+    return [*lines(result), f"next: {following.get(verdict, signed)}"]
+
+
+def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
+    """Claim and measurement, of each change under its name."""
+    from tasks.auditing.findings import lines
+
+    return [
+        line for change, result in audits.items() for line in ([f"with {change}:"] if change else []) + lines(result)
+    ]
 
 
 def _cases(
@@ -160,7 +232,10 @@ def _cases(
     """
     from flows.commands.profiles import checked, own_branches, target
 
-    own = run.parameters()
+    if run.formal and chosen.target_epsilon != "match":
+        own = run.parameters(f"formal.target_epsilon={target(chosen.target_epsilon)}")
+    else:
+        own = run.parameters()
 
     from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.branch import CompareParameters
@@ -190,44 +265,3 @@ def _json(audits: Mapping[str, AuditResult]) -> str:
     """The result, with what was varied beside it."""
     models = {change: result.model_dump(mode="json") for change, result in audits.items()}
     return json.dumps(models.pop("") | {"varied": models}, indent=2)
-
-
-def _lines(change: str, result: AuditResult) -> list[str]:
-    """Claim and measurement, a line a branch and seed."""
-    from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE, round_down
-
-    lines = [f"with {change}:"] if change else []
-    for audited in result.branches:
-        claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({audited.guarantee_kind})"
-        if audited.epsilon_add_remove != audited.epsilon:
-            claim += f", {audited.epsilon_add_remove:.3g} for one record more or less"
-        said = audited.verdict
-        if said == CONTRADICTED and audited.delta_refuted:
-            said += f" for every delta up to {round_down(audited.delta_refuted)}"
-        elif said == INCONCLUSIVE:
-            said += f": {_shown(audited, result.trials)}"
-        lines.append(
-            f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured at least "
-            f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
-            f"strongest membership test, {audited.attack.replace('_', ' ')}: AUC {audited.auc:.3f}, TPR "
-            f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {said}"
-        )
-    return lines
-
-
-def _shown(audited: Audited, trials: int) -> str:
-    """Why an audit has no result."""
-    return (
-        f"{trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the claim "
-        f"is {audited.epsilon_add_remove:.3g}: not enough"
-    )
-
-
-def _uncounted(audited: Audited) -> str:
-    """What natural reruns measured beyond the bound, where they claim as much for themselves and it does not count."""
-    from tasks.auditing.findings import NATURAL, bound_of
-
-    natural = bound_of(audited, NATURAL)
-    if natural is None or natural["claimed_in_trials"] is None or natural["epsilon"] <= audited.epsilon_lower_bound:
-        return ""
-    return f" (reruns: {natural['epsilon']:.3g}, not counted, as one of them claims {natural['claimed_in_trials']:.3g})"

@@ -55,14 +55,21 @@ def compare(
     context = run.context()
 
     import flows.compare as job
-    from tasks.comparing.run import refuse_early
+    from flows.server.form import RetrainForm
+    from tasks.comparing.run import expected, refuse_early
     from tasks.running.failures import private_errors
 
     with private_errors("compare"):
-        refuse_early(context, parameters, settings, chosen)
-    with output.progress(bars=settings.slots == 1), own_server():
+        estimate = refuse_early(context, parameters, settings, chosen)
+        seconds = expected(estimate, settings, chosen)
+    with output.progress(bars=settings.slots == 1) as console, own_server():
+        console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=estimate.measured)
         result = job.compare(
-            parameters=parameters, settings=settings, branches=branches, home=context.home, device=run.device
+            parameters=RetrainForm.of(parameters),
+            settings=settings.model_dump(),
+            branches=branches,
+            home=context.home,
+            device=run.device,
         )
     if results is not None:
         from tasks.comparing.results import write

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands import options
+from flows.server.settings import before_prefect
 from flows.server.temporary import own_server
 
 
@@ -25,19 +27,40 @@ class StudyOptions:
     horizon: Annotated[int, typer.Option(min=1000, max=10**9, help="Draws to extrapolate the maximum to.")] = 50_000
 
 
-def diagnose(run: options.RunOptions, studies: StudyOptions, output: options.OutputOptions) -> None:
+def diagnose(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="Plan that retrain wrote: looked at with the settings that it was made with."),
+    ] = None,
+    *,
+    run: options.RunOptions,
+    studies: StudyOptions,
+    output: options.OutputOptions,
+) -> None:
     """Look closely at a retrain: is its epsilon settled, its posterior one, and what does a single record do?
 
-    Give the retrain's own options: its finished stages are reused. Writes one private page for a review board, and
-    releases nothing. Interrupted, the same command goes on where it stopped.
+    Give its plan, or the retrain's own options: its finished stages are reused. Writes one private page for a review
+    board, and releases nothing. Interrupted, the same command goes on where it stopped.
 
     [bold]Examples[/bold]
+
+      autocoder diagnose workspace/private/plans/0123456789abcdef.json
 
       autocoder diagnose --data injuries.zip --codelist oiics201_nature.csv
 
       autocoder diagnose --profile demo --data demo/injuries.csv --codelist demo/codelist.csv --leave-out 10 --no-refits
     """
-    parameters = run.parameters()
+    if plan is not None:
+        options.refuse_beside_a_plan(run)
+        workspace = options.plans_home(plan, run.home)
+        before_prefect(workspace, make_home=True)
+        from tasks.branches.origin import Origin
+
+        origin = Origin.of(plan)[1]
+        origin.require_retrain(plan)
+        parameters, run = origin.parameters, replace(run, home=workspace)
+    else:
+        parameters = run.parameters()
     context = run.context()
 
     import flows.diagnose as job
@@ -49,5 +72,5 @@ def diagnose(run: options.RunOptions, studies: StudyOptions, output: options.Out
     with private_errors("diagnose"):
         refuse_early(context, parameters, settings)
     with output.progress(), own_server():
-        result = job.diagnose(parameters=parameters, settings=settings, home=context.home, device=run.device)
+        result = job.diagnose_retrain(parameters=parameters, settings=settings, home=context.home, device=run.device)
     output.answer(result, result.report)

@@ -66,12 +66,25 @@ def list_rows(
     def number(value: Any) -> str:
         return "–" if value is None else brief(value)
 
-    header = ("row", "at", "state", "release", "label", "mechanism", "guarantee", "ε", "δ", "Δ", "cohorts")
+    header = (
+        "row",
+        "at",
+        "state",
+        "release",
+        "population",
+        "label",
+        "mechanism",
+        "guarantee",
+        "ε",
+        "δ",
+        "Δ",
+        "cohorts",
+    )
     cells = [
         (
             str(row.sequence), row.recorded_at[:16], row.state if row.kind == "release" else row.kind,
-            row.release_id or "–", row.label, row.mechanism or "–", row.guarantee_kind, number(row.epsilon),
-            short(row.delta) if row.delta is not None else "–", number(row.sensitivity),
+            row.release_id or "–", row.population or "–", row.label, row.mechanism or "–", row.guarantee_kind,
+            number(row.epsilon), short(row.delta) if row.delta is not None else "–", number(row.sensitivity),
             ", ".join(row.cohorts),
         )
         for row in rows

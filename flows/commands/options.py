@@ -33,6 +33,30 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", help="Column that the coder reads; repeated, several.", show_default="the profile's"),
+]
+Label = Annotated[str | None, typer.Option("--label", help="Column of the code.", show_default="the profile's")]
+Date = Annotated[
+    str | None,
+    typer.Option("--date", help='Column that tells the cohort; "" for none.', show_default="the profile's"),
+]
+Population = Annotated[
+    str | None,
+    typer.Option("--population", help="Whose records these are: budgets are theirs.", show_default="the profile's"),
+]
+Classification = Annotated[
+    str | None,
+    typer.Option(
+        "--classification",
+        help='Name of what the code list is of, such as SOC; "" for none.',
+        show_default="the profile's",
+    ),
+]
+ClassificationVersion = Annotated[
+    str | None, typer.Option("--classification-version", help="Such as 2010.", show_default="the profile's")
+]
 Profile = Annotated[
     str,
     typer.Option(
@@ -121,6 +145,12 @@ class RunOptions:
 
     data: Data = None
     codelist: Codelist = None
+    text: Text = None
+    label: Label = None
+    date: Date = None
+    population: Population = None
+    classification: Classification = None
+    classification_version: ClassificationVersion = None
     profile: Profile = "osha-head"
     prior: Prior = None
     settings: Settings = None
@@ -136,7 +166,15 @@ class RunOptions:
         own = [] if self.prior is None else [f"model.prior={self.prior}"]
         own += [] if self.precision is None else [f"model.precision={self.precision}"]
         settings = [*(self.settings or []), *own, *more]
-        return parameters(self.profile, settings, data=self.data, codelist=self.codelist)
+        named = {
+            "text": self.text or None,
+            "label": self.label,
+            "date": self.date,
+            "population": self.population,
+            "classification": self.classification,
+            "classification-version": self.classification_version,
+        }
+        return parameters(self.profile, settings, data=self.data, codelist=self.codelist, named=named)
 
     @property
     def formal(self) -> bool:
@@ -235,6 +273,26 @@ def trust(root: Path | None, repository: Path | None, state: Path | None) -> Tru
 def plans_home(plan: Path, home: Path | None) -> Path:
     """The workspace of a plan: the option, or the one that the plan lies in."""
     return home_of(home) if home else workspace_of(plan)
+
+
+def refuse_beside_a_plan(*groups: Any, **single: object) -> None:
+    """A plan says what is looked at; an option that says it too would be believed, and is not.
+
+    Raises:
+        InputError: names one that was given.
+    """
+    from storage.errors import InputError
+
+    values = [
+        (option.name, getattr(group, option.name), option.default) for group in groups for option in fields(group)
+    ]
+    values += [(name, value, None) for name, value in single.items()]
+    for name, value, default in values:
+        if name not in ("home", "device") and value != default:
+            option = "set" if name == "settings" else name.replace("_", "-")
+            raise InputError(
+                f"--{option}: a plan is taken with what it was made with; leave the option out, or the plan"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Parameters from a profile (YAML) and `--set key=value`, checked as a whole; errors name the option."""
+"""Parameters from a profile (YAML), options and `--set key=value`, checked as a whole; errors name the option."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +16,23 @@ from storage.errors import InputError
 from tasks.parameters import RetrainParameters
 
 Model = TypeVar("Model", bound=BaseModel)
+NAMED = {
+    "text": "data.ingest.text_columns",
+    "label": "data.ingest.label_column",
+    "date": "data.ingest.date_column",
+    "population": "data.population",
+    "classification": "data.classification",
+    "classification-version": "data.classification_version",
+}
+"""Options that have a name of their own, and the parameters that they set."""
+OPTIONS = {
+    "data.source": "--data",
+    "data.codelist": "--codelist",
+    "model.prior": "--prior",
+    "release.enabled": "--release",
+    "formal.target_epsilon": "--target-epsilon",
+    "pseudo_posterior.target_epsilon": "--target-epsilon",
+} | {parameter: f"--{option}" for option, parameter in NAMED.items()}
 PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
 
 
@@ -47,6 +66,8 @@ def load_profile(name: str) -> dict[str, Any]:
 def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
 
+    What is a text stays the text that was typed (`2.010`), and one text serves where a list of them is wanted.
+
     Raises:
         InputError: a setting without `=`, or one that goes through a value that is no section.
     """
@@ -62,23 +83,64 @@ def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise InputError(f"--set: {key}: {part} is no section")
-        try:
-            section[last] = strict_yaml.load(value)
-        except yaml.YAMLError:
-            raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
+        section[last] = _read(key, value)
     return content
 
 
+def _read(key: str, value: str) -> Any:
+    """A value as its parameter wants it."""
+    kinds = set(_kinds(RetrainParameters, key.split(".")))
+    text = str in kinds and not kinds & {tuple, dict, int, float, bool}
+    try:
+        read = strict_yaml.load(value)
+    except yaml.YAMLError:
+        if text:
+            return value  # a path or a column's name that is no YAML
+        raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
+    if read is None and type(None) in kinds:
+        return None
+    if text:
+        return read if isinstance(read, str) else value.strip()
+    if tuple in kinds and not isinstance(read, list | dict):
+        return [read if isinstance(read, str) else value.strip()]
+    return read
+
+
+def _kinds(annotation: Any, path: Sequence[str]) -> Iterator[Any]:
+    """The types that a parameter may have, by its path from a model; nothing of one that is not there."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0], path)
+    elif origin in (Union, types.UnionType):
+        for one in get_args(annotation):
+            yield from _kinds(one, path)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if path and path[0] in annotation.model_fields:
+            yield from _kinds(annotation.model_fields[path[0]].annotation, path[1:])
+    elif not path:
+        yield from map(type, get_args(annotation)) if origin is Literal else (origin or annotation,)
+
+
 def parameters(
-    profile: str, settings: Sequence[str], *, data: Path | None = None, codelist: Path | None = None
+    profile: str,
+    settings: Sequence[str],
+    *,
+    data: Path | None = None,
+    codelist: Path | None = None,
+    named: Mapping[str, Any] | None = None,
 ) -> RetrainParameters:
     """Parameters of a run from profile, options and settings, in rising precedence.
 
+    Args:
+        named: values of the options in `NAMED`; None: not given.
+
     Raises:
-        InputError: an unknown key, a value out of range or a contradiction; all of them in one text.
+        InputError: an unknown key, a value out of range or a contradiction; all of them in one text. Columns other
+            than the profile's want a population and a classification of their own.
     """
     content = load_profile(profile)
     content.pop("branches", None)
+    own = copy.deepcopy(content)
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
         raise InputError(f"--profile: {profile}: data is a section, with source, codelist and so on")
@@ -86,12 +148,66 @@ def parameters(
         section["source"] = str(data)
     if codelist is not None:
         section["codelist"] = str(codelist)
+    given = {option: value for option, value in (named or {}).items() if value is not None}
+    _apply(content, given, settings)
     content = override(content, settings)
     if not isinstance(content["data"], dict):
         raise InputError("--set: data is a section, such as data.source=FILE")
+    _own_names(
+        content, own, {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}, profile
+    )
     if not content["data"].get("source"):
         raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, or Parquet)")
     return checked(RetrainParameters, content, at="parameters: ")
+
+
+def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
+    """Put the values of options where their parameters are.
+
+    Raises:
+        InputError: one is given by its option and by --set.
+    """
+    set_too = {setting.partition("=")[0] for setting in settings}
+    for option, value in given.items():
+        key = NAMED[option]
+        if key in set_too:
+            raise InputError(f"--{option}: --set {key} is given too; leave one out")
+        section = content
+        *path, last = key.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = None if key.endswith("date_column") and not value else value
+
+
+def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str], name: str) -> None:
+    """No profile lends its population and classification to other records than its own.
+
+    Raises:
+        InputError: the columns are others, and whose they are is not said.
+    """
+    theirs, now = profile.get("data") or {}, content["data"]
+    own, ingest = theirs.get("ingest") or {}, now.get("ingest") or {}
+    other = [key for key in ("text_columns", "label_column") if key in own and ingest.get(key) != own[key]]
+    if not other and now.get("population") == theirs.get("population"):
+        return
+    if "release.enabled" not in said and isinstance(content.get("release"), dict):
+        content["release"].pop("enabled", None)
+    if not other:
+        return
+    lacking = [
+        f"--{option} ({meaning}; {name} has {theirs[key]})"
+        for option, key, meaning in (
+            ("population", "population", "whose records they are"),
+            ("classification", "classification", 'what they are coded by, "" for nothing published'),
+        )
+        if theirs.get(key) and f"data.{key}" not in said
+    ]
+    if lacking:
+        option = OPTIONS[f"data.ingest.{other[0]}"]
+        raise InputError(f"{option}: other columns than profile {name}'s; give {' and '.join(lacking)}")
+    for key in ("classification_version", "public"):
+        if f"data.{key}" not in said:
+            now.pop(key, None)
 
 
 def checked(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
@@ -140,7 +256,10 @@ def target(text: str) -> float | str:
 def _explain(entry: Mapping[str, Any]) -> str:
     """One error of pydantic in one phrase: where, what, and what was given."""
     where = ".".join(str(part) for part in entry["loc"])
+    where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
+        message = "a text; quote it in YAML"
     if entry["type"] == "extra_forbidden":
         message = "no such parameter"
     value = entry.get("input")

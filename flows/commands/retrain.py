@@ -13,8 +13,11 @@ from flows.commands.terminal import say
 from flows.server.temporary import own_server
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from storage.ledger import Row
     from tasks.parameters import RetrainParameters
+    from tasks.retraining.run import Preview
     from tasks.running.stage import Context
 
 
@@ -42,13 +45,26 @@ def retrain(
             help="Folder or s3://bucket/prefix where machines share finished stages.", show_default="$AUTOCODER_STORAGE"
         ),
     ] = None,
+    release: Annotated[
+        bool | None,
+        typer.Option(
+            "--release/--plan-only",
+            help="Go on from the plan to its release, unaudited; or stop at the plan.",
+            show_default="--plan-only; of the profile demo --release",
+        ),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the stages, which would be reused, expected time and disk.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Read records and code list, and show stages, population, charge, budget, expected time and disk.",
+        ),
     ] = False,
 ) -> None:
-    """Run the whole method on a file of records and release it once: one draw, or one formally private fit.
+    """Run the whole method on a file of records and plan its release: one draw, or one formally private fit.
 
-    Interrupted or killed, the same command goes on where it stopped. Finished stages are reused.
+    It ends with a plan, and says what comes next: `autocoder audit PLAN`, then `autocoder release PLAN`. Interrupted or
+    killed, the same command goes on where it stopped. Finished stages are reused.
 
     [bold]Examples[/bold]
 
@@ -58,13 +74,15 @@ def retrain(
 
       autocoder retrain --profile osha-formal --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 5
 
-      autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --dry-run
-
       autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 4
+
+      autocoder retrain --data jobs.csv --codelist soc2010.csv --text "Job title" --label Code --date "" \
+--population job-titles --classification SOC --classification-version 2010 --dry-run
     """
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
-    parameters = run.parameters(*target)
+    wanted = () if release is None else (f"release.enabled={str(release).lower()}",)
+    parameters = run.parameters(*target, *wanted)
     if storage is not None:
         os.environ["AUTOCODER_STORAGE"] = storage
 
@@ -73,39 +91,57 @@ def retrain(
     context = run.context(make_home=not dry_run, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
+    from flows.server.form import RetrainForm
     from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
 
     if dry_run:
-        steps, row = retraining.dry_run(parameters, context)
-        _show_dry_run({step.label: reused for step, reused in steps}, row, parameters, context, output)
+        _show_dry_run(retraining.dry_run(parameters, context), parameters, context, output)
         return
-    with private_errors("retrain"):
-        retraining.refuse_early(context, parameters)  # the flow looks too, but only once Prefect's server has started
-    with output.progress(), own_server():
-        result = job.retrain(parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out)
-    output.answer(result, f"release plan: {result.plan}" if result.release is None else result.release.bundle)
+    with private_errors("retrain"):  # the flow looks too, but only once Prefect's server has started
+        estimate = retraining.refuse_early(context, parameters)
+        missing = retraining.to_compute(context, parameters)
+        form = RetrainForm.of(parameters)
+    with output.progress() as console, own_server():
+        console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
+        result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
+    output.answer(result, _next(parameters, result.plan) if result.release is None else result.release.bundle)
+
+
+def _next(parameters: RetrainParameters, plan: str) -> str:
+    """The plan, and the two commands that lead from it to a release."""
+    if parameters.data.ingest.kind != "text":
+        return f"plan: {plan}\nnext: autocoder audit {plan} --trials 0"
+    return f"plan: {plan}\nnext: autocoder audit {plan}\nthen: autocoder release {plan}"
 
 
 def _show_dry_run(
-    stages: dict[str, bool],
-    row: Row | None,
-    parameters: RetrainParameters,
-    context: Context,
-    output: options.OutputOptions,
+    preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    """The stages by label, each with whether its output is there, and what they would take."""
+    """Stages, each with whether its output is there; whose records and codes; the charge; time and disk."""
     from tasks.branches.search import searches
-    from tasks.releasing.preflight import check
 
     search = _search(parameters) if parameters.formal is None and searches(parameters) else None
-    estimate = check(context, parameters)
+    stages = {step.label: reused for step, reused in preview.steps}
+    data, looked, charge, estimate = parameters.data, preview.looked, preview.charge, preview.estimate
+    seconds = estimate.of_labels([label for label, reused in stages.items() if not reused])
+    row = preview.row
     if output.as_json:
         content = {
             "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
             "search": search,
             "release": None if row is None else {"release_id": row.release_id, "state": row.state},
-            "estimated_seconds": round(estimate.seconds),
+            "population": data.population,
+            "classification": " ".join((data.classification, data.classification_version)).strip(),
+            "codes": {"listed": looked.codes if data.codelist else None, "observed": looked.codes_observed},
+            "records": {"read": looked.rows, "usable": looked.usable},
+            "cohorts": list(looked.cohorts),
+            "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
+            "budget": [
+                {"cohort": one.cohort, "spent": str(one.spent), "cap": None if one.cap is None else str(one.cap)}
+                for one in charge.accounts
+            ],
+            "estimated_seconds": round(seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
         }
         say(json.dumps(content, indent=2))
@@ -113,6 +149,7 @@ def _show_dry_run(
     from rich.table import Table
     from rich.text import Text
 
+    from flows.commands.console import duration
     from flows.commands.terminal import Console
 
     table = Table("stage", "output", title=f"Plan in {context.home}")
@@ -123,12 +160,35 @@ def _show_dry_run(
     table.add_row("release", _release(parameters, row))
     console = Console()
     console.print(table)
-    share = sum(not reused for reused in stages.values()) / len(stages)
-    console.print(
-        f"If all were computed: about {estimate.seconds / 60:.0f} min and {estimate.disk_bytes / 1e6:,.0f} MB "
-        f"(rough; {share:.0%} of the stages {'shown ' if search else ''}are to compute"
-        f"{'; with a search that needs two fits' if search else ''})"
-    )
+    for name, line in _facts(preview, parameters):
+        console.print(f"{name:<15} {line}", soft_wrap=True)
+    by = "by what stages took in this workspace" if estimate.measured else "rough: nothing was timed in this workspace"
+    fits = "; with a search that needs two fits" if search else ""
+    disk = f"{estimate.disk_bytes / 1e6:,.0f} MB in all"
+    console.print(f"{'to compute':<15} about {duration(seconds)} ({by}{fits}), {disk}", soft_wrap=True)
+
+
+def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
+    """Whose records, coded by what, at what cost: what a release says for good."""
+    data, looked, charge = parameters.data, preview.looked, preview.charge
+    dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())
+    yield "population", f"{data.population}; cohorts {_listed(looked.cohorts)}"
+    named = " ".join(part for part in (data.classification, data.classification_version) if part)
+    listed = f"; {looked.codes:,} codes on the list" if data.codelist else "; no list"
+    yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
+    yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
+    if preview.row is not None:
+        yield "charge", "nothing more; it is in the ledger"
+    else:
+        yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
+    for line in charge.budget:
+        yield "budget", line
+    if preview.row is None and charge.exceeds:
+        yield "", "that is not enough: the release would be refused"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _search(parameters: RetrainParameters) -> str:
@@ -144,10 +204,10 @@ def _search(parameters: RetrainParameters) -> str:
 
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
-    if not parameters.release.enabled:
-        return "off"
+    if row is None and not parameters.release.enabled:
+        return "not by this command: it stops at the plan"
     if row is None:
-        return f"one draw, label `{parameters.release.label}`"
+        return f"at once, unaudited, label `{parameters.release.label}`"
     if row.state == "committed":
         return f"there: {row.release_id}; nothing more is drawn or spent"
     if row.state == "burned":

@@ -12,9 +12,13 @@ from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
+_QUIET = 60
+"""Seconds without a sign of life; a stage at work gives one every few."""
+
 
 def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_json: options.AsJson = False) -> None:
-    """Show runs and workers of the Prefect server (PREFECT_API_URL), plans that wait, open releases and the budget.
+    """Show runs and workers of the Prefect server (PREFECT_API_URL), stages at work in this workspace or interrupted,
+    plans that wait, open releases and the budget.
 
     Reads only. Exits with 1 when something wants a person: a failed run, a worker gone, a plan without its approvals, a
     release that a crash left open.
@@ -63,6 +67,7 @@ def _wants_a_person(overview: dict[str, Any]) -> bool:
 def _show(overview: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from flows.commands.console import duration
     from flows.commands.terminal import Console
 
     console = Console()
@@ -76,6 +81,16 @@ def _show(overview: dict[str, Any]) -> None:
         console.print(f"workers   {workers or 'no work pool; apply them with `autocoder deploy`'}")
         for run in server["waiting"]:
             console.print(f"waiting   {run['name']} for {run['plan']}", soft_wrap=True)
+    for stage in overview["stages"]:
+        ago, share = stage["seconds_since"], f"{stage['share']:.0%}"
+        what = f"{stage['flow']}: {stage['stage']}, {share}"
+        if ago < _QUIET:
+            console.print(f"stage     {what}; heard of {ago:.0f} s ago", soft_wrap=True)
+        else:
+            console.print(
+                f"stage     {what}; not heard of for {duration(ago)}: interrupted, or slow; the same command goes on",
+                soft_wrap=True,
+            )
     if ledger is None:
         console.print("ledger    none yet")
         return

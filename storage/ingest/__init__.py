@@ -2,7 +2,7 @@
 
 from storage.ingest.columns import ALL
 from storage.ingest.config import IngestConfig
-from storage.ingest.pipeline import check_source, ingest
-from storage.ingest.report import IngestResult, SourceCheck
+from storage.ingest.pipeline import check_source, ingest, look
+from storage.ingest.report import IngestResult, Looked, SourceCheck
 
-__all__ = ["ALL", "IngestConfig", "IngestResult", "SourceCheck", "check_source", "ingest"]
+__all__ = ["ALL", "IngestConfig", "IngestResult", "Looked", "SourceCheck", "check_source", "ingest", "look"]

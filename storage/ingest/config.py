@@ -278,6 +278,12 @@ class IngestConfig(BaseModel):
             defaults |= {"cap_per_code": None, "min_per_code": 1}
         return defaults | values
 
+    @field_validator("text_columns", mode="before")
+    @classmethod
+    def _one_column(cls, value: Any) -> Any:
+        """One column is a list of one."""
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("cohorts", mode="before")
     @classmethod
     def _years_as_text(cls, value: Any) -> Any:

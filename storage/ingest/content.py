@@ -239,11 +239,22 @@ def looked_at(path: Path, config: IngestConfig) -> tuple[Source, int | None]:
     source = open_source(path)
     if source.kind == "jsonl":
         return source, None
-    require_columns(source, wanted(config))
+    require_columns(source, wanted(config), named_by(config))
     if config.kind == "text":
         return source, None
     other = config.table.unlisted == "other"
     return source, sum(len(c.categories) + other if c.categories else 1 for c in feature_columns(source, config))
+
+
+def named_by(config: IngestConfig) -> dict[str, str]:
+    """What names each column of the configuration: its option, or its parameter."""
+    named = {
+        config.id_column: "data.ingest.id_column",
+        config.unit_column: "data.ingest.unit_column",
+        config.dates_from: '--date, "" for none',
+        config.label_column: "--label",
+    } | ({name: "--text" for name in config.text_columns} if config.kind == "text" else {})
+    return {name: by for name, by in named.items() if name is not None}
 
 
 def wanted(config: IngestConfig) -> Sequence[str]:

@@ -23,7 +23,7 @@ from storage.errors import InputError, StorageError
 from storage.ingest.columns import USABLE, Survey, Surveyor
 from storage.ingest.config import IngestConfig
 from storage.ingest.content import Content, looked_at, opened
-from storage.ingest.report import IngestResult, LabelSpaceSource, SourceCheck
+from storage.ingest.report import IngestResult, LabelSpaceSource, Looked, SourceCheck
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.writer import RecordWriter, enough_disk
 from storage.tables.arrays import Arrays
@@ -45,6 +45,29 @@ def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> S
     if codelist is not None:
         read_codelist(codelist)
     return SourceCheck(found.columns, found.bytes, found.estimated_rows, features)
+
+
+def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
+    """Read every row's code, date and text against the code list, as the first pass of `ingest` does; write nothing.
+
+    Raises:
+        InputError: what `ingest` would refuse of rows, dates, codes and ids.
+    """
+    listed = None if codelist is None else read_codelist(codelist)
+    records, content = opened(source, config)
+    surveyor = Surveyor(records.source, config, listed, content)
+    for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns])), on_lines=surveyor.look_into):
+        surveyor.take(batch)
+    survey = surveyor.finish()
+    usable = survey.state == USABLE
+    return Looked(
+        rows=surveyor.rows,
+        usable=int(usable.sum()),
+        dropped=survey.dropped(),
+        codes=len(survey.code_names),
+        codes_observed=len(np.unique(survey.codes[usable])),
+        cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
+    )
 
 
 def ingest(

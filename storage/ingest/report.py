@@ -41,3 +41,16 @@ class SourceCheck:
     """From the first megabyte; too high where narratives hold line breaks. Exact for Parquet and arrays."""
     features: int | None = None
     """Features a record, of a table or of images."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What reading a whole source once tells, without a record of it: nothing is sampled or written."""
+
+    rows: int
+    usable: int
+    dropped: dict[str, int]
+    codes: int
+    """Codes of the list, or those observed without one."""
+    codes_observed: int
+    cohorts: tuple[str, ...]

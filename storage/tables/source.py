@@ -14,7 +14,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,8 +113,11 @@ def open_source(path: Path, option: str = "data") -> Source:
     return _csv(Source(path, "csv", (), size, 0, member, option=option))
 
 
-def require_columns(source: Source, wanted: Sequence[str]) -> None:
+def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str, str] | None = None) -> None:
     """Refuse a source that lacks a column, or has it twice.
+
+    Args:
+        said_by: what names each column, such as an option, for the message.
 
     Raises:
         InputError: names the column and the nearest that is there; the others only where they are surely no record.
@@ -125,7 +128,7 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
             raise InputError(f"{source.label} has {count} columns {name!r}; rename all but one")
         if count == 1:
             continue
-        header, others = _like_header(source.columns), set(wanted) & set(source.columns)
+        header, others = _like_header(source.columns), set(wanted) & set(source.columns) or _usual(source.columns)
         folded = {column.strip().casefold(): column for column in source.columns if header}
         # A value of a first record may resemble a name by chance, so without another column it has to resemble more.
         near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.6 if others else 0.8)
@@ -137,7 +140,8 @@ def require_columns(source: Source, wanted: Sequence[str]) -> None:
                 "its first row does not look like column names; the first row must hold them (it is not shown here, "
                 "since it may be a record)"
             )
-        raise InputError(f"{source.label} has no column {name!r}; {hint.strip()}")
+        by = f" ({said_by[name]})" if said_by and name in said_by else ""
+        raise InputError(f"{source.label} has no column {name!r}{by}; {hint.strip()}")
 
 
 def scan(source: Source) -> Source:
@@ -298,6 +302,22 @@ def _like_header(columns: Sequence[str]) -> bool:
     """Whether a first row may be shown as column names. A narrative, a number or a date speaks for a record."""
     return all(
         len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name) for name in columns
+    )
+
+
+_USUAL = frozenset(
+    {"age", "category", "class", "code", "codes", "date", "description", "diagnosis", "event", "id", "industry", "job"}
+    | {"label", "labels", "name", "narrative", "nature", "number", "occupation", "product", "sex", "soc", "text"}
+    | {"title", "unit", "version", "year"}
+)
+
+
+def _usual(columns: Sequence[str]) -> bool:
+    """Whether a first row is column names by its words alone, such as title,code: no record has such cells only."""
+    return (
+        len(columns) > 1
+        and all(set(re.findall(r"[a-z]+", name.casefold())) & _USUAL for name in columns)
+        and all(len(name.split()) <= 3 for name in columns)
     )
 
 

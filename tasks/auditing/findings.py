@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.auditing.audited import Audited
+from tasks.auditing.audited import Audited, AuditResult
 from tasks.comparing.published import Effect
 from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE, round_down
 
@@ -21,6 +21,39 @@ def grouped(audits: Sequence[Audited]) -> list[list[Audited]]:
     for audit in audits:
         groups.setdefault(audit.branch, []).append(audit)
     return list(groups.values())
+
+
+def lines(result: AuditResult) -> list[str]:
+    """Claim and measurement, a line a branch and seed, for a terminal or a page."""
+    return [_line(one, result.trials) for one in result.branches]
+
+
+def _line(audited: Audited, trials: int) -> str:
+    claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({audited.guarantee_kind})"
+    if audited.epsilon_add_remove != audited.epsilon:
+        claim += f", {audited.epsilon_add_remove:.3g} for one record more or less"
+    said = audited.verdict
+    if said == CONTRADICTED and audited.delta_refuted:
+        said += f" for every delta up to {round_down(audited.delta_refuted)}"
+    elif said == INCONCLUSIVE:
+        said += (
+            f": {trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the "
+            f"claim is {audited.epsilon_add_remove:.3g}: not enough"
+        )
+    return (
+        f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured at least "
+        f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
+        f"strongest membership test, {audited.attack.replace('_', ' ')}: AUC {audited.auc:.3f}, TPR "
+        f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {said}"
+    )
+
+
+def _uncounted(audited: Audited) -> str:
+    """What natural reruns measured beyond the bound, where they claim as much for themselves and it does not count."""
+    natural = bound_of(audited, NATURAL)
+    if natural is None or natural["claimed_in_trials"] is None or natural["epsilon"] <= audited.epsilon_lower_bound:
+        return ""
+    return f" (reruns: {natural['epsilon']:.3g}, not counted, as one of them claims {natural['claimed_in_trials']:.3g})"
 
 
 def bound_of(audit: Audited, name: str) -> Mapping[str, Any] | None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
+from storage.errors import InputError
 from tasks.auditing import densities, gradients, membership, row, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.audited import Audited, AuditResult
 from tasks.auditing.bounds import of_noise
 from tasks.auditing.looks import Look, look
 from tasks.auditing.settings import AuditParameters, check
-from tasks.branches import search
+from tasks.branches import formal, search
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import chain
@@ -23,6 +24,7 @@ from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
 from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
+from tasks.releasing.estimate import Estimate
 from tasks.releasing.publish import open_ledger
 from tasks.running.stage import Context
 
@@ -36,16 +38,25 @@ def run(
     *,
     do: Do,
     prefect_run_id: str | None,
+    candidate: ArtifactRef | None = None,
 ) -> AuditResult:
     """Audit branches at every seed; trials are run once a branch, at the first seed's settings.
 
+    Args:
+        candidate: what a plan releases; nothing else is audited then.
+
     Raises:
-        InputError: trials that cannot be.
+        InputError: trials that cannot be, or another fit than the candidate.
     """
     check(parameters, settings)
     parameters, compare = as_retrained(context, parameters, compare, do=do, prefect_run_id=prefect_run_id)
     compared = comparison.run(context, parameters, compare, chosen, do=do)
     study = compared.study
+    if candidate is not None and {outcome.fitted.sha256 for outcome in compared.outcomes} != {candidate.sha256}:
+        raise InputError(
+            "plan: fitted again, it came out otherwise (the code or a library changed since, or its stages are gone); "
+            "retrain with the same options, and audit the plan that comes of it"
+        )
     before = open_ledger(context, parameters.release).rows()
     pool = None
     if settings.trials:
@@ -59,6 +70,27 @@ def run(
     return AuditResult(branches=audited, trials=settings.trials, target_epsilon=study.target)
 
 
+def expected(
+    context: Context,
+    parameters: RetrainParameters,
+    compare: CompareParameters,
+    settings: AuditParameters,
+    chosen: Sequence[Branch],
+) -> Estimate:
+    """What the stages of an audit take: those of a comparison, and the reruns of each branch."""
+    estimate = comparison.refuse_early(context, parameters, compare, chosen)
+    noises = (1.0, 0.5) if settings.power else (1.0,)
+    labels = [trials.label_of(branch.name, noise=noise) for branch in chosen for noise in noises]
+    return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws)
+
+
+def seconds_of_reruns(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:
+    """Of all branches; half of the noise is tried of mechanisms that have noise alone."""
+    labels = [trials.label_of(branch.name) for branch in chosen]
+    labels += [trials.label_of(b.name, noise=0.5) for b in chosen if settings.power and b.mechanism.aims]
+    return sum(map(estimate.of_kind, labels))
+
+
 def as_retrained(
     context: Context,
     parameters: RetrainParameters,
@@ -67,7 +99,11 @@ def as_retrained(
     do: Do,
     prefect_run_id: str | None,
 ) -> tuple[RetrainParameters, CompareParameters]:
-    """What a retrain with a target epsilon of its own fits: searched c and k, or the bound that it asks for."""
+    """What a retrain with a target epsilon of its own fits: searched c and k, the bound or the noise it asks for."""
+    if parameters.formal is not None:
+        settings = formal.branch_of(parameters)[1]
+        own_target = compare.target_epsilon if compare.target_epsilon != "match" else settings.target_epsilon
+        return parameters, compare.model_copy(update={"target_epsilon": own_target, "delta": settings.delta})
     own = parameters.pseudo_posterior
     if own.target_epsilon is None:
         return parameters, compare

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
+from tasks.branches import formal
 from tasks.branches.branch import RELEASED, Branch, choose
 from tasks.parameters import RetrainParameters
 
@@ -26,7 +27,7 @@ class AuditParameters(BaseModel):
     trial_draws: int = Field(
         default=50, ge=2, le=100_000, title="Draws a trial", description="For risks and for Delta in each trial."
     )
-    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family")
+    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family", description="Of each of five.")
     gradient_canaries: int = Field(
         default=1000,
         ge=0,
@@ -57,8 +58,11 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
     Raises:
         InputError: an unknown branch.
     """
-    last = SwagPpm(round=parameters.rounds[-1])
-    released = next(branch.name for branch in known.values() if branch.mechanism == last)
+    if parameters.formal is not None:
+        released = formal.asked_for(parameters).branch
+    else:
+        last = SwagPpm(round=parameters.rounds[-1])
+        released = next(branch.name for branch in known.values() if branch.mechanism == last)
     asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
     return choose(",".join(asked), model=parameters.model, known=known)
 

@@ -60,6 +60,11 @@ class Trials:
         return Trials(**tensors)
 
 
+def label_of(name: str, *, noise: float = 1.0) -> str:
+    """Of the reruns of a branch."""
+    return f"audit trials ({name}{', half noise' if noise < 1 else ''})"
+
+
 def reruns(
     name: str,
     model: ModelConfig,
@@ -82,7 +87,7 @@ def reruns(
     """
     return Step(
         name="audit-trials",
-        label=f"audit trials ({name}{', half noise' if noise < 1 else ''})",
+        label=label_of(name, noise=noise),
         config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit}
         | ({} if noise == 1 else {"noise": noise}),
         inputs={"pool": pool, "dataset": dataset, "plan": planned},

@@ -33,7 +33,6 @@ from tasks.pages.render import TEMPLATES, render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
-EXAMPLE = "Employee fell from a ladder and fractured his wrist."
 """Of a narrative, on the card."""
 
 
@@ -61,7 +60,7 @@ def fill(
     bundle.write_json(folder / bundle.STATEMENT, claimed)
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     released = export.load(folder)
-    golden.write(released, folder / bundle.GOLDEN)
+    golden.write(released, codes, folder / bundle.GOLDEN)
     thresholds = calibration.thresholds_on_generated(released)
     if thresholds is not None:
         bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
@@ -72,7 +71,7 @@ def fill(
         statement=claimed,
         encoder=_encoder_name(candidate.model),
         mean_pooled=candidate.model.pooling == "mean",
-        example=EXAMPLE,
+        example=golden.texts(codes)[0],
         labels=len(codes),
         classification=f"{classification} {version}".strip(),
         precision=settings.precision,
@@ -135,7 +134,7 @@ def _expected(
         codes=tuple(codes),
         tokenizer=gate.tokenizer_digest(export.tokenizer_of(candidate.model.encoder)),
         tensors=tensors,
-        golden_texts=golden.texts(),
+        golden_texts=golden.texts(codes),
         statement=claimed,
         identities=tuple(
             name for name in leaks.identities(*places) if name.casefold() not in _own_words(codes, claimed)
@@ -153,13 +152,23 @@ def _own_words(codes: Sequence[Code], claimed: dict[str, Any]) -> frozenset[str]
     meant = (line for lines in DOES_NOT_MEAN.values() for line in lines)
     sentences = (said["text"] for said in claimed.get("sentences", ()))
     titles = (entry.title for entry in codes)
-    texts = (*pages, *said, *lists, *meant, *sentences, *titles, *golden.texts(), licence.text_of(Path(), licence.OURS))
+    texts = (
+        *pages,
+        *said,
+        *lists,
+        *meant,
+        *sentences,
+        *titles,
+        *golden.texts(codes),
+        licence.text_of(Path(), licence.OURS),
+    )
     return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
 def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
-    public = [*golden.public(), *public_titles(codes), EXAMPLE]
+    published = public_titles(codes)
+    public = [*golden.public(published), *published]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
     file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"

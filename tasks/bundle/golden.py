@@ -1,15 +1,18 @@
-"""Golden answers: generated narratives with what the released model says of them, for a partner to try its copy on."""
+"""Golden answers: titles of the code list with what the released model says of them, for a partner to try its copy on.
+
+They are words of the agency's own task, whatever it is, and already in the bundle.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import cache
+import random
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.bundle.folder import GOLDEN, UnsoundBundle
-from storage.demo_data import narratives
+from storage.codelist import Code
 
 if TYPE_CHECKING:
     from mechanisms.model.export import Released
@@ -19,27 +22,37 @@ TOLERANCE = 2e-3
 """Of a probability: float32 sums in another order, on another machine, stay a hundred times below it."""
 
 
-@cache
-def texts() -> tuple[str, ...]:
-    """The narratives: the same in every bundle, and they owe nothing to any record."""
-    return tuple(narratives(_COUNT, seed=_SEED))
+def texts(codes: Sequence[Code]) -> tuple[str, ...]:
+    """Titles, and pairs of them where they are few; the codes where no title is known.
 
-
-def public() -> tuple[str, ...]:
-    """What of the golden file is public, as it may be read: the narratives in a row, and each between its field names.
-
-    A letter of a name beside a narrative's first letters would else look like private words that happen to begin so.
+    Drawn from the list alone: they owe nothing to any record.
     """
-    return (*texts(), *(f"text {text} codes" for text in texts()))
+    titles = list(dict.fromkeys(entry.title.strip() for entry in codes if entry.title.strip()))
+    said = titles or [f"code {entry.code}" for entry in codes]
+    pick = random.Random(_SEED)
+    chosen = pick.sample(said, min(_COUNT, len(said)))
+    if len(chosen) < _COUNT:
+        pairs = [f"{first}; {second}" for first in said for second in said if first != second]
+        chosen += pick.sample(pairs, min(_COUNT - len(chosen), len(pairs)))
+    return tuple(chosen)
 
 
-def write(released: Released, path: Path) -> None:
-    """Write each narrative with the best codes and their probabilities, one JSON object a line."""
-    scores = released.logits(texts()).softmax(-1)
+def public(titles: Collection[str]) -> tuple[str, ...]:
+    """What of the golden file is public where these titles are, as it may be read: each between its field names.
+
+    A letter of a name beside a title's first letters would else look like private words that happen to begin so.
+    """
+    return tuple(f"text {title} codes" for title in titles)
+
+
+def write(released: Released, codes: Sequence[Code], path: Path) -> None:
+    """Write each text with the best codes and their probabilities, one JSON object a line."""
+    chosen = texts(codes)
+    scores = released.logits(chosen).softmax(-1)
     best = scores.topk(min(_TOP, scores.shape[1]), dim=-1)
     with path.open("w", encoding="utf-8") as file:
         for number, (text, values, places) in enumerate(
-            zip(texts(), best.values.tolist(), best.indices.tolist(), strict=True), start=1
+            zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True), start=1
         ):
             answer = {
                 "id": number,
@@ -51,7 +64,7 @@ def write(released: Released, path: Path) -> None:
 
 
 def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
-    """Code the narratives again and compare.
+    """Code the texts again and compare.
 
     Raises:
         UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is best by more than that.

@@ -45,7 +45,7 @@ def bill_of_materials(
             "type": "data",
             "bom-ref": "records",
             "name": f"confidential records of {statement['population']}",
-            "description": "Injury narratives with codes. Not part of the bundle.",
+            "description": "Texts with codes. Not part of the bundle.",
         },
     ]
     components += [
@@ -80,7 +80,7 @@ def bill_of_materials(
             "component": {
                 "type": "machine-learning-model",
                 "bom-ref": model,
-                "name": "injury autocoder",
+                "name": "autocoder",
                 "version": release,
                 "licenses": [{"license": {"id": licence} if licence else {"name": "see LICENSE"}}],
                 "properties": [
@@ -97,7 +97,7 @@ def bill_of_materials(
                         "outputs": [{"format": "code with score"}],
                     },
                     "considerations": {
-                        "useCases": ["coding free-text injury narratives for statistics"],
+                        "useCases": ["coding free text for statistics"],
                         "technicalLimitations": list(statement["does_not_mean"]),
                     },
                 },

@@ -102,8 +102,9 @@ EVERY = (
     proved(
         "Whatever is computed from the released files alone (codes, scores, thresholds, other models) reveals no more "
         "of the records than the files do.",
-        "Post-processing: Dwork and Roth 2014, proposition 2.1. Thresholds and golden answers in the folder are made "
-        "from generated narratives (`tasks/bundle/thresholds.py`, `tasks/bundle/golden.py`).",
+        "Post-processing: Dwork and Roth 2014, proposition 2.1. Thresholds in the folder are made from "
+        "generated narratives, golden answers from titles of the code list (`tasks/bundle/thresholds.py`, "
+        "`tasks/bundle/golden.py`).",
     ),
     proved(
         "Whether a record is used, and in which half, depends on its own id (or content), code, date and unit and on a "

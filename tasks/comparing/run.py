@@ -10,11 +10,13 @@ from storage.errors import InputError
 from tasks.branches import one_fit, swag_chain
 from tasks.branches import plan as branch_plan
 from tasks.branches.branch import Branch, CompareParameters, standard
+from tasks.branches.origin import Origin
 from tasks.branches.outcome import Outcome, Study, runner_of
 from tasks.comparing.summary import matched
 from tasks.fitting import data, prior
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
+from tasks.releasing.estimate import Estimate
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -33,8 +35,8 @@ class Compared:
 
 def refuse_early(
     context: Context, parameters: RetrainParameters, settings: CompareParameters, chosen: Sequence[Branch]
-) -> None:
-    """What needs no work to be refused; the command asks it before Prefect's server starts.
+) -> Estimate:
+    """What needs no work to be refused; the command asks it before Prefect's server starts. Returns what it would take.
 
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
@@ -43,7 +45,15 @@ def refuse_early(
         raise InputError("--slots: more than 1 needs model.trainable=head, pooling=mean; dropout masks share one seed")
     if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
-    preflight.check(context, parameters)
+    single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
+    return preflight.check(context, parameters).with_fits(single, epochs=settings.epochs)
+
+
+def expected(estimate: Estimate, settings: CompareParameters, chosen: Sequence[Branch]) -> float:
+    """Seconds of a comparison of which nothing is finished."""
+    single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
+    chains = int(len(single) < len(chosen) or any(branch.takes_target_from_records(settings) for branch in chosen))
+    return settings.seeds * (chains * estimate.seconds + sum(map(estimate.of_kind, single)))
 
 
 def run(
@@ -101,7 +111,9 @@ def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str
             continue
         if claimed and outcome.seed == compared.seeds[0]:
             plan = branch_plan.planned(study, outcome, prefect_run_id=prefect_run_id)
-            files[outcome.branch.name] = str(publish.keep_plan(study.context, plan, study.parameters.release)[1])
+            file = publish.keep_plan(study.context, plan, study.parameters.release)[1]
+            Origin(parameters=study.parameters, compare=study.settings, branch=outcome.branch.name).save(file)
+            files[outcome.branch.name] = str(file)
     return files
 
 

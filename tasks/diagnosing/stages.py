@@ -39,8 +39,12 @@ class DiagnoseParameters(BaseModel, frozen=True, extra="forbid", title="Diagnose
 
     leave_out: int = Field(default=50, ge=0, le=10_000, title="Records left out", description="Each is one refit.")
     refits: bool = Field(default=True, title="Refits", description="Other learning rates and seeds: four more chains.")
-    study_draws: int = Field(default=100, ge=10, le=100_000, title="Draws of each study")
-    horizon: int = Field(default=50_000, ge=1000, le=10**9, title="Draws to extrapolate to")
+    study_draws: int = Field(
+        default=100, ge=10, le=100_000, title="Draws of each study", description="From a posterior."
+    )
+    horizon: int = Field(
+        default=50_000, ge=1000, le=10**9, title="Draws to extrapolate to", description="What Delta would be then."
+    )
 
 
 def look(

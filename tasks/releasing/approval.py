@@ -18,6 +18,7 @@ from storage.ledger.content import release_terms
 from storage.ledger.decisions import approvers, signer
 from storage.ledger.policy import DEFAULT_POLICY
 from tasks.parameters import DEMO
+from tasks.releasing import gate
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -112,13 +113,14 @@ def require_unrefused(context: Context, ledger: Ledger, planned: PlannedRelease)
 
 
 def suffices(ledger: Ledger, planned: PlannedRelease, stands: Standing, *, plan: str, deployed: bool) -> bool:
-    """Whether the plan may be released now.
+    """Whether the plan may be released now. Nobody is asked to sign what the gate would stop afterwards.
 
     Args:
         plan: its path, for errors.
         deployed: a deployment asks, which can wait for what is missing and must have a policy of the agency's own.
 
     Raises:
+        BudgetRefused: the policy wants an audit that is not there, or an audit contradicts the claim.
         StorageError: there is no such policy, or approvals are missing and nothing can wait for them.
     """
     if ledger.release_of(planned.plan) is not None:
@@ -128,6 +130,8 @@ def suffices(ledger: Ledger, planned: PlannedRelease, stands: Standing, *, plan:
             f"plan {plan}: no budget policy is in force, and without one a deployment releases the population "
             f"{DEMO} alone; record the agency's (`autocoder ledger change-policy`), then Retry"
         )
+    if stands.missing:
+        gate.check(ledger, planned)
     if stands.missing and not deployed:
         missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"
         raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))

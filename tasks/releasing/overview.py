@@ -14,6 +14,7 @@ from tasks.releasing import approval, publish
 from tasks.releasing.claims import ledger_url
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
+from tasks.running.worker_metrics import at_work
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,15 @@ class PlanStatus:
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
-    """The ledger's head, budgets that were drawn on, releases that a crash left open, plans not yet released.
+    """The ledger's head, budgets that were drawn on, open releases, plans not yet released, stages not ended.
 
     Raises:
         StorageError: the ledger does not answer, or is damaged.
     """
     address = ledger_url(context, settings)
+    stages = [asdict(stage) for stage in at_work(context.workspace.private)]
     if address.startswith("sqlite:///") and not Path(address.removeprefix("sqlite:///")).exists():
-        return {"ledger": None, "budget": [], "open_releases": [], "plans": []}
+        return {"ledger": None, "budget": [], "open_releases": [], "plans": [], "stages": stages}
     ledger = publish.open_ledger(context, settings)
     sequence, row_hash = ledger.head()
     return {
@@ -47,6 +49,7 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
             {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
         ],
         "plans": [asdict(plan) for plan in _plans(context, ledger)],
+        "stages": stages,
     }
 
 

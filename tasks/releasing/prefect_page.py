@@ -6,6 +6,7 @@ import base64
 import io
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -36,10 +37,12 @@ class PrefectListener(Listener):
     def __init__(self) -> None:
         self._artifact: UUID | None = None
         self._last = 0.0
+        self._run = copy_context()
 
     def started(self, label: str) -> None:
         """Wait: most stages end before a progress bar is worth a request."""
         self._artifact, self._last = None, time.monotonic()
+        self._run = copy_context()  # threads of the stage have no run of Prefect's
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Create or update the bar, at most every few seconds."""
@@ -49,7 +52,8 @@ class PrefectListener(Listener):
         self._last = now
         percent = min(100.0, 100.0 * done / total)
         if self._artifact is None:
-            self._artifact = cast(UUID, create_progress_artifact(progress=percent, description=label))
+            made = self._run.copy().run(create_progress_artifact, progress=percent, description=label)
+            self._artifact = cast(UUID, made)
         else:
             update_progress_artifact(self._artifact, progress=percent)
 
@@ -86,12 +90,14 @@ def publish_artifacts(
     plan: ReleasePlan,
     released: Released | None,
     *,
+    plan_file: Path,
     scores: Mapping[str, Mapping[str, Any]],
     running: Sequence[float] | None = None,
 ) -> None:
     """The figures and the release as artifacts of the run.
 
     Args:
+        plan_file: where the plan lies, for what comes next.
         scores: weighted and macro F1 and accuracy on the test half, by model.
         running: Delta after each draw, where it was measured over draws.
     """
@@ -122,6 +128,7 @@ def publish_artifacts(
         released=released,
         address=None if released is None else Path(released.bundle).as_uri(),
         home=context.home,
+        file=plan_file,
         deployment=parameters.release.deployment if parameters.release.enabled else None,
     )
     create_markdown_artifact(
@@ -135,6 +142,13 @@ def publish_artifacts(
 def publish_plan(text: str) -> None:
     """The planned release, for whoever has to decide."""
     create_markdown_artifact(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+
+
+def publish_audit(lines: Sequence[str]) -> None:
+    """Claim and measurement, side by side."""
+    create_markdown_artifact(
+        key="audit", markdown="\n".join(f"- {line}" for line in lines), description="Claim and measurement."
+    )
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from prefect.runtime import deployment
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier, encoders
+from mechanisms.model import classifier
 from storage.errors import InputError, StorageError
 from storage.ingest import check_source
 from storage.ledger import Ledger, Policy
@@ -18,6 +17,8 @@ from tasks.fitting.shard_runs import ShardRuns
 from tasks.parameters import DEMO, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.claims import ledger_url
+from tasks.releasing.estimate import DEVICES, Estimate
+from tasks.running import timings
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -25,18 +26,11 @@ _MARGIN = 200 << 20
 """Bytes kept free beyond what the stages write."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a run would take, roughly."""
-
-    records: int
-    parameters: int
-    disk_bytes: int
-    seconds: float
-
-
-def check(context: Context, parameters: RetrainParameters) -> Estimate:
+def check(context: Context, parameters: RetrainParameters, *, to_release: bool = False) -> Estimate:
     """Refuse what cannot work; return what it would take.
+
+    Args:
+        to_release: the run plans a release, or makes one. What only measures needs neither budget nor approval.
 
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
@@ -49,9 +43,11 @@ def check(context: Context, parameters: RetrainParameters) -> Estimate:
     context.store.check()
     _check_shards(context, parameters)
     source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
-    _check_ledger(context, parameters)
-    _check_release(context, parameters)
-    estimate = _estimate(parameters, rows=source.estimated_rows, features=source.features, device=device)
+    _check_ledger(context, parameters, to_release=to_release)
+    if to_release:
+        _check_release(context, parameters)
+    timed = timings.read(context.workspace.private)
+    estimate = Estimate.of(parameters, rows=source.estimated_rows, features=source.features, device=device, timed=timed)
     existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
@@ -72,7 +68,7 @@ def check_device(context: Context) -> str:
         kind = classifier.device_of(context.device).type
     except RuntimeError:
         kind = ""
-    if kind not in _ENCODE_PER_SECOND:
+    if kind not in DEVICES:
         raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda")
     if kind == "cuda" and not _has_cuda():
         raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
@@ -92,7 +88,7 @@ def _check_shards(context: Context, parameters: RetrainParameters) -> None:
         pass
 
 
-def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
+def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release: bool) -> None:
     """The policy can be read, has a cap for this population, its approvals can be had; the ledger opens.
 
     Whether the budget suffices is known only when the cost is.
@@ -114,37 +110,45 @@ def _check_ledger(context: Context, parameters: RetrainParameters) -> None:
     elif wanted.supersedes is not None:
         raise InputError(f"release.supersedes: {wanted.supersedes} is not in this ledger, which is not there yet")
     policy = policy or Policy.load(None)
-    if not wanted.enabled:
+    if not to_release or (parameters.data.ingest.kind != "text" and not wanted.enabled):
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
         raise InputError(
             f"data.population: policy {policy.name} has no budget for {parameters.data.population}; "
             f"it knows {', '.join(sorted(policy.populations)) or 'none'}"
         )
-    if policy.approvals.minimum and wanted.deployment is None:
-        raise InputError(
-            f"release.enabled: policy {policy.name} asks for {policy.approvals.minimum} signed approvals of the plan, "
-            "which there is after the training; set release.enabled=false and go on with `autocoder approve` and "
-            "`autocoder release`, or name the deployment that waits for them (release.deployment=release/release)"
-        )
+    if wanted.enabled and wanted.deployment is None:
+        _check_at_once(policy)
     if policy.require_clean_code and provenance().code_dirty:
         raise InputError(f"policy {policy.name} releases only from committed code; commit the changes first")
 
 
+def _check_at_once(policy: Policy) -> None:
+    """Nothing that the policy wants of the plan can be there when the training ends."""
+    wanted = [f"{policy.approvals.minimum} signed approvals"] if policy.approvals.minimum else []
+    wanted += ["an audit"] if policy.require_audit else []
+    if wanted:
+        raise InputError(
+            f"release.enabled: policy {policy.name} asks for {' and '.join(wanted)} of the plan, which there is after "
+            "the training; leave --release out (or give --plan-only), and go on with `autocoder audit PLAN`, "
+            "`autocoder approve PLAN` and `autocoder release PLAN`"
+        )
+
+
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
-    """What a release in this very run needs. A deployment hands its plan to another, whose worker alone signs."""
+    """What a release of this run's plan needs. A deployment hands its plan to another, whose worker alone signs."""
     wanted, kind = parameters.release, parameters.data.ingest.kind
     if wanted.enabled and kind != "text":
         raise InputError(
-            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it, or set "
-            "release.enabled=false"
+            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it, and leave --release "
+            "out"
         )
-    if not wanted.enabled or wanted.deployment is not None:
+    if kind != "text" or wanted.deployment is not None:
         return
-    if deployment.id and parameters.data.population != DEMO:
+    if wanted.enabled and deployment.id and parameters.data.population != DEMO:
         raise InputError(
             f"release.deployment: a deployment releases the population {DEMO} alone by itself; name the deployment "
-            "that waits for approvals and signs (release/release), or set release.enabled=false"
+            "that waits for approvals and signs (release/release), or switch release.enabled off"
         )
     publish.check(context, wanted)
 
@@ -153,33 +157,3 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-_ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
-_TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
-"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
-_HEAD_STEPS_PER_SECOND = 3000.0
-
-
-def _estimate(parameters: RetrainParameters, *, rows: int, features: int | None, device: str) -> Estimate:
-    ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
-    labels = 100
-    records = rows if ingest.cap_per_code is None else min(rows, labels * ingest.cap_per_code)
-    train = int(records * (1 - ingest.test_share))
-    rounds = 0 if parameters.formal is not None else len(parameters.rounds)
-    draws = config.risk_draws + (rounds - 1) * config.sensitivity_draws if rounds else 0
-    size, width = (0, features or 1) if parameters.model.pooling == "none" else encoders.shape(parameters.model.encoder)
-    scale = size / 23e6
-    steps = rounds * (fit.adamw.steps(max(train, 1)) + fit.sgd.steps(max(train, 1)))
-    if parameters.model.trainable == "head":
-        trained = width * labels
-        seconds = records / _ENCODE_PER_SECOND[device] * scale + steps / _HEAD_STEPS_PER_SECOND
-        seconds += draws * train * trained / 2e10
-        disk = records * width * 4
-    else:
-        trained = size if parameters.model.trainable == "full" else size // 100
-        passes = rounds * (fit.adamw.epochs + fit.sgd.epochs)
-        seconds = train * scale * (passes / _TRAIN_PER_SECOND[device] + draws / _ENCODE_PER_SECOND[device])
-        disk = 0
-    disk += rounds * trained * 4 * (fit.swag.rank + 3) + trained * 16 + size * 4
-    return Estimate(records=records, parameters=trained, disk_bytes=int(disk), seconds=15 + seconds)

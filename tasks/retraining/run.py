@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.artifacts import ArtifactRef
+from storage.ingest import Looked, look
 from storage.ledger import Row
 from tasks.branches import formal, search
-from tasks.branches.swag_chain import chain
+from tasks.branches.swag_chain import Chain, chain
 from tasks.comparing import summary
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
+from tasks.releasing.charge import Charge
+from tasks.releasing.estimate import Estimate
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, Step
@@ -33,7 +36,7 @@ class Retrained:
     """Delta after each draw, where it was measured over draws."""
 
 
-def refuse_early(context: Context, parameters: RetrainParameters) -> preflight.Estimate:
+def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
     """Refuse what cannot work; the command asks it before Prefect's server starts.
 
     Raises:
@@ -41,7 +44,7 @@ def refuse_early(context: Context, parameters: RetrainParameters) -> preflight.E
     """
     if parameters.formal is not None:
         formal.branch_of(parameters)
-    return preflight.check(context, parameters)
+    return preflight.check(context, parameters, to_release=True)
 
 
 def settled(
@@ -82,23 +85,71 @@ def run(
     return Retrained(parameters, planned, scores, running_maximum(measured.path))
 
 
-def dry_run(parameters: RetrainParameters, context: Context) -> tuple[list[tuple[Step, bool]], Row | None]:
-    """The steps a retrain would take, each with whether its output is there already, and the row of its release.
+def to_compute(context: Context, parameters: RetrainParameters) -> list[str]:
+    """Labels of the stages that are not finished; with a search, of the first fit and one more."""
+    labels: list[str] = []
 
-    Runs nothing. Where c and k are still to be searched for a target epsilon (`search.searches`) the steps end with
-    the weights: which fits follow is known fit by fit. The row is None where nothing was reserved for this release yet.
+    def look_at(step: Step) -> ArtifactRef | None:
+        found = step.find(context.store)
+        if found is None:
+            labels.append(step.label)
+        return found
+
+    if parameters.formal is not None:
+        formal.look(context, parameters, look_at)
+    else:
+        chain(parameters, look_at)
+    return labels
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a retrain would do and cost, before it does anything."""
+
+    steps: Sequence[tuple[Step, bool]]
+    """Each with whether its output is there already."""
+    row: Row | None
+    """Of its release; None where nothing was reserved for it yet."""
+    looked: Looked
+    estimate: Estimate
+    charge: Charge
+
+
+def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
+    """Read the records against the code list, and look at what a retrain of them would take and be charged.
+
+    Computes and writes nothing. Where c and k are still to be searched for a target epsilon (`search.searches`) the
+    steps end with the weights: which fits follow is known fit by fit.
+
+    Raises:
+        InputError, MechanismError, StorageError: what the retrain would refuse.
     """
     steps: list[tuple[Step, bool]] = []
 
-    def look(step: Step) -> ArtifactRef | None:
+    def look_at(step: Step) -> ArtifactRef | None:
         found = step.find(context.store)
         steps.append((step, found is not None))
         return found
 
     with private_errors("dry run"):
-        refuse_early(context, parameters)
+        estimate = refuse_early(context, parameters)
+        looked = look(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+        planned = None
         if parameters.formal is not None:
-            dataset = formal.look(context, parameters, look)
+            dataset = formal.look(context, parameters, look_at)
         else:
-            dataset = chain(parameters, look, rounds=("base",) if search.searches(parameters) else None).dataset
-        return steps, publish.standing(context, parameters, dataset)
+            made = chain(parameters, look_at, rounds=("base",) if search.searches(parameters) else None)
+            dataset, planned = made.dataset, _measured_already(context, parameters, made)
+        row = publish.standing(context, parameters, dataset)
+        charge = Charge.of(context, parameters, looked.cohorts, claim=None if planned is None else planned.plan.claim)
+        return Preview(steps, row, looked, estimate, charge)
+
+
+def _measured_already(context: Context, parameters: RetrainParameters, made: Chain) -> PlannedRelease | None:
+    """The plan, where every stage that its claim rests on is finished."""
+    last = parameters.rounds[-1]
+    posterior, measured = made.posteriors.get(last), made.measured.get(last)
+    if search.searches(parameters) or not (made.dataset and made.prepared and posterior and measured):
+        return None
+    refs = {"dataset": made.dataset, "prepared": made.prepared, "posterior": posterior, "measured": measured}
+    return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)

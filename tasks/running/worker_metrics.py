@@ -40,6 +40,8 @@ GAUGES = {
     "autocoder_stage_updated_timestamp_seconds": "its last sign of life, seconds since 1970",
 }
 _SECONDS_BETWEEN_WRITES = 5.0
+_SIDE_BY_SIDE = 120.0
+"""Seconds: stages heard of so much earlier than the newest of their flow are of another run."""
 _KEPT_DAYS = 7
 """Of a host that is heard of no more, such as a container that another has replaced."""
 _KEPT_SERIES = 500
@@ -89,6 +91,41 @@ def _parse(text: str) -> dict[Key, float]:
         for sample in family.samples
         if family.name in COUNTERS or family.name in GAUGES
     }
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A stage that was begun and has not ended."""
+
+    flow: str
+    host: str
+    stage: str
+    share: float
+    seconds_since: float
+    """Since it was last heard of."""
+
+
+def at_work(private: Path) -> list[AtWork]:
+    """Stages of the newest work of each flow and host that were begun and did not end, as their process left them.
+
+    Whether that process lives is not told: one that was killed leaves the same, and is heard of no more.
+    """
+    samples = read(private)
+    heard: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for (name, labels), when in samples.items():
+        if name == "autocoder_stage_updated_timestamp_seconds":
+            own = dict(labels)
+            share = samples.get(("autocoder_stage_progress_ratio", labels), 1.0)
+            heard.setdefault((own["flow"], own["host"]), []).append((when, share, own["stage"]))
+    found = []
+    for (flow, host), stages in sorted(heard.items()):
+        newest = max(when for when, _, _ in stages)
+        found += [
+            AtWork(flow, host, stage, share, max(0.0, time.time() - when))
+            for when, share, stage in sorted(stages)
+            if share < 1 and newest - when < _SIDE_BY_SIDE
+        ]
+    return found
 
 
 @contextmanager
@@ -156,6 +193,7 @@ class MetricsListener(Listener):
     def started(self, label: str) -> None:
         """The clock starts; so does the count of GPU memory."""
         self._stages[label] = _Stage()
+        self._write(label, self._stages[label], {"autocoder_stage_progress_ratio": 0.0}, result=None)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 

@@ -20,11 +20,11 @@ def small(stack: Stack, *, seed: int | None = None) -> dict[str, Any]:
     """The form of `retrain/demo` with small sizes; with a seed, stages and a release of its own."""
     parameters = copy.deepcopy(stack.deployment("retrain/demo")["parameters"])
     for section, values in SMALL.items():
-        parameters["parameters"]["fit"][section] |= values
-    parameters["parameters"]["pseudo_posterior"] |= {"risk_draws": 40, "sensitivity_draws": 40}
+        parameters["parameters"]["advanced"]["fit"][section] |= values
+    parameters["parameters"]["advanced"]["pseudo_posterior"] |= {"risk_draws": 40, "sensitivity_draws": 40}
     if seed is not None:
-        parameters["parameters"]["fit"]["seed"] = seed
-        parameters["parameters"]["release"]["label"] = f"seed-{seed}"
+        parameters["parameters"]["advanced"]["fit"]["seed"] = seed
+        parameters["parameters"]["advanced"]["release"]["label"] = f"seed-{seed}"
     return parameters
 
 

@@ -36,7 +36,7 @@ def released(stack: Stack, officer: Path) -> str:
 def test_a_failure_is_notified(stack: Stack, sink: Sink) -> None:
     """A file that is not there: refused in the first second of the run, and told with what to correct."""
     parameters = small(stack)
-    parameters["parameters"]["data"]["source"] = "/no/such/records.csv"
+    parameters["parameters"]["source"] = "/no/such/records.csv"
     run = start(stack, "retrain/demo", parameters).json()
     assert stack.wait("its failure", lambda: ended(stack, run["id"]))["state_type"] == "FAILED"
     (text, *_) = stack.wait("its notification", lambda: sink.having("failed", run["name"]))

@@ -65,7 +65,7 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
     operator.fill("Draws S for the sensitivity", "40")
     operator.fill("Label", "from-the-page")
     run_id = operator.submitted()
-    sent = stack.run(run_id)["parameters"]["parameters"]
+    sent = stack.run(run_id)["parameters"]["parameters"]["advanced"]
     assert (sent["fit"]["adamw"]["epochs"], sent["fit"]["sgd"]["epochs"], sent["fit"]["swag"]["rank"]) == (2, 4, 3)
 
     operator.open_run(run_id)  # and follow it, for as long or as short as it takes

@@ -54,9 +54,9 @@ PACE = 5
 def longer(stack: Stack, pace: int) -> dict[str, Any]:
     """A retrain whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
     parameters = small(stack, seed=SEED)
-    fit = parameters["parameters"]["fit"]
+    fit = parameters["parameters"]["advanced"]["fit"]
     fit["adamw"]["epochs"], fit["sgd"]["epochs"] = 20 * pace, 30 * pace
-    parameters["parameters"]["pseudo_posterior"] |= {"risk_draws": 400, "sensitivity_draws": 400}
+    parameters["parameters"]["advanced"]["pseudo_posterior"] |= {"risk_draws": 400, "sensitivity_draws": 400}
     return parameters
 
 
@@ -74,7 +74,7 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
         parameters = longer(stack, pace)
-        parameters["parameters"]["release"]["enabled"] = False
+        parameters["parameters"]["release"] = False
         run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
         done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
         assert done["state_type"] == "COMPLETED", done["state"]
@@ -113,7 +113,7 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
 def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
     """Start a retrain in a workspace of its own, under a label of its own."""
     parameters = longer(stack, pace)
-    parameters["parameters"]["release"]["label"] = label
+    parameters["parameters"]["advanced"]["release"]["label"] = label
     run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
     return Scene(stack, worker, run, cut_seconds)
 
@@ -185,7 +185,7 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack, work
     """As the page's *Cancel* does it, in the middle of a long training: no process, no plan, no release."""
     home = stack.folder / "cancelled"
     parameters = small(stack, seed=SEED)
-    parameters["parameters"]["fit"]["adamw"]["epochs"] = 10_000
+    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = 10_000
     run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
     stack.wait("training", lambda: list((home / "private" / "work").glob("fine-tune*/*/*")))
     assert processes_of(run)

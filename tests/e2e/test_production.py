@@ -61,9 +61,10 @@ def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
     """Out of range, an unknown name, a missing file: by the server, or in the first second of the run."""
-    for section, wrong in (("fit", {"adamw": {"epochs": -1}}), ("fit", {"adamw": {"epocs": 3}}), ("data", {})):
+    epochs, unknown = ({"fit": {"adamw": {name: value}}} for name, value in (("epochs", -1), ("epocs", 3)))
+    for field, wrong in (("advanced", epochs), ("advanced", unknown), ("source", "")):
         parameters = small(stack)
-        parameters["parameters"][section] = wrong
+        parameters["parameters"][field] = wrong
         response = start(stack, "retrain/demo", parameters)
         assert response.status_code == 409, response.text
         assert "Validation failed" in response.text
@@ -72,7 +73,9 @@ def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
 def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
     """A scheduled retrain whose process dies by SIGKILL goes on by itself, and ends with one release run that waits."""
     parameters = small(stack)
-    parameters["parameters"]["fit"]["adamw"]["epochs"] = 50  # more than the kill takes, on a fast machine too
+    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = (
+        50  # more than the kill takes, on a fast machine too
+    )
     run = start(stack, "retrain/demo", parameters, after=3).json()
     stages = stack.home / "private" / "stages"
     stack.wait("its features", lambda: list(stages.glob("features/*/manifest.json")), pause=0.02)

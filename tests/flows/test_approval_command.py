@@ -42,7 +42,7 @@ def releases(job: Job) -> list:
 def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tuple[Job, str]) -> None:
     """The plan to approve is there only after the training; the text says how to go about it."""
     job, _ = site
-    with pytest.raises(InputError, match=r"2 signed approvals.*release\.enabled=false.*release/release"):
+    with pytest.raises(InputError, match=r"2 signed approvals.*--plan-only.*autocoder audit PLAN"):
         command("retrain", *job.options(), "--home", str(job.home), "--dry-run")
 
 

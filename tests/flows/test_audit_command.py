@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from flows.commands.profiles import parameters
 from storage.artifacts import ArtifactRef
 from storage.bundle.folder import PAGE
 from storage.errors import InputError
-from storage.ledger import Ledger
+from storage.ledger import BudgetRefused, Ledger
 from storage.paths import Workspace
 from tasks.auditing.run import as_retrained
 from tasks.auditing.settings import choose_branches
@@ -198,3 +199,39 @@ def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=problem):
             command(*given, *extra)
     assert not (tmp_path / "home").exists()
+
+
+def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path) -> None:
+    """The plan alone says which fit, records and branch; its row counts for the gate, and other options are refused."""
+    with pytest.raises(InputError, match="--label: a plan is taken with what it was made with"):
+        command("audit", site.plan, "--label", "Event")
+    before = len(site.ledger.rows())
+    done = site.job.command("audit", site.plan, "--trials", "0", "--left-out", "0", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("swag-ppm, seed "), done.stdout
+    assert "\nnext: " in done.stdout
+    row = list(site.ledger.rows())[before]
+    planned = PlannedRelease.load(Path(site.plan))
+    assert row.artifact_digests["audited"] == planned.candidate.fitted.sha256
+
+    bare = tmp_path / "bare.json"
+    bare.write_bytes(Path(site.plan).read_bytes())
+    with pytest.raises(InputError, match=r"bare\.settings is not beside it"):
+        command("audit", str(bare), "--home", str(tmp_path))
+
+
+def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
+    """A plan without the audit that the policy wants ends with that sentence, though signatures are missing too."""
+    planned = PlannedRelease.load(Path(site.plan))
+    rule = SimpleNamespace(minimum=1)
+    stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
+    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+        approval.suffices(site.ledger, planned, stands, plan=site.plan, deployed=True)
+    other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
+    unaudited: Any = SimpleNamespace(
+        release_of=lambda plan: None,
+        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict"),
+        rows=tuple,
+    )
+    with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
+        approval.suffices(unaudited, other, stands, plan=site.plan, deployed=True)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -16,15 +17,19 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.schema_tools import validate
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from flows.commands.profiles import available, load_profile
+from flows.commands.profiles import available, load_profile, parameters
 from flows.housekeeping import RESUMED
-from flows.server import automations
+from flows.server import automations, form
+from flows.server.form import RetrainForm
+from storage.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
 DEPLOYMENTS = {entry["name"]: entry for entry in CONTENT["deployments"]}
 GIVEN: dict[str, dict[str, Any]] = {
     "release": {"plan": "PLAN.json"},
+    "audit": {"plan": "PLAN.json"},
+    "diagnose": {"plan": "PLAN.json"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "risk-shard": {
         "shard": {
@@ -58,9 +63,10 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
-    """A title and a help text, or a section of its own that has them; a number has a lower limit."""
+    """A title that is no raw name and a help text, or a section that has them; a number has a lower limit."""
     for field, entry in flow_of(name).parameters.properties.items():
         assert entry.get("title"), f"{name}.{field} has no title"
+        assert entry["title"] != field, f"{name}.{field} is shown by its raw name"
         assert entry.get("description") or "$ref" in entry or "allOf" in entry, f"{name}.{field} has no help"
     for section, schema in (flow_of(name).parameters.definitions or {}).items():
         for field, entry in schema.get("properties", {}).items():
@@ -74,11 +80,14 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "value"),
     [
-        ("demo", "parameters.fit.adamw.epochs", 0),
-        ("demo", "parameters.fit.adamw.epocs", 3),
-        ("demo", "parameters.pseudo_posterior.k", 1.5),
-        ("demo", "parameters.model.trainable", "everything"),
-        ("paper", "parameters.release.deployment", "release"),
+        ("demo", "parameters.advanced.fit.adamw.epochs", 0),
+        ("demo", "parameters.advanced.fit.adamw.epocs", 3),
+        ("demo", "parameters.advanced.pseudo_posterior.k", 1.5),
+        ("demo", "parameters.advanced.model.trainable", "everything"),
+        ("demo", "parameters.mechanism", "none"),
+        ("osha-formal", "parameters.target_epsilon", 0),
+        ("paper", "parameters.advanced.release.deployment", "release"),
+        ("audit", "settings.trials", -1),
         ("release", "plan", None),
         ("osha-head", "fan_out", {"shards": 0}),
         ("risk-shard", "shard.draws.purpose", "release"),
@@ -100,7 +109,7 @@ def test_wrong_values_are_refused_by_the_form(name: str, path: str, value: Any) 
     section = content
     *parents, last = path.split(".")
     for parent in parents:
-        section = section[parent]
+        section = section.setdefault(parent, {})
     section[last] = value
     assert validate(content, flow_of(name).parameters.model_dump()) != []
 
@@ -111,10 +120,48 @@ RETRAINED = [name for name in available() if load_profile(name)["data"]["ingest"
 
 @pytest.mark.parametrize("profile", RETRAINED)
 def test_each_profile_is_a_deployment_with_its_values(profile: str) -> None:
-    """The form of `retrain/<profile>` starts from the profile; data and release are the deployment's own."""
-    form = filled(profile)["parameters"]
-    del form["release"], form["data"]["source"], form["data"]["codelist"]
-    assert form == load_profile(profile)
+    """The form of `retrain/<profile>` starts from the profile; files and release are the deployment's own."""
+    values = filled(profile)["parameters"]
+    del values["advanced"]["release"], values["source"], values["codelist"]
+    assert values == RetrainForm.values(load_profile(profile))
+
+
+@pytest.mark.parametrize("profile", RETRAINED)
+def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> None:
+    """And so their digests, by which a release is found; a command's own parameters survive the form."""
+    options = ["formal.target_epsilon=3"] if profile == "osha-formal" else []
+    named = parameters(
+        profile, [*options, "release.deployment=release/release"], data=Path("r.csv"), codelist=Path("c.csv")
+    )
+    values = filled(profile)["parameters"] | {"source": "r.csv", "codelist": "c.csv"}
+    values |= {"target_epsilon": 3} if named.formal else {}
+    assert RetrainForm.model_validate(values).parameters() == named
+    assert RetrainForm.of(named).parameters() == named
+
+
+def test_the_form_begins_with_the_records_and_ends_with_what_a_profile_settles() -> None:
+    """Every field of every section has its place; the page shows fields without one in any order."""
+    schema = flow_of("demo").parameters.model_dump()
+    for name, section in schema["definitions"].items():
+        fields = section.get("properties", {})
+        if name not in ("FanOut",):
+            assert [entry["position"] for entry in fields.values()] == list(range(len(fields))), name
+    first = list(schema["definitions"]["RetrainForm"]["properties"])
+    assert first[:6] == ["source", "codelist", "text_columns", "label_column", "date_column", "population"]
+    assert first[-4:] == ["mechanism", "target_epsilon", "release", "advanced"]
+
+
+def test_a_deployment_lends_its_population_to_no_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no profile does; with names of their own they pass."""
+    own = filled("osha-head")["parameters"]
+    monkeypatch.setattr(form, "deployment", SimpleNamespace(id="x", parameters={"parameters": own}))
+    form.refuse_borrowed_names(RetrainForm.model_validate(own).parameters())
+    other = own | {"text_columns": ["title"], "label_column": "code"}
+    for names in ({}, {"population": "jobs"}, {"classification": "SOC"}):
+        with pytest.raises(InputError, match=r"population|classification"):
+            form.refuse_borrowed_names(RetrainForm.model_validate(other | names).parameters())
+    named = other | {"population": "jobs", "classification": "SOC"}
+    form.refuse_borrowed_names(RetrainForm.model_validate(named).parameters())
 
 
 def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
@@ -128,10 +175,12 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
 
 
 def test_every_retrain_asks_the_release_deployment() -> None:
-    """Train and release are two: none of them releases by itself."""
+    """Train and release are two: none releases by itself, and but for the demo none asks for it before an audit."""
     retrains = [d for d in DEPLOYMENTS.values() if d["entrypoint"] == "flows.retrain.retrain"]
     assert len(retrains) == len(RETRAINED)
-    assert all(d["parameters"]["parameters"]["release"] == {"deployment": "release/release"} for d in retrains)
+    asked = {d["name"]: d["parameters"]["parameters"] for d in retrains}
+    assert all(p["advanced"]["release"] == {"deployment": "release/release"} for p in asked.values())
+    assert [name for name, p in asked.items() if p.get("release")] == ["demo"]
 
 
 def test_automations_are_what_prefect_takes() -> None:

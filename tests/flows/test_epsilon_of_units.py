@@ -74,12 +74,12 @@ def test_a_plan_that_is_not_released(
     context, chosen, made, _ = finished
     texts, planned = artifacts(monkeypatch, prefect_page), tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
-    planned.save(context)
+    file = planned.save(context)
     measured = made.measured["weighted"]
     assert measured is not None
-    prefect_page.publish_artifacts(
-        context, chosen, planned.plan, None, scores={}, running=running_maximum(measured.path)
-    )
+    running = running_maximum(measured.path)
+    prefect_page.publish_artifacts(context, chosen, planned.plan, None, plan_file=file, scores={}, running=running)
+    assert f"autocoder audit {file}" in texts["release"], "what comes next is named"
     assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
 
@@ -90,7 +90,7 @@ def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines], mon
     artifacts(monkeypatch, flows.diagnose)
     monkeypatch.setattr(flows.diagnose, "submit", run_step)
     settings = DiagnoseParameters(leave_out=3, refits=True, study_draws=10)
-    done = flows.diagnose.diagnose.fn(chosen, settings, home=context.home, device="cpu")
+    done = flows.diagnose.diagnose_retrain.fn(chosen, settings, home=context.home, device="cpu")
     claimed = 6 * sensitivity(made)
     assert done.epsilon == pytest.approx(claimed)
     page = Path(done.report).read_text()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.profiles import available, override, parameters
+from flows.commands.parameters_page import parameters_page
+from flows.commands.profiles import available, load_profile, override, parameters
 from storage.errors import InputError
 
 DATA = Path("injuries.csv")
@@ -72,3 +73,49 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
 def test_override_does_not_touch_other_sections() -> None:
     """A new section is made where there was none."""
     assert override({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
+
+
+def test_the_page_of_parameters_is_current() -> None:
+    """Written anew (`python scripts/write_parameters.py`) whenever a model changes; every option is on it."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "parameters.md"
+    assert page.read_text(encoding="utf-8") == parameters_page()
+    for option in ("--text", "--population", "--target-epsilon", "--release"):
+        assert f"`{option}`" in page.read_text(encoding="utf-8")
+
+
+def test_a_text_stays_the_text_that_was_typed() -> None:
+    """A version is no number, one column is a list of one; in a profile a number in place of a text is told."""
+    p = parameters("demo", ["data.classification_version=2.010", "data.ingest.text_columns=Job title"], data=DATA,
+                   named={"population": "p", "classification": "SOC"})  # fmt: skip
+    assert (p.data.classification_version, p.data.ingest.text_columns) == ("2.010", ("Job title",))
+    p = parameters("demo", ["data.source=a: b.csv", "data.ingest.cap_per_code=null", "release.label=007"], data=DATA)
+    assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == ("a: b.csv", None, "007")
+
+
+JOBS = {"text": ["title"], "label": "code", "population": "jobs", "classification": "SOC"}
+
+
+def test_no_profile_lends_its_names_to_other_columns() -> None:
+    """Population and classification become mandatory; version, `public` and a release at once do not come along."""
+    for lacking in ("population", "classification"):
+        with pytest.raises(InputError, match=rf"--{lacking} "):
+            parameters("osha-head", [], data=DATA, named={n: v for n, v in JOBS.items() if n != lacking})
+    with pytest.raises(InputError, match=r"--label: .*--population .*--classification "):
+        parameters("demo", ["data.ingest.label_column=code"], data=DATA)
+    p = parameters("osha-head", [], data=DATA, named=JOBS)
+    assert (p.data.population, p.data.classification, p.data.classification_version) == ("jobs", "SOC", "")
+    assert not p.data.public
+    assert not parameters("demo", [], data=DATA, named=JOBS).release.enabled
+    assert not parameters("demo", [], data=DATA, named={"population": "jobs"}).release.enabled
+    assert parameters("demo", [], data=DATA).release.enabled, "the demo alone releases at once"
+    assert not any(parameters(n, [], data=DATA).release.enabled for n in available() if n != "demo")
+    assert load_profile("osha-head")["data"]["population"] == "osha-severe-injuries"
+
+
+def test_errors_name_the_option() -> None:
+    """By which a value was given, beside the parameter; one value is not given twice."""
+    with pytest.raises(InputError, match=r"--population \(data\.population\)"):
+        parameters("demo", [], data=DATA, named={"population": "no blanks"})
+    with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):
+        parameters("demo", ["data.ingest.label_column=x"], data=DATA, named={"label": "y"})
+    assert parameters("demo", [], data=DATA, named={"date": ""}).data.ingest.date_column is None

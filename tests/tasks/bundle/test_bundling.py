@@ -15,6 +15,7 @@ import storage
 from mechanisms.model import export
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
+from storage.codelist import Code, read_codelist
 from storage.egress.allowed import CONTENT
 from storage.egress.documents import schema
 from storage.errors import InputError
@@ -88,12 +89,29 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     assert "No thresholds come with this model" in written
 
 
+def _codes(folder: Path) -> tuple[Code, ...]:
+    return read_codelist(folder / bundle.CODELIST)
+
+
+def test_golden_texts_are_of_the_task_and_owe_nothing_to_a_record() -> None:
+    """Titles of the list whatever it codes, the same for the same list; codes where there are no titles."""
+    jobs = [Code(str(n), f"Job {n}") for n in range(100)]
+    assert len(set(golden.texts(jobs))) == 48
+    assert set(golden.texts(jobs)) <= {code.title for code in jobs}
+    assert golden.texts(jobs) == golden.texts(list(jobs))
+    few = golden.texts(jobs[:10])
+    assert (len(set(few)), set(few[:10])) == (48, {code.title for code in jobs[:10]})
+    assert set(golden.texts([Code("11"), Code("12")])) == {
+        "code 11", "code 12", "code 11; code 12", "code 12; code 11"
+    }  # fmt: skip
+
+
 def test_golden_answers_are_those_of_the_loaded_folder(sealed: Sealed) -> None:
     """The released folder gives them; a moved score does not pass, nor one that is no number."""
     answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
     released = export.load(sealed.folder)
     golden.check(released, answers)
-    assert [answer["text"] for answer in answers] == list(golden.texts())
+    assert [answer["text"] for answer in answers] == list(golden.texts(_codes(sealed.folder)))
     moved = [answers[0] | {"scores": [answers[0]["scores"][0] + 3 * golden.TOLERANCE, *answers[0]["scores"][1:]]}]
     with pytest.raises(UnsoundBundle, match="narrative 1"):
         golden.check(released, moved)
@@ -135,7 +153,7 @@ def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
         assert half < 0.65 * whole
     assert json.loads((folder / "0_Transformer" / "config.json").read_text())["dtype"] == "bfloat16"
     assert (folder / bundle.LICENCE).read_text() == "Use it well.\n"
-    scores = [export.load(f).logits(golden.texts()).softmax(-1) for f in (sealed.folder, folder)]
+    scores = [export.load(f).logits(golden.texts(_codes(sealed.folder))).softmax(-1) for f in (sealed.folder, folder)]
     assert 0 < float((scores[0] - scores[1]).abs().max()) < 0.05
 
 

@@ -106,7 +106,7 @@ def test_a_release_is_refused_before_training(tmp_path: Path, table: Path) -> No
     """At pre-flight, and by whatever else asks for the encoder that a bundle would hold."""
     chosen = parameters(table, {"kind": "table", "table": BOUNDS}, release={"enabled": True})
     with pytest.raises(InputError, match="a model on `table` data has no bundle yet: compare and audit it"):
-        preflight.check(Context(home=str(tmp_path), device="cpu"), chosen)
+        preflight.check(Context(home=str(tmp_path), device="cpu"), chosen, to_release=True)
     with pytest.raises(MechanismError, match="no bundle yet"):
         encoders.resolve(chosen.model.encoder)
 

@@ -245,16 +245,19 @@ def test_a_deployment_releases_by_itself_the_demo_alone(
 ) -> None:
     """Whoever empties `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
     context = Context(home=str(tmp_path))
+    at_once = parameters.release.model_copy(update={"enabled": True})
+    parameters = parameters.model_copy(update={"release": at_once})
     monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id=None))
-    preflight.check(context, parameters)
+    preflight.check(context, parameters, to_release=True)
     monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id="of-a-deployment"))
     real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
     demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
-    preflight.check(context, demo)
+    preflight.check(context, demo, to_release=True)
     with pytest.raises(InputError, match=r"release\.deployment: .* the population demo alone"):
-        preflight.check(context, real)
+        preflight.check(context, real, to_release=True)
     for release in ({"deployment": "release/release"}, {"enabled": False}):
-        preflight.check(context, real.model_copy(update={"release": real.release.model_copy(update=release)}))
+        changed = real.model_copy(update={"release": real.release.model_copy(update=release)})
+        preflight.check(context, changed, to_release=True)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +274,7 @@ def test_what_could_not_release_is_refused_before_it_trains(
     """Files that are not there, and a release that this ledger does not have."""
     asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
     with pytest.raises(InputError, match=said):
-        preflight.check(Context(home=str(tmp_path)), asked)
+        preflight.check(Context(home=str(tmp_path)), asked, to_release=True)
 
 
 def test_shards_are_refused_in_the_first_second(
