@@ -27,6 +27,7 @@ from flows.commands import (
     metrics,
     options,
     override,
+    plan,
     qa,
     release,
     retrain,
@@ -47,6 +48,7 @@ for _command in (
 ):
     app.command()(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(plan.app, name="plan")
 app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
 
