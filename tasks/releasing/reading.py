@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger
 from storage.ledger.records import RecordSet
 from storage.paths import Workspace
 from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, plan_page, publish
-from tasks.releasing.claims import ledger_url
+from tasks.releasing import approval, plan_page
+from tasks.releasing.delta import ledger_at_hand
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.records import record_set
 from tasks.running.stage import Context
@@ -34,14 +33,6 @@ def read(context: Context, planned: PlannedRelease, *, file: Path, url: str | No
     stands = approval.standing(context, ledger, planned)
     records = records_at_hand(context, planned)
     return plan_page.page_of(planned, ledger, stands, file=str(file), records=records)
-
-
-def ledger_at_hand(context: Context, settings: LedgerParameters) -> Ledger | None:
-    """The ledger of a workspace, None where there is none: looking makes no empty one."""
-    url = ledger_url(context, settings)
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
-        return None
-    return publish.open_ledger(context, settings)
 
 
 def records_at_hand(context: Context, planned: PlannedRelease) -> RecordSet | None:

@@ -92,7 +92,7 @@ def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
     epsilons = [float(row.epsilon) for row in rows if row.epsilon is not None]
     first = rows[0]
     found = [_audit(ledger, row) for row in rows]
-    worst = max((one for one in found if one is not None), key=_against, default=None)
+    worst = max((one for one in found if one is not None), key=against, default=None)
     return Figures(
         name=branch,
         title=branch,
@@ -109,7 +109,7 @@ def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
     )
 
 
-def _against(found: gate.Measured) -> tuple[bool, bool, float]:
+def against(found: gate.Measured) -> tuple[bool, bool, float]:
     """What counts most: a contradiction, then a result, then the larger bound."""
     return found.verdict == gate.CONTRADICTED, found.verdict != gate.INCONCLUSIVE, found.epsilon_lower_bound
 
