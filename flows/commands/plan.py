@@ -99,7 +99,9 @@ def _print(page: PlanPage) -> None:
             console.print(f"  {line}", soft_wrap=True)
         if answer.table:
             head, rows = answer.table
-            table = Table(*head)
+            table = Table()
+            for name in head:
+                table.add_column(name, overflow="fold")  # an id that is cut is none
             for row in rows:
                 table.add_row(*row)
             console.print(table)
