@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.commands.profiles import parameters
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
 from storage.artifacts import ArtifactRef
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.records import RecordSet
 from tasks.fitting.candidate import Candidate
-from tasks.releasing import approval, delta, gate, plan_page
+from tasks.releasing import approval, delta, formal_offer, gate, plan_page
 from tasks.releasing.plan import PlannedRelease
 
 LOCAL = Claim(
@@ -236,6 +239,28 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
         gate.check(ledger, formal)
     assert "osha-formal" not in str(refused.value)
+
+
+def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside_it(tmp_path: Path) -> None:
+    """As a shell takes it, and as `retrain` takes it; what the profile has already is left out."""
+    private = tmp_path / "home" / "private"
+    dataset = ArtifactRef(uri=f"file://{private}/stages/ingest/a", sha256="a" * 64, kind="ingest")
+    own = planned(idempotency_key="0123456789abcdef01")
+    plan = own.model_copy(update={"candidate": own.candidate.model_copy(update={"dataset": dataset})})
+    (private / "plans").mkdir(parents=True)
+    ingest = {"text_columns": ["Job title", "Task"], "label_column": "Nature", "date_column": "EventDate"}
+    data = {"source": "/data/my records.csv", "codelist": "/data/soc.csv", "classification": "SOC", "ingest": ingest}
+    settings = {"parameters": {"data": data | {"population": "injuries", "classification_version": "2.01"}}}
+    (private / "plans" / "0123456789abcdef.settings").write_text(json.dumps(settings))
+    words = shlex.split(formal_offer.command(plan, 2.5))
+    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-formal"]
+    assert words[4:8] == ["--data", "/data/my records.csv", "--codelist", "/data/soc.csv"]
+    assert words[-2:] == ["--target-epsilon", "2.5"]
+    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    made = parameters("osha-formal", [*said, "data.source=x.csv"])
+    assert (made.data.population, made.data.classification) == ("injuries", "SOC")
+    assert made.data.ingest.text_columns == ("Job title", "Task")
+    assert not any("label_column" in one or "classification_version" in one for one in said)
 
 
 @pytest.mark.parametrize(
