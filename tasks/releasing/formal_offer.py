@@ -95,3 +95,11 @@ def offer(ledger: Ledger, planned: PlannedRelease) -> str:
         f"Release a formal fit of the same records instead (ε {short(left)} of the formal budget remain): "
         f"`{command(planned, asked)}`"
     )
+
+
+def way_out(ledger: Ledger, planned: PlannedRelease) -> str:
+    """What to do about a contradiction: the formal branch, and only then a person who answers for it."""
+    signed = "`autocoder override` with a reason and an approver's key"
+    if planned.plan.claim.guarantee_kind == "formal":
+        return f"A formal claim that is refuted is a fault of the program: report it. It passes by {signed} alone"
+    return f"{offer(ledger, planned)}. Or somebody answers for what was measured: {signed}"

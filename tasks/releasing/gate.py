@@ -23,7 +23,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
-from tasks.releasing.formal_offer import offer
+from tasks.releasing.formal_offer import way_out
 from tasks.releasing.plan import PlannedRelease
 
 USUAL_CONFIDENCE = 0.95
@@ -239,16 +239,8 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
     raise BudgetRefused(
         f"the audit of row {found.ledger_sequence} contradicts the claim: {found.line}. Blocked (ledger row "
-        f"{row.sequence}); nothing was drawn or charged. {_way_out(ledger, planned)}"
+        f"{row.sequence}); nothing was drawn or charged. {way_out(ledger, planned)}"
     )
-
-
-def _way_out(ledger: Ledger, planned: PlannedRelease) -> str:
-    """What to do about a contradiction: the formal branch, and only then a person who answers for it."""
-    signed = "`autocoder override` with a reason and an approver's key"
-    if planned.plan.claim.guarantee_kind == "formal":
-        return f"A formal claim that is refuted is a fault of the program: report it. It passes by {signed} alone"
-    return f"{offer(ledger, planned)}. Or somebody answers for what was measured: {signed}"
 
 
 def _require_audit(ledger: Ledger, planned: PlannedRelease) -> None:
