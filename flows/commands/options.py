@@ -35,7 +35,9 @@ Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP hol
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Profile = Annotated[
     str,
-    typer.Option("--profile", help="demo, osha-formal, osha-head, paper, table, images, or the path of a YAML file."),
+    typer.Option(
+        "--profile", help="demo, demo-formal, osha-formal, osha-head, paper, table, images, or a YAML file's path."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

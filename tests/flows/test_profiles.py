@@ -63,7 +63,7 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
     """With what to do about it."""
     with pytest.raises(InputError, match="--data"):
         parameters("demo", [])
-    with pytest.raises(InputError, match="demo, images, osha-formal, osha-head, paper, table"):
+    with pytest.raises(InputError, match="demo, demo-formal, images, osha-formal, osha-head, paper, table"):
         parameters("dmeo", [], data=DATA)
 
 
