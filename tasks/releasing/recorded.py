@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from mechanisms.privacy.events import Claim, Event, decode
+from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, ReleasePlan, Row
 from tasks.fitting.candidate import Candidate
 from tasks.releasing import gate
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan import PlannedRelease, event_of
 from tasks.releasing.recommendation import AuditVerdict, Figures
 
 COMPARED, DIAGNOSED = "compare: ", "diagnostics of a retrain"
@@ -126,4 +126,4 @@ def _audit(ledger: Ledger, row: Row) -> gate.Measured | None:
         accountant=row.accountant or "",
     )
     fitted, records = row.artifact_digests.get("fit", ""), row.data_fingerprint or ""
-    return audit_of(ledger, fitted=fitted, fingerprint=records, event=decode(row.event), claim=claim)
+    return audit_of(ledger, fitted=fitted, fingerprint=records, event=event_of(row.event), claim=claim)

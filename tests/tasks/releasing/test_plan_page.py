@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.commands.profiles import parameters
+from mechanisms.formal_head import FormalHeadEvent
 from mechanisms.model.classifier import ModelConfig
-from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
+from mechanisms.privacy.events import Claim, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, SwagPpmEvent
 from storage.artifacts import ArtifactRef
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.records import RecordSet
@@ -261,6 +264,17 @@ def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside
     assert (made.data.population, made.data.classification) == ("injuries", "SOC")
     assert made.data.ingest.text_columns == ("Job title", "Task")
     assert not any("label_column" in one or "classification_version" in one for one in said)
+
+
+def test_a_plan_is_read_by_a_process_that_ran_no_mechanism(tmp_path: Path) -> None:
+    """As `approve` and `plan show` read it: an event of a mechanism's own is known all the same."""
+    counts = GaussianReleaseEvent(what="counts", noise_multiplier=3.0, l2_sensitivity=1.0)
+    file = tmp_path / "plan.json"
+    file.write_text(planned(FORMAL, event=FormalHeadEvent(events=(counts, DESCENT))).model_dump_json())
+    read = "import sys; from pathlib import Path; from tasks.releasing.plan import PlannedRelease as P; "
+    read += "print(P.load(Path(sys.argv[1])).plan.event.mechanism)"
+    done = subprocess.run([sys.executable, "-c", read, str(file)], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "formal-head\n", done.stderr
 
 
 @pytest.mark.parametrize(
