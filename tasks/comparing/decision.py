@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from storage.durable import write_atomically
-from storage.ledger.report import BUDGET_COLUMNS, budget_cells
 from tasks.comparing import figures, protocols
 from tasks.comparing.judged import Judged, recommended
 from tasks.comparing.run import Compared
 from tasks.pages.render import Table, render
 from tasks.releasing import publish
+from tasks.releasing.budget_table import budget_table
 from tasks.releasing.recommendation import Recommendation, Verdict
 
 NOTICE = (
@@ -130,7 +130,7 @@ def _losses(one: Decided, number: int) -> Answer:
     else:
         best: dict[float, Judged] = {}
         for row in sorted(formal, key=lambda row: row.figures.weighted_f1):
-            best[row.figures.epsilon or 0.0] = row
+            best[round(row.figures.epsilon or 0.0, 2)] = row  # noise is solved to a little below its target
         told = [
             f"ε {epsilon:.3g}: {_loss(best[epsilon], one.recommendation)} ({best[epsilon].figures.title})"
             for epsilon in sorted(best)
@@ -177,13 +177,12 @@ def _budget(one: Decided) -> Answer:
     text = f"Under policy {ledger.policy().name}" + (
         f" there is no room left for {_named(over)}." if over else " every claim here fits by itself."
     )
-    cells = [list(map(_brief, row)) for row in budget_cells(lines)]
     return Answer(
         "budget",
         "What does the budget allow?",
         "look" if over else "fine",
         text,
-        table=(list(BUDGET_COLUMNS), cells),
+        table=budget_table(lines),
     )
 
 
@@ -207,20 +206,19 @@ def _missing(one: Decided) -> Answer:
 def _row(row: Judged, said: Recommendation, number: int) -> Row:
     one = row.figures
     chosen = one == said.chosen
-    verdict = "recommended" if chosen else row.why_not or "could be; another is better"
+    verdict = "recommended" if chosen else row.why_not or "it could be"
     cells = (
         one.title,
-        one.kind,
+        verdict,
+        one.kind if one.kind == "none" else f"{one.kind}, {one.relation}",
         "–" if one.epsilon is None else f"{one.epsilon:.3g}",
         "–" if one.delta is None else f"{one.delta:g}",
-        "–" if one.kind == "none" else one.relation,
         f"{one.weighted_f1:.3f}" + (f" ± {one.spread:.3f}" if one.seeds > 1 else ""),
         "–" if one == said.reference else _loss(row, said),
         "–" if one.macro_f1 is None else f"{one.macro_f1:.3f}",
         "–" if one.lower_bound is None else f"{one.lower_bound:.3g}",
         "–" if row.auc is None else f"{row.auc:.3f}",
         "–" if one.kind == "none" else one.audit or "not audited",
-        verdict,
     )
     return Row(cells, chosen, bool(row.why_not), None if row.plan is None else _anchor(row, number))
 
@@ -245,9 +243,3 @@ def _named(rows: Sequence[Judged]) -> str:
 
 def _anchor(row: Judged, number: int) -> str:
     return f"plan-{number}-{row.name}-{row.figures.epsilon or 0:.4f}".replace(".", "-")
-
-
-def _brief(cell: str) -> str:
-    """A figure of the ledger without its twelve decimals."""
-    whole, point, decimals = cell.partition(".")
-    return f"{whole}.{decimals[:6]}" if point and whole.isdigit() and len(decimals) > 6 else cell

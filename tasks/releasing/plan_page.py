@@ -9,17 +9,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import Decimal
 from typing import Any
 
 from storage.ledger import BudgetRefused, Charge, Ledger
-from storage.ledger.amounts import short
 from storage.ledger.records import RecordSet
 from storage.ledger.siblings import others_names, siblings
 from tasks.bundle.sentences import said_of
 from tasks.pages.render import Table, render
 from tasks.releasing import formal_offer, gate, recorded
 from tasks.releasing.approval import Standing
+from tasks.releasing.budget_table import down, up
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.recommendation import Recommendation, Verdict, loss_of, recommend
 
@@ -28,7 +28,6 @@ NOTICE = (
     "model codes. It is for whoever decides on the release; do not publish it or pass it on."
 )
 MARKS: dict[Verdict, str] = {"fine": "✓ fine", "look": "● look at this", "warning": "▲ warning"}
-_DIGITS = Decimal("0.0001")
 
 
 @dataclass(frozen=True)
@@ -188,9 +187,9 @@ def _cost(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) ->
         charges = ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return Answer("cost", "warning", told | {"refusal": str(refused), "fits": 0})
-    told |= {"accounts": len(charges), "least": short(min(map(_left, charges)))}
+    told |= {"accounts": len(charges), "least": down(min(map(_left, charges)))}
     told["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
-    told["after"] = [_up(value) for value in told["after"]]
+    told["after"] = [up(value) for value in told["after"]]
     return Answer("cost", "fine", told, table=_charges(charges))
 
 
@@ -201,22 +200,16 @@ def _charges(charges: Sequence[Charge]) -> Table:
     rows = []
     for one in charges:
         name = one.account + (" (shares records)" if one.population else "")
-        row = [name, *map(_up, (one.epsilon_before, one.epsilon, one.epsilon_after, one.epsilon_cap))]
-        row.append(short(_left(one)))
+        row = [name, *map(up, (one.epsilon_before, one.epsilon, one.epsilon_after, one.epsilon_cap))]
+        row.append(down(_left(one)))
         if with_delta:
             row += [f"{float(one.delta_after):.3g}", "–" if one.delta_cap is None else f"{float(one.delta_cap):.3g}"]
         rows.append(row)
     return head, rows
 
 
-def _up(value: Decimal) -> str:
-    """An amount that was spent: four decimals, rounded up."""
-    return short(value.quantize(_DIGITS, rounding=ROUND_CEILING))
-
-
 def _left(charge: Charge) -> Decimal:
-    """What remains: four decimals, rounded down."""
-    return (charge.epsilon_cap - charge.epsilon_after).quantize(_DIGITS, rounding=ROUND_FLOOR)
+    return charge.epsilon_cap - charge.epsilon_after
 
 
 def _accuracy(own: Mapping[str, float], recommended: Recommendation) -> Answer:
@@ -261,7 +254,7 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
     rows = [
         [
             *(one.release_id, one.population, ", ".join(one.cohorts), one.mechanism, one.guarantee_kind),
-            *("–" if one.epsilon is None else _up(Decimal(one.epsilon)), one.state, one.shares),
+            *("–" if one.epsilon is None else up(Decimal(one.epsilon)), one.state, one.shares),
         ]
         for one in found
     ]
