@@ -28,6 +28,7 @@ from flows.commands import (
     metrics,
     options,
     override,
+    plan,
     qa,
     release,
     retrain,
@@ -48,6 +49,7 @@ for _command in (
 ):
     app.command()(options.grouped(_command))
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(plan.app, name="plan")
 app.add_typer(qa.app, name="qa")
 app.add_typer(keys.app, name="keys")
 

@@ -18,9 +18,11 @@ from pydantic import BaseModel
 from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, section, titled
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
+from tasks.comparing import protocols, summary
 from tasks.comparing import report as comparison_report
 from tasks.comparing import run as comparison
-from tasks.comparing import summary
+from tasks.comparing.decision import Decided
+from tasks.comparing.judged import judge
 from tasks.comparing.summary import BranchSummary
 from tasks.parameters import FanOut
 from tasks.running import progress
@@ -32,10 +34,24 @@ from tasks.running.worker_metrics import MetricsListener
 CompareSection: Any = section(CompareParameters)
 
 
+class Taken(BaseModel, frozen=True):
+    """A comparison on the records that one protocol takes."""
+
+    recommendation: str
+    target_epsilon: float | None
+    branches: tuple[BranchSummary, ...]
+    further: dict[str, tuple[BranchSummary, ...]]
+    """What aims at an epsilon, at each further target."""
+
+
 class CompareResult(BaseModel, frozen=True):
     """What a comparison returns: aggregates and where the report lies."""
 
     report: str
+    decision: str
+    """The officer's page, beside the report."""
+    recommendation: str
+    """In one sentence; of the first protocol."""
     target_epsilon: float | None
     delta: float
     seeds: tuple[int, ...]
@@ -43,6 +59,8 @@ class CompareResult(BaseModel, frozen=True):
     plans: dict[str, str]
     """Release plan of each branch that has a claim, at the first seed: what `autocoder release` takes. None
     of what aims at an epsilon that was taken from the records."""
+    protocols: dict[str, Taken]
+    """All of it under each protocol, by name; `own` where the records are taken as the profile says."""
 
 
 @flow(
@@ -80,27 +98,58 @@ def compare(
         wanted, rivals = parameters.parameters(), CompareParameters.model_validate(settings.model_dump())
         refuse_borrowed_names(wanted)
         chosen = choose(branches, model=wanted.model, known=rivals.known)
-        estimate = comparison.refuse_early(context, wanted, rivals, chosen)
-    timed = TimingsListener(context.workspace.private, estimate.stages)
-    with private_errors("compare"), progress.listening(metrics, timed):
+        every = _under_each(wanted, rivals)
+        estimates = [comparison.refuse_early(context, taken, rivals, chosen) for taken in every]
+    with private_errors("compare"), progress.listening(metrics):
         run_id = str(flow_run.get_id() or "") or None
-        compared = comparison.run(
-            context,
-            wanted,
-            rivals,
-            chosen,
-            do=partial(submit, context),
-            side_by_side=partial(submit_all, context, slots=rivals.slots) if rivals.slots > 1 else None,
-        )
-        summary.record(compared.study, compared.outcomes, prefect_run_id=run_id)
-        plans = comparison.plans(compared, prefect_run_id=run_id)
-        summaries = summary.summarise(compared.outcomes)
-        report = comparison_report.write(compared, summaries)
+        decided: list[Decided] = []
+        plans: dict[str, str] = {}
+        for taken, estimate in zip(every, estimates, strict=True):
+            with progress.listening(TimingsListener(context.workspace.private, estimate.stages)):
+                compared = comparison.run(
+                    context,
+                    taken,
+                    rivals,
+                    chosen,
+                    do=partial(submit, context),
+                    side_by_side=partial(submit_all, context, slots=rivals.slots) if rivals.slots > 1 else None,
+                )
+            summary.record(compared.study, compared.outcomes, prefect_run_id=run_id)
+            for epsilon, outcomes in compared.further.items():
+                summary.record(comparison.aimed(compared.study, epsilon), outcomes, prefect_run_id=run_id)
+            own = comparison.plans(compared, prefect_run_id=run_id)
+            decided.append(Decided.of(compared, judge(compared, own)))
+            plans |= own if not plans else {f"{name}, {_named(taken)}": file for name, file in own.items()}
+        report = comparison_report.write(decided)
+        study, first = decided[0].compared.study, decided[0].compared
         return CompareResult(
             report=str(report),
-            target_epsilon=compared.study.target,
-            delta=rivals.delta,
-            seeds=compared.seeds,
-            branches=tuple(summaries),
-            plans=dict(plans),
+            decision=str(report.with_name("decision.html")),
+            recommendation=decided[0].recommendation.sentence,
+            target_epsilon=study.target,
+            delta=study.usual_delta,
+            seeds=first.seeds,
+            branches=tuple(summary.summarise(first.outcomes)),
+            plans=plans,
+            protocols={
+                _named(one.compared.study.parameters): Taken(
+                    recommendation=one.recommendation.sentence,
+                    target_epsilon=one.compared.study.target,
+                    branches=tuple(summary.summarise(one.compared.outcomes)),
+                    further={
+                        f"{epsilon:g}": tuple(summary.summarise(outcomes))
+                        for epsilon, outcomes in one.compared.further.items()
+                    },
+                )
+                for one in decided
+            },
         )
+
+
+def _under_each(parameters: RetrainParameters, settings: CompareParameters) -> list[RetrainParameters]:
+    """The run's parameters under every protocol that is asked for; as they are where none is."""
+    return [protocols.under(parameters, name) for name in dict.fromkeys(settings.protocols)] or [parameters]
+
+
+def _named(parameters: RetrainParameters) -> str:
+    return protocols.of(parameters.data.ingest) or "own"

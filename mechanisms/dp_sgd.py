@@ -38,6 +38,7 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.seeding import seeded
 from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, gaussian_cost, schedules
+from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
@@ -47,6 +48,15 @@ if TYPE_CHECKING:
     from mechanisms.audit.gradient_canaries import GradientCanaries
 
 DpEvent = DpSgdEvent | ComposedEvent
+
+
+class ClassWeightedEvent(ComposedEvent, frozen=True):
+    """Class counts released with noise, then DP-SGD with weights made of them."""
+
+    mechanism: Literal["dp-sgd-class-weights"] = "dp-sgd-class-weights"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+claims(ClassWeightedEvent, formal=True)(gaussian)
 PAPER_EPOCHS, PAPER_BATCH = 30, 512
 
 
@@ -124,7 +134,7 @@ class DpSgd(Aimed, frozen=True):
                     final_l2_clip_norm=self.l2_clip_norm,
                 ),
             )
-            return sgd if self.class_weights is None else ComposedEvent(events=(self.class_weights.event(), sgd))
+            return sgd if self.class_weights is None else ClassWeightedEvent(events=(self.class_weights.event(), sgd))
 
         settled = self.at(task).model_copy(update={"batch_size": batch, "sampling_prob": None, "epochs": epochs})
         return Plan(mechanism=settled, event=solved(event, settled, task), records=task.records)
@@ -462,9 +472,8 @@ class _State:
 def _taken(event: Event | None, steps: int) -> DpEvent:
     """The event of the first `steps` DP-SGD steps: what an accountant may count."""
     if isinstance(event, ComposedEvent):
-        return ComposedEvent(
-            events=tuple(_cut(part, steps) if isinstance(part, DpSgdEvent) else part for part in event.events)
-        )
+        parts = tuple(_cut(part, steps) if isinstance(part, DpSgdEvent) else part for part in event.events)
+        return event.model_copy(update={"events": parts})
     return _cut(descent_of(event), steps)
 
 

@@ -34,8 +34,18 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
+
+
+class FormalHeadEvent(ComposedEvent, frozen=True):
+    """Class sums and counts released, then full-batch steps."""
+
+    mechanism: Literal["formal-head"] = "formal-head"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+claims(FormalHeadEvent, formal=True)(gaussian)
 
 
 @registered
@@ -177,7 +187,7 @@ def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHead, std: float
     return weight / config.feature_clip_norm, bias
 
 
-def _event(config: FormalHead, noise_multiplier: float) -> ComposedEvent:
+def _event(config: FormalHead, noise_multiplier: float) -> FormalHeadEvent:
     release = GaussianReleaseEvent(
         what="class sums of features and class counts",
         noise_multiplier=noise_multiplier / math.sqrt(config.release_share),
@@ -188,7 +198,7 @@ def _event(config: FormalHead, noise_multiplier: float) -> ComposedEvent:
         noise_multiplier=noise_multiplier * math.sqrt(config.steps / (1 - config.release_share)),
         l2_clip_norm=config.l2_clip_norm,
     )
-    return ComposedEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
+    return FormalHeadEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
 
 
 def _release_of(event: Event | None, config: FormalHead) -> GaussianReleaseEvent:

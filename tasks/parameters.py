@@ -236,8 +236,12 @@ class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal rel
         title="Target epsilon",
         description="Of one privacy unit. Whoever is responsible for the records gives it.",
     )
-    delta: float = Field(
-        default=1e-5, gt=0, lt=1, title="Delta", description="Well below one over the number of records."
+    delta: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        title="Delta",
+        description="Well below one over the number of records; empty: 1e-5, or the policy's cap where that is less.",
     )
 
 

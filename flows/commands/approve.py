@@ -132,6 +132,7 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> 
     workspace = options.plans_home(plan, to.home)
     before_prefect(workspace, make_home=False)
     planned = PlannedRelease.load(plan)
+    _quote(planned, plan, workspace, to.ledger_url)
     decision = sign(
         load_private_key(key),
         subject="release",
@@ -140,18 +141,37 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> 
         terms=release_terms(planned.plan),
         reason=reason,
     )
-    claim = planned.plan.claim
-    say(
-        f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, epsilon {claim.epsilon}, "
-        f"digest {planned.digest[:12]}…",
-        err=True,
-    )
+    say(f"signed: digest {planned.digest[:12]}…", err=True)
     if to.only_print:
         say(decision.token)
     elif to.post:
         say(f"{answer}: handed to run {_post(plan, decision)}")
     else:
         say(_keep(planned, decision, workspace, to.ledger_url))
+
+
+def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
+    """What is signed, on stderr before the signature: claim, measured leakage, budget, who else has these records."""
+    from storage.errors import InputError
+    from tasks.releasing import reading
+    from tasks.running.stage import Context
+
+    claim = planned.plan.claim
+    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
+    say(f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε {epsilon}", err=True)
+    try:
+        page = reading.read(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+    except InputError as error:
+        say(f"  budget and audit are not quoted: {error}", err=True)
+        return
+    for answer in page.answers:
+        if answer.key in _QUOTED:
+            say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
+    say(f"  {page.summary}; all of it: autocoder plan show {plan}", err=True)
+
+
+_QUOTED = ("leakage", "cost", "siblings")
+"""Answers that a signature is given in the light of."""
 
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:

@@ -60,7 +60,8 @@ ClassificationVersion = Annotated[
 Profile = Annotated[
     str,
     typer.Option(
-        "--profile", help="demo, osha-formal, osha-head, paper, table, images, digits, or the path of a YAML file."
+        "--profile",
+        help="demo, demo-formal, osha-formal, osha-head, paper, table, images, digits, or a YAML file's path.",
     ),
 ]
 Settings = Annotated[

@@ -81,7 +81,24 @@ class CompareParameters(BaseModel):
         description="Of the formal and the bounded branches. `match`: the largest that SWAG-PPM claims over the seeds, "
         "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
     )
-    delta: float = Field(default=1e-4, gt=0, lt=1, title="Delta", description="Of the formal branches.")
+    delta: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        title="Delta",
+        description="Of the formal branches; empty: 1e-5, or the policy's cap where that is less.",
+    )
+    epsilons: tuple[Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)], ...] = Field(
+        default=(),
+        title="Further target epsilons",
+        description="The formal and the bounded branches are fitted at each of these too: what which epsilon costs.",
+    )
+    protocols: tuple[Literal["paper", "all-records"], ...] = Field(
+        default=(),
+        title="Protocols",
+        description="Which records are taken: as in the paper, or all of them; both give two tables. Empty: as the "
+        "profile says.",
+    )
     seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")
     epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
     batch_size: int = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from mechanisms.mechanism import Mechanism, Task
@@ -13,6 +13,7 @@ from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.parameters import RetrainParameters
+from tasks.releasing import delta
 from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, Step
 
@@ -54,7 +55,12 @@ class Study:
 
     def delta(self, branch: Branch) -> float:
         """Of a branch's formal claim."""
-        return branch.delta or self.settings.delta
+        return branch.delta or self.usual_delta
+
+    @cached_property
+    def usual_delta(self) -> float:
+        """Of formal claims that have none of their own: the run's, or what the policy allows."""
+        return self.settings.delta or delta.usual_delta(self.context, self.parameters)
 
     def mechanism(self, branch: Branch) -> Mechanism:
         """With what it leaves open taken from the run."""

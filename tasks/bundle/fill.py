@@ -23,6 +23,7 @@ from storage.egress.allowed import encoder_place
 from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter, load_key
 from storage.ledger import Row
+from storage.ledger.siblings import Sibling
 from storage.tables.formulas import quoted
 from tasks.bundle import golden, licence
 from tasks.bundle import thresholds as calibration
@@ -37,7 +38,13 @@ from tasks.running.stage import Context
 
 
 def fill(
-    folder: Path, context: Context, row: Row, candidate: Candidate, theta: Tensor, settings: BundleParameters
+    folder: Path,
+    context: Context,
+    row: Row,
+    candidate: Candidate,
+    theta: Tensor,
+    settings: BundleParameters,
+    siblings: Sequence[Sibling] = (),
 ) -> None:
     """Write the content of a drawn release's bundle into an empty folder, and pass it through the gate.
 
@@ -56,7 +63,7 @@ def fill(
         precision=settings.precision,
     )
     _write_codes(folder / bundle.CODELIST, codes, classification, version)
-    claimed = statement(row)
+    claimed = statement(row, siblings)
     bundle.write_json(folder / bundle.STATEMENT, claimed)
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     released = export.load(folder)
@@ -99,7 +106,13 @@ def _encoder_name(model: ModelConfig) -> str:
     return "all-MiniLM-L6-v2" if model.encoder == encoders.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
 
 
-def rehearse(context: Context, row: Row, candidate: Candidate, settings: BundleParameters) -> None:
+def rehearse(
+    context: Context,
+    row: Row,
+    candidate: Candidate,
+    settings: BundleParameters,
+    siblings: Sequence[Sibling] = (),
+) -> None:
     """Refuse before the budget is charged whatever the gate would refuse afterwards.
 
     The whole bundle is written as it would be released, but with the parameters that training began with: every word
@@ -115,7 +128,7 @@ def rehearse(context: Context, row: Row, candidate: Candidate, settings: BundleP
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        fill(folder, context, row, candidate, candidate.untrained(context).flat.clone(), settings)
+        fill(folder, context, row, candidate, candidate.untrained(context).flat.clone(), settings, siblings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -234,7 +234,7 @@ SECTIONS = (
     Section(
         title="Formal: noise in training",
         kind="formal",
-        mechanisms=("dp-sgd", "gaussian-release", "composed", "prior-descent"),
+        mechanisms=("dp-sgd", "dp-sgd-class-weights", "formal-head", "gaussian-release", "composed", "prior-descent"),
         lead="DP-SGD and its schedules, the formal head, the descent from the public prior, the private posterior; "
         "beside what every formal claim says.",
         sentences=(

@@ -9,6 +9,7 @@ import numpy as np
 
 from tasks.comparing.summary import BranchSummary
 from tasks.pages.svg import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
+from tasks.releasing.recommendation import Figures
 
 _KINDS = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (BLUE, "^")}
 _GAP = 0.045
@@ -59,6 +60,33 @@ def frontier(summaries: Sequence[BranchSummary]) -> str:
     return svg(figure)
 
 
+def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
+    """Weighted F1 of every claim against its epsilon; a line a branch, and one across for the fit without privacy."""
+    figure, axes = figure_of("Weighted F1 against the ε that it costs", height=4.0)
+    if reference is not None:
+        score = reference.weighted_f1
+        axes.axhline(score, color=BLACK, linestyle="--", label=f"{reference.title}: no guarantee")
+    lines: dict[str, list[Figures]] = {}
+    for one in branches:
+        if one.epsilon is not None:
+            lines.setdefault(one.title, []).append(one)
+    for number, (title, points) in enumerate(lines.items()):
+        points.sort(key=lambda one: one.epsilon or 0.0)
+        colour, marker = _KINDS[points[0].kind]
+        style = (":", "-", "-.", "--")[number % 4]
+        refuted = any(one.audit == "contradicted" for one in points)
+        label = f"{title} ({points[0].kind}{', refuted' if refuted else ''})"
+        at, scores = [one.epsilon for one in points], [one.weighted_f1 for one in points]
+        spread = [one.spread for one in points]
+        how = {"color": colour, "marker": "x" if refuted else marker, "linestyle": style, "capsize": 3}
+        axes.errorbar(at, scores, yerr=spread, label=label, **how)
+    axes.set_xlabel("ε (formal and asymptotic-local are not comparable)")
+    axes.set_ylabel("weighted F1, held-out records")
+    axes.set_ylim(0, 1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False, ncols=2)
+    return svg(figure)
+
+
 def _apart(heights: Sequence[float]) -> list[float]:
     """Heights of labels, given those of their points from the highest down: never nearer to each other than _GAP."""
     placed: list[float] = []
@@ -70,7 +98,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 def class_distribution(sizes: Sequence[int]) -> str:
     """Figure 2 of the paper: test records a code, largest first."""
-    figure, axes = figure_of("Class distribution (paper's figure 2)")
+    figure, axes = figure_of("Class distribution")
     axes.bar(range(1, len(sizes) + 1), sorted(sizes, reverse=True), width=1.0, color=BLUE)
     axes.set_yscale("log")
     axes.set_xlabel("codes with test records, largest first")
@@ -80,7 +108,7 @@ def class_distribution(sizes: Sequence[int]) -> str:
 
 def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Figure 3 of the paper: F1 of each code by its size, branches side by side."""
-    figure, axes = figure_of("F1 by class size (paper's figure 3)")
+    figure, axes = figure_of("F1 by class size")
     styles = zip((ORANGE, BLUE, GREEN, BLACK, "#CC79A7", "#56B4E9"), ("o", "^", "D", "s", "v", "P"), strict=True)
     for (name, rows), (colour, marker) in zip(codes.items(), styles, strict=False):
         axes.scatter(
@@ -101,7 +129,7 @@ def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def weight_density(top: np.ndarray, bottom: np.ndarray) -> str:
     """Figure 4 of the paper: risk weights of records in the largest and the smallest quarter of codes."""
-    figure, axes = figure_of("Risk weights by quartile of class size (paper's figure 4)")
+    figure, axes = figure_of("Risk weights by quartile of class size")
     bins = np.linspace(0, 1, 41)
     axes.hist(top, bins=bins, density=True, color=BLUE, alpha=0.55, label="top quartile")
     axes.hist(bottom, bins=bins, density=True, histtype="step", linewidth=2, color=ORANGE, label="bottom quartile")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -60,6 +61,8 @@ class Publication(_Strict):
     population: str | None = None
     classification: str = ""
     classification_version: str = ""
+    sampling: dict[str, Any] = {}
+    """What `data.ingest` has to be for its figures to stand beside those of a run; empty: anything."""
     branches: dict[str, Reported] = {}
     over_delta: tuple[str, ...] = ()
     by_code: str | None = None
@@ -75,7 +78,9 @@ class Publication(_Strict):
     def concerns(self, data: DataParameters) -> bool:
         """Whether it may stand beside results on these records."""
         own = (self.population, self.classification, self.classification_version)
-        return self.population is None or own == (data.population, data.classification, data.classification_version)
+        named = own == (data.population, data.classification, data.classification_version)
+        sampled = all(getattr(data.ingest, name) == value for name, value in self.sampling.items())
+        return self.population is None or (named and sampled)
 
     @property
     def columns(self) -> list[str]:

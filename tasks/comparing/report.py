@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -11,13 +12,14 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from mechanisms.model import checkpoint
 from storage.artifacts import ArtifactRef, digest
 from storage.durable import write_atomically
-from tasks.comparing import figures, published, tables
+from tasks.comparing import decision, figures, protocols, published, tables
+from tasks.comparing.decision import Decided
 from tasks.comparing.run import Compared
-from tasks.comparing.summary import BranchSummary
+from tasks.comparing.summary import BranchSummary, summarise
 from tasks.fitting.prepared import load_inputs
 from tasks.fitting.risks import running_maximum
 from tasks.fitting.scores import codes_of
-from tasks.pages.render import Table, render
+from tasks.pages.render import render
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -29,81 +31,128 @@ KINDS = (
     "Kinds are not comparable: a formal (ε, δ) holds for every data set; an asymptotic-local ε was estimated on these "
     "records, its δ is not quantified, and a low one is no evidence that records cannot be told apart."
 )
+PRIVACY, QUARTILES = "Table 1: privacy and utility", "Table 2: by quartile of class sizes"
+DELTAS, ACCOUNTANTS = "Table 4: over δ", "Accountants: ε of the noise that ran"
 ARTIFACTS = {
-    "comparison": "Table 1: privacy and utility",
-    "comparison-quartiles": "Table 2: by quartile of class sizes",
-    "comparison-deltas": "Table 4: over δ",
-    "comparison-accountants": "Accountants: ε of the noise that ran",
+    "comparison": PRIVACY,
+    "comparison-quartiles": QUARTILES,
+    "comparison-deltas": DELTAS,
+    "comparison-accountants": ACCOUNTANTS,
 }
 """Tables that Prefect's page shows too, by the artifact's key."""
 
 
-def write(compared: Compared, summaries: Sequence[BranchSummary]) -> Path:
-    """Write the report and lay its aggregates out as Prefect artifacts; returns the file."""
-    study, outcomes = compared.study, compared.outcomes
-    context, parameters, settings = study.context, study.parameters, study.settings
-    beside = published.beside(parameters.data)
-    first = {outcome.branch.name: outcome for outcome in outcomes if outcome.seed == compared.seeds[0]}
-    measured = {name: outcome.sensitivity for name, outcome in first.items()}
-    weights = next((outcome.sensitivity for outcome in first.values() if outcome.event.risk_weights), None)
-    shown = tables.representatives(summaries, beside)
-    by_code = {name: codes_of(context, first[name].measured) for name in shown}
-    content = {
-        "Table 1: privacy and utility": tables.claims_table(summaries, beside),
-        "Utility in full": tables.utility_table(summaries),
-        "Table 2: by quartile of class sizes": tables.quartile_table(summaries, beside),
-        "Table 3: F1 by code, first seed": tables.code_table(by_code, beside),
-        "Table 4: over δ": tables.delta_table(summaries, beside, delta=settings.delta),
-        "Accountants: ε of the noise that ran": tables.accounting_table(summaries),
-    }
-    swept = {one.branch for one in tables.over_delta(summaries, settings.delta)}
-    pictures = {
-        "frontier": figures.frontier([one for one in summaries if one.branch not in swept]),
-        "class-distribution": figures.class_distribution([row["size"] for row in next(iter(by_code.values()))]),
-        "f1-by-size": figures.f1_by_size(by_code),
-    }
-    if weights is not None:
-        pictures["weights"] = figures.weight_density(*weights_by_quartile(context, study.prepared, weights))
-    maxima = {name: running_maximum(context.store.open(ref)) for name, ref in measured.items() if ref is not None}
-    if maxima:
-        pictures["delta-running-maximum"] = figures.running_maxima(maxima)
-    losses = {name: one.losses for name, one in first.items() if one.losses and name not in swept}
-    if losses:
-        pictures["training"] = figures.curves(losses)
+def write(decided: Sequence[Decided]) -> Path:
+    """Write the report and the officer's page, and lay aggregates out as Prefect artifacts; returns the report.
+
+    Args:
+        decided: the same branches under one protocol or several, each with what is recommended of it.
+    """
+    study = decided[0].compared.study
+    sections = [_section(one, number) for number, one in enumerate(decided)]
     text = render(
         "comparison.html",
         notice=NOTICE,
         kinds=KINDS,
-        parameters=parameters,
-        settings=settings,
-        facts=study.facts,
-        target=study.target,
+        parameters=study.parameters,
+        settings=study.settings,
         source=provenance(),
-        encoder=Path(parameters.model.encoder).name,
-        tables=content,
-        pictures=pictures,
-        unprotected=tables.unprotected(summaries),
+        encoder=Path(study.parameters.model.encoder).name,
+        sections=sections,
+        plans=[plan for number, one in enumerate(decided) for plan in decision.plans_of(one, number)],
+        unprotected=sorted({line for one in decided for line in tables.unprotected(_summaries(one.compared))}),
     )
-    key = digest({"files": [o.measured.sha256 for o in outcomes], "settings": settings.model_dump(mode="json")})[:16]
-    folder = context.workspace.private / "comparisons" / key
+    outcomes = [outcome for one in decided for outcome in one.compared.outcomes]
+    settings = study.settings.model_dump(mode="json", exclude={"protocols", "epsilons"})
+    key = digest({"files": [outcome.measured.sha256 for outcome in outcomes], "settings": settings})[:16]
+    folder = study.context.workspace.private / "comparisons" / key
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "report.html", text.encode())
-    for name, svg in pictures.items():
-        write_atomically(folder / f"{name}.svg", svg.encode())
-    _artifacts(content, folder / "report.html")
+    for section in sections:
+        for name, svg in section["pictures"].items():
+            write_atomically(folder / f"{section['prefix']}{name}.svg", svg.encode())
+    decision.write(folder, decided, kinds=KINDS)
+    _artifacts(sections, decided, folder)
     return folder / "report.html"
 
 
-def _artifacts(content: Mapping[str, Table], file: Path) -> None:
-    for key, title in ARTIFACTS.items():
-        head, rows = content[title]
-        create_table_artifact(
-            key=key, table=[dict(zip(head, row, strict=True)) for row in rows], description=f"{title}. Internal."
-        )
+def _summaries(compared: Compared) -> list[BranchSummary]:
+    return summarise(compared.outcomes)
+
+
+def _section(one: Decided, number: int) -> Mapping[str, Any]:
+    """Tables and figures of one protocol; the first has no prefix, so that its files are called as they always were."""
+    compared, study = one.compared, one.compared.study
+    summaries, outcomes, delta = _summaries(compared), compared.outcomes, compared.study.usual_delta
+    beside = published.beside(study.parameters.data)
+    first = {outcome.branch.name: outcome for outcome in outcomes if outcome.seed == compared.seeds[0]}
+    weights = next((outcome.sensitivity for outcome in first.values() if outcome.event.risk_weights), None)
+    shown = tables.representatives(summaries, beside)
+    titles = {name: first[name].branch.title for name in shown}
+    by_code = {titles[name]: codes_of(study.context, first[name].measured) for name in shown}
+    swept = {s.branch for s in tables.over_delta(summaries, delta)}
+    pictures = {
+        "frontier": figures.frontier([s for s in summaries if s.branch not in swept]),
+        "class-distribution": figures.class_distribution([row["size"] for row in next(iter(by_code.values()))]),
+        "f1-by-size": figures.f1_by_size(by_code),
+    }
+    if weights is not None:
+        found = weights_by_quartile(study.context, study.prepared, weights)
+        pictures["weights"] = figures.weight_density(*found)
+    maxima = {
+        o.branch.title: running_maximum(study.context.store.open(o.sensitivity))
+        for o in first.values()
+        if o.sensitivity is not None
+    }
+    if maxima:
+        pictures["delta-running-maximum"] = figures.running_maxima(maxima)
+    losses = {o.branch.title: o.losses for name, o in first.items() if o.losses and name not in swept}
+    if losses:
+        pictures["training"] = figures.curves(losses)
+    return {
+        "title": protocols.title(study.parameters),
+        "prefix": f"protocol-{number + 1}-" if number else "",
+        "facts": study.facts,
+        "target": study.target,
+        "delta": delta,
+        "recommendation": one.recommendation,
+        "rows": decision.branch_rows(one, number),
+        "tables": {
+            PRIVACY: tables.claims_table(summaries, beside),
+            "Utility in full": tables.utility_table(summaries),
+            QUARTILES: tables.quartile_table(summaries, beside),
+            "F1 by code, first seed": tables.code_table(by_code, beside),
+            DELTAS: tables.delta_table(summaries, beside, delta=delta),
+            ACCOUNTANTS: tables.accounting_table(summaries),
+        },
+        "pictures": pictures,
+    }
+
+
+def _artifacts(sections: Sequence[Mapping[str, Any]], decided: Sequence[Decided], folder: Path) -> None:
+    for section in sections:
+        for key, title in ARTIFACTS.items():
+            head, rows = section["tables"][title]
+            create_table_artifact(
+                key=f"{section['prefix']}{key}",
+                table=[dict(zip(head, row, strict=True)) for row in rows],
+                description=f"{title}. {section['title']}. Internal.",
+            )
+    said = [
+        f"**{section['title']}.** {one.recommendation.sentence}" for section, one in zip(sections, decided, strict=True)
+    ]
     create_markdown_artifact(
         key="comparison-report",
-        markdown=f"{NOTICE}\n\nThe report, with F1 by code and figures: `{file}`\n\n{KINDS}",
-        description="Where the comparison's report lies.",
+        markdown="\n\n".join(
+            [
+                NOTICE,
+                *said,
+                f"For whoever decides: `{folder / 'decision.html'}`",
+                f"The report, with F1 by code and figures: `{folder / 'report.html'}`",
+                KINDS,
+            ]
+        ),
+        description="What is recommended, and where the comparison's report lies.",
     )
 
 

@@ -12,7 +12,7 @@ from tasks.branches.branch import CompareParameters
 from tasks.comparing import published, tables
 from tasks.comparing.report import KINDS
 from tasks.comparing.summary import BranchSummary
-from tasks.pages.render import notes_beside, render
+from tasks.pages.render import Table, notes_beside, render
 from tasks.parameters import RetrainParameters
 from tasks.running.provenance import provenance
 
@@ -27,6 +27,8 @@ def write(
     parameters: RetrainParameters,
     settings: CompareParameters,
     target: float | None,
+    delta: float,
+    others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
 ) -> None:
     """Write `file`, and the figures of the report to a folder of its name beside it.
 
@@ -41,7 +43,14 @@ def write(
             write_atomically(folder / f"{name}.svg", svg.read_bytes())
             pictures[name.replace("-", " ")] = f"{folder.name}/{name}.svg"
     text = page(
-        summaries, parameters=parameters, settings=settings, target=target, pictures=pictures, notes=notes_beside(file)
+        summaries,
+        parameters=parameters,
+        settings=settings,
+        target=target,
+        delta=delta,
+        others=others,
+        pictures=pictures,
+        notes=notes_beside(file),
     )
     write_atomically(file, text.encode())
 
@@ -52,10 +61,17 @@ def page(
     parameters: RetrainParameters,
     settings: CompareParameters,
     target: float | None,
+    delta: float,
     pictures: dict[str, str],
     notes: str,
+    others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
 ) -> str:
-    """The page; `pictures` are addresses of figures by their names."""
+    """The page.
+
+    Args:
+        pictures: addresses of figures by their names.
+        others: title and branches of every further protocol, whose tables have no paper's figures beside them.
+    """
     beside = published.beside(parameters.data)
     return render(
         "results.md",
@@ -63,6 +79,7 @@ def page(
         parameters=parameters,
         settings=settings,
         target=target,
+        delta=delta,
         source=provenance(),
         file=Path(parameters.data.source).name,
         encoder=Path(parameters.model.encoder).name,
@@ -72,10 +89,18 @@ def page(
             "Table 1: privacy and utility": tables.claims_table(summaries, beside),
             "Utility in full": tables.utility_table(summaries),
             "Table 2: by quartile of class sizes": tables.quartile_table(summaries, beside),
-            "Table 4: over δ": tables.delta_table(summaries, beside, delta=settings.delta),
+            "Table 4: over δ": tables.delta_table(summaries, beside, delta=delta),
             "Accountants": tables.accounting_table(summaries),
-        },
+        }
+        | {f"{title}: {name}": made for title, rows in others for name, made in _tables(rows)},
         unprotected=tables.unprotected(summaries),
         pictures=pictures,
         notes=notes,
     )
+
+
+def _tables(summaries: Sequence[BranchSummary]) -> list[tuple[str, Table]]:
+    return [
+        ("privacy and utility", tables.claims_table(summaries, [])),
+        ("by quartile of class sizes", tables.quartile_table(summaries, [])),
+    ]

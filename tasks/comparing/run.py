@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
@@ -31,6 +31,8 @@ class Compared:
     study: Study
     seeds: tuple[int, ...]
     outcomes: list[Outcome]
+    further: Mapping[float, list[Outcome]] = field(default_factory=dict)
+    """Branches that aim at an epsilon, at others than the study's."""
 
 
 def refuse_early(
@@ -91,7 +93,31 @@ def run(
         single = [pair for pair in pairs if runner_of(pair[0].mechanism, one_fit.run) is one_fit.run]
         plans = {branch.name: study.do(one_fit.plan(study, branch)) for branch, _ in single}
         side_by_side([one_fit.fit(study, branch, seed, planned=plans[branch.name]) for branch, seed in single])
-    return Compared(study, seeds, [outcome_of(study, branch, seed) for branch, seed in pairs])
+    outcomes = [outcome_of(study, branch, seed) for branch, seed in pairs]
+    return Compared(study, seeds, outcomes, _further(study, chosen, seeds))
+
+
+def _further(study: Study, chosen: Sequence[Branch], seeds: Sequence[int]) -> dict[float, list[Outcome]]:
+    """What aims at an epsilon and has no delta of its own, at each further target that a person gave."""
+    aiming = [
+        branch
+        for branch in chosen
+        if study.mechanism(branch).aims
+        and branch.delta is None
+        and getattr(branch.mechanism, "target_epsilon", None) is None
+    ]
+    found: dict[float, list[Outcome]] = {}
+    for epsilon in dict.fromkeys(study.settings.epsilons):
+        if epsilon != study.target and aiming:
+            at = aimed(study, epsilon)
+            found[epsilon] = [outcome_of(at, branch, seed) for branch in aiming for seed in seeds]
+    return found
+
+
+def aimed(study: Study, epsilon: float) -> Study:
+    """The study at a target that a person gave."""
+    settings = study.settings.model_copy(update={"target_epsilon": epsilon})
+    return replace(study, settings=settings, target=epsilon)
 
 
 def outcome_of(study: Study, branch: Branch, seed: int) -> Outcome:
@@ -99,12 +125,13 @@ def outcome_of(study: Study, branch: Branch, seed: int) -> Outcome:
     return runner_of(branch.mechanism, one_fit.run)(study, branch, seed)
 
 
-def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str]:
+def plans(compared: Compared, *, prefect_run_id: str | None) -> dict[str, str]:
     """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score.
 
     None of what aims at an epsilon that was taken from the records (`match`).
     """
-    study, files = compared.study, {}
+    study = compared.study
+    files: dict[str, str] = {}
     for outcome in compared.outcomes:
         claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable
         if outcome.branch.takes_target_from_records(study.settings):
@@ -114,7 +141,16 @@ def plans(compared: Compared, *, prefect_run_id: str | None) -> Mapping[str, str
             file = publish.keep_plan(study.context, plan, study.parameters.release)[1]
             Origin(parameters=study.parameters, compare=study.settings, branch=outcome.branch.name).save(file)
             files[outcome.branch.name] = str(file)
+    for epsilon, outcomes in compared.further.items():
+        at = Compared(aimed(study, epsilon), compared.seeds, outcomes)
+        made = plans(at, prefect_run_id=prefect_run_id)
+        files |= {plan_name(name, epsilon): file for name, file in made.items()}
     return files
+
+
+def plan_name(branch: str, epsilon: float | None) -> str:
+    """By which a comparison's plan is found: the branch, and the epsilon where it is a further one."""
+    return branch if epsilon is None else f"{branch} at epsilon {epsilon:g}"
 
 
 def _once(context: Context, do: Do) -> Do:

@@ -14,7 +14,8 @@ from tasks.diagnosing.claim import RoundClaim
 from tasks.diagnosing.page import Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing import preflight, rows
+from tasks.releasing import preflight, recorded, rows
+from tasks.releasing.claims import method_digest
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -71,16 +72,18 @@ def diagnose(
     key = digest({"refs": [ref.sha256 for ref in looks], "refits": [list(pair) for pair in refits]})[:16]
     file = page.write(context, parameters, sections, claim=claimed.claim, key=key)
     figures = {k: float(v) for ref in looks for k, v in store.figures(ref).items() if isinstance(v, int | float)}
+    verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
     rows.record(
         context,
         parameters,
-        label="diagnostics of a retrain",
+        label=recorded.DIAGNOSED,
         dataset=fitted.dataset,
         refs={ref.kind: ref for ref in looks},
-        details=figures | {f"epsilon at {name}": value for name, value in refits},
+        details=figures | {f"epsilon at {name}": value for name, value in refits} | {"verdicts": verdicts},
+        key=f"diagnosed-{parameters.data.population}-{key}",
+        settings=method_digest(parameters),
         prefect_run_id=prefect_run_id,
     )
-    verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
     return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 

@@ -59,6 +59,7 @@ def _environment() -> Environment:
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "own_ids": _own_ids,
         "short": short,
+        "spoken": _spoken,
         "text": escape,
     }
     return environment
@@ -68,6 +69,16 @@ def _own_ids(svg: str, name: str) -> Markup:
     """Make the ids of one picture its own, since all are in one document."""
     renamed = svg.replace('id="', f'id="{name}-').replace('href="#', f'href="#{name}-')
     return Markup(renamed.replace("url(#", f"url(#{name}-"))
+
+
+def _spoken(text: str) -> Markup:
+    """Plain words as HTML, with what stands between backticks as code."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:  # one is open: leave it as it is
+        return Markup.escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part) for i, part in enumerate(parts)
+    )
 
 
 def _csv_address(table: Table) -> str:

@@ -13,6 +13,7 @@ from storage.ledger.amounts import short
 from storage.ledger.journal import journals_of
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import ledger_url
+from tasks.releasing.delta import usual_delta
 from tasks.running.stage import Context
 
 
@@ -86,6 +87,7 @@ class Charge:
         kind = "asymptotic-local"
         if parameters.formal is not None:
             kind, epsilon, delta = "formal", parameters.formal.target_epsilon, parameters.formal.delta
+            delta = usual_delta(context, parameters) if delta is None else delta
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
         elif parameters.pseudo_posterior.target_epsilon is not None:

@@ -23,6 +23,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
+from tasks.releasing.formal_offer import way_out
 from tasks.releasing.plan import PlannedRelease
 
 USUAL_CONFIDENCE = 0.95
@@ -238,7 +239,7 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
     raise BudgetRefused(
         f"the audit of row {found.ledger_sequence} contradicts the claim: {found.line}. Blocked (ledger row "
-        f"{row.sequence}); nothing was drawn or charged. `autocoder override` with a reason and an approver's key"
+        f"{row.sequence}); nothing was drawn or charged. {way_out(ledger, planned)}"
     )
 
 

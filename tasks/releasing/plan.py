@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import kinds
 from mechanisms.model import encoders
 from mechanisms.model.export import Precision
 from mechanisms.privacy.claims import claim_of
@@ -108,7 +109,7 @@ class PlannedRelease(BaseModel):
     @field_validator("plan", mode="before")
     @classmethod
     def _typed_event(cls, plan: Any) -> Any:
-        return {**plan, "event": decode(plan.get("event"))} if isinstance(plan, dict) else plan
+        return {**plan, "event": event_of(plan.get("event"))} if isinstance(plan, dict) else plan
 
     @staticmethod
     def of_posterior(
@@ -319,6 +320,16 @@ class PlannedRelease(BaseModel):
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "file"
             raise InputError(f"plan {file} is no release plan: {field}: {first['msg']}") from None
+
+
+def event_of(value: Any) -> Any:
+    """An event from its JSON, whichever mechanism's it is: those have events of their own, known once imported.
+
+    Raises:
+        ValueError: there is no event of this tag.
+    """
+    kinds()
+    return decode(value)
 
 
 def _terms(claim: Claim) -> dict[str, Any]:

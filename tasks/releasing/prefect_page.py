@@ -21,9 +21,10 @@ from prefect.artifacts import (
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
-from storage.ledger.report import budget_markdown
+from storage.ledger.report import markdown_table
 from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
+from tasks.releasing.budget_table import budget_table
 from tasks.releasing.publish import Released, open_ledger
 from tasks.running.progress import Listener
 from tasks.running.stage import Context
@@ -155,6 +156,6 @@ def publish_budget(context: Context, settings: LedgerParameters) -> None:
     """What each cohort has spent and has left, as an artifact."""
     create_markdown_artifact(
         key="budget",
-        markdown=budget_markdown(open_ledger(context, settings).budget()),
+        markdown=markdown_table(*budget_table(open_ledger(context, settings).budget())),
         description="What each cohort has spent, and what is left.",
     )

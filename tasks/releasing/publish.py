@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.journal import journals_of
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
+from storage.ledger.siblings import Sibling, siblings
 from tasks.bundle import fill, licence
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
@@ -133,7 +134,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             audit = gate.check(ledger, planned)
             records = record_set(context, candidate.dataset)
             ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
-            fill.rehearse(context, anticipated(plan, audit=audit), candidate, settings)
+            others = siblings(ledger, plan, records=records)
+            fill.rehearse(context, anticipated(plan, audit=audit), candidate, settings, others)
             row = ledger.reserve(
                 plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit, records=records
             )
@@ -149,7 +151,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, planned)
             progress.report("release", 3, 4)
-        folder, digest = _bundle(context, row, candidate, settings)
+        folder, digest = _bundle(context, row, candidate, settings, _earlier(context, ledger, plan, row, candidate))
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest)
         elif row.bundle_digest != digest:
@@ -241,11 +243,22 @@ def _signer(context: Context, settings: BundleParameters) -> Signer | None:
     return signer
 
 
-def _bundle(context: Context, row: Row, candidate: Candidate, settings: BundleParameters) -> tuple[Path, str]:
+def _earlier(
+    context: Context, ledger: Ledger, plan: ReleasePlan, row: Row, candidate: Candidate
+) -> tuple[Sibling, ...]:
+    """Other releases of these records that came before this one: the same whenever its bundle is built."""
+    reserved = next(one for one in ledger.history(_require(row.release_id)) if one.state == "reserved")
+    return siblings(ledger, plan, records=record_set(context, candidate.dataset), before=reserved.sequence)
+
+
+def _bundle(
+    context: Context, row: Row, candidate: Candidate, settings: BundleParameters, others: Sequence[Sibling]
+) -> tuple[Path, str]:
     release_id = _require(row.release_id)
 
     def build(folder: Path) -> None:
-        fill.fill(folder, context, row, candidate, _theta(draw_path(context.workspace, release_id)), settings)
+        theta = _theta(draw_path(context.workspace, release_id))
+        fill.fill(folder, context, row, candidate, theta, settings, others)
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     standing = context.workspace.bundles / release_id

@@ -6,11 +6,12 @@ The plan and its artifacts are those of the finished job; each test has a worksp
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from in_process import command, write_policy
+from in_process import command, invoke, write_policy
 from jobs import Job
 
 from storage.errors import InputError, StorageError
@@ -92,6 +93,36 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     assert (row.state, sorted(row.approvals)) == ("committed", ["director", "officer"])
     assert Path(done.stdout.strip()).name == row.release_id
     command("ledger", "verify", "--home", str(job.home))
+
+
+def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> None:
+    """`plan show` in the terminal, as JSON and as a page; `approve` quotes leakage and budget before it signs. Looking
+    changes nothing that is signed.
+    """
+    job, plan = site
+    digest = json.loads(command("plan", "show", plan, "--json"))["facts"]["digest"]
+    shown = command("plan", "show", plan)
+    assert "▲ warning  What does it measurably leak?" in shown
+    assert "Not audited" in shown
+    assert "under policy strict" in shown
+    assert not re.search(r"\d\.\d{7}", shown)
+    page = tmp_path / "plan.html"
+    assert "speak against" in command("plan", "show", plan, "--html", page)
+    assert "Not audited" in page.read_text()
+    with pytest.raises(InputError, match="--html: no folder"):
+        command("plan", "show", plan, "--html", tmp_path / "none" / "plan.html")
+    key = str(job.home.parent / "officer" / "signing-key.pem")
+    code, out, err = invoke("approve", plan, "--key", key)
+    assert (code, out) == (0, "approved by officer; 1 more wanted\n")
+    quoted = [err.index(text) for text in ("Not audited", "under policy strict", "signed: digest")]
+    assert quoted == sorted(quoted)
+    assert digest[:12] in err
+    copy = tmp_path / Path(plan).name
+    copy.write_bytes(Path(plan).read_bytes())
+    code, out, err = invoke("approve", copy, "--key", key, "--print", "--home", tmp_path / "elsewhere")
+    assert code == 0
+    assert "are not quoted: no ledger" in err
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) -> None:

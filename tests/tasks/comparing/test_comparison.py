@@ -18,11 +18,12 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.branches.branch import CompareParameters, choose, standard
 from tasks.branches.outcome import Outcome
-from tasks.comparing import published, results, tables
+from tasks.comparing import protocols, published, results, tables
 from tasks.comparing.summary import BranchSummary, matched, summarise
 from tasks.pages.render import notes_beside, render
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing.claims import method_digest
+from tasks.releasing.recommendation import recommend
 from tasks.running.provenance import provenance
 
 PARAMETERS = RetrainParameters(data=DataParameters(source="nowhere.csv", ingest=IngestConfig()))
@@ -81,7 +82,8 @@ def summary(branch: str, f1: float, spread: float = 0.0, *, title: str = "", kin
 def results_page(summaries: list[BranchSummary], records: DataParameters) -> str:
     """The page of results on these records."""
     parameters = RetrainParameters(data=records, model=ModelConfig(trainable="head", pooling="mean"))
-    options: Any = {"settings": CompareParameters(), "target": 5.0, "pictures": {}, "notes": "By hand.\n"}
+    options: Any = {"settings": CompareParameters(), "target": 5.0, "delta": 1e-4, "pictures": {}}
+    options |= {"notes": "By hand.\n"}
     return results.page(summaries, parameters=parameters, **options)
 
 
@@ -99,9 +101,18 @@ def test_the_papers_table_3_gives_its_table_1() -> None:
         assert (weighted, macro) == pytest.approx((reported.weighted_f1, reported.macro_f1), abs=0.011)
 
 
-@pytest.mark.parametrize("changes", [{"population": "demo"}, {"classification": ""}, {"classification_version": "3"}])
-def test_figures_stand_beside_their_own_records_alone(changes: dict[str, str]) -> None:
-    """Another population, or another classification: no column of the paper's, in any table or page."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"population": "demo"},
+        {"classification": ""},
+        {"classification_version": "3"},
+        {"ingest": {"sampling": "per-record"}},
+        {"ingest": {"cap_per_code": 100}},
+    ],
+)
+def test_figures_stand_beside_their_own_records_alone(changes: dict[str, Any]) -> None:
+    """Another population, classification or sampling: no column of the paper's, in any table or page."""
     rows = [summary("swag-ppm", 0.6, kind="asymptotic-local"), summary("non-private", 0.6)]
     theirs, ours = results_page(rows, data()), results_page(rows, data(**changes))
     assert "| paper: ε | paper: F1 w / m |" in theirs
@@ -153,9 +164,11 @@ def test_the_table_over_delta_goes_by_the_claims_own() -> None:
 def test_a_page_escapes_what_it_is_given() -> None:
     """A name that is markup stays a name; a value that a template lacks is an error, not a gap."""
     content = {"Table": (["branch"], [["<script>alert(1)</script>"]])}
-    values: Any = {"notice": "n", "kinds": "k", "settings": CompareParameters(), "target": None, "encoder": "e"}
-    values |= {"facts": {"train": 1, "test": 1, "codes_observed": 1, "label_space": 1}, "source": provenance()}
-    values |= {"parameters": RetrainParameters(data=data()), "tables": content, "pictures": {}}
+    facts = {"train": 1, "test": 1, "codes_observed": 1, "label_space": 1}
+    section: Any = {"title": "t", "prefix": "", "facts": facts, "target": None, "delta": 1e-5, "rows": ()}
+    section |= {"recommendation": recommend([]), "tables": content, "pictures": {}}
+    values: Any = {"notice": "n", "kinds": "k", "settings": CompareParameters(), "encoder": "e", "source": provenance()}
+    values |= {"parameters": RetrainParameters(data=data()), "sections": [section], "plans": []}
     page = render("comparison.html", unprotected=["a & b"], **values)
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -172,6 +185,21 @@ def test_what_a_person_adds_is_a_file_of_its_own(name: str) -> None:
     assert notes.startswith("## Notes on this run, by hand\n")
     assert text.endswith(notes)
     assert "by hand" not in text.removesuffix(notes)
+
+
+def test_a_protocol_changes_what_is_taken_and_nothing_else() -> None:
+    """Both ways from either profile; a date that a run trains before stays with all records alone."""
+    own = RetrainParameters(data=data(ingest={"sampling": "per-record", "train_before": "2016-05-01"}))
+    assert protocols.of(own.data.ingest) == "all-records"
+    paper, back = protocols.under(own, "paper"), protocols.under(own, "all-records")
+    assert back == own
+    assert protocols.of(paper.data.ingest) == "paper"
+    assert (paper.data.ingest.cap_per_code, paper.data.ingest.train_before) == (200, None)
+    assert "2016-05-01" in protocols.title(own)
+    assert protocols.of(data(ingest={"cap_per_code": 7}).ingest) is None
+    changed = {"sampling", "cap_per_code", "min_per_code", "train_before"}
+    before, after = own.data.ingest.model_dump(), paper.data.ingest.model_dump()
+    assert {name for name in after if after.get(name) != before.get(name)} <= changed
 
 
 def test_the_paper_setting_is_the_papers() -> None:

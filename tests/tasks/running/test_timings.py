@@ -41,8 +41,8 @@ def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
         lines.append(told.line("features", now, 400))
     said = [line.strip() for line in lines if line]
     assert len(said) == 4
-    assert said[0].startswith("features: 4% in 15 s, about ")
-    assert said[3] == "features: 49% in 3 min, about 3 min left"
+    assert said[0].startswith("features: 4% in 15 s, 1/s, about ")
+    assert said[3] == "features: 49% in 3 min, 1/s, about 3 min left"
 
 
 def test_an_interrupted_stage_is_still_told_of(tmp_path: Path) -> None:

@@ -1,0 +1,295 @@
+"""What an officer reads before signing: each answer's verdict, from ledger and plan."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.profiles import parameters
+from mechanisms.formal_head import FormalHeadEvent
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.privacy.events import Claim, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, SwagPpmEvent
+from storage.artifacts import ArtifactRef
+from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
+from storage.ledger.records import RecordSet
+from tasks.fitting.candidate import Candidate
+from tasks.releasing import approval, delta, formal_offer, gate, plan_page
+from tasks.releasing.plan import PlannedRelease
+
+LOCAL = Claim(
+    guarantee_kind="asymptotic-local",
+    epsilon=4.123456789012,
+    delta_text="O(n^-1/2), not quantified",
+    sensitivity=2.061728394506,
+    epsilon_add_remove=2.061728394506,
+    neighbouring_relation="add-remove",
+    accountant="test",
+)
+FORMAL = Claim(
+    guarantee_kind="formal",
+    epsilon=4.987654321098,
+    delta=1e-5,
+    neighbouring_relation="add-remove",
+    accountant="test",
+)
+DRAW = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.061728394506)
+DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
+CAPS: dict[str, Any] = {"formal": {"epsilon": 8, "delta": "0.00001"}, "asymptotic-local": {"epsilon": 6}}
+
+
+def _ref(letter: str) -> ArtifactRef:
+    return ArtifactRef(uri=f"file:///nowhere/{letter}", sha256=letter * 64, kind="test")
+
+
+def planned(claim: Claim = LOCAL, **changes: Any) -> PlannedRelease:
+    """A plan of SWAG-PPM, or of what the claim is of."""
+    fields: dict[str, Any] = {"idempotency_key": "k", "release_label": "first", "population": "injuries"}
+    fields |= {"cohorts": ("2015",), "data_fingerprint": "f", "records_rounded": 1234, "requester": "operator"}
+    fields |= {"event": DRAW if claim is LOCAL else DESCENT, "claim": claim, "parameters_digest": "p"}
+    candidate = Candidate(
+        dataset=_ref("a"),
+        prepared=_ref("b"),
+        fitted=_ref("c"),
+        measured=_ref("d") if claim is LOCAL else None,
+        model=ModelConfig(trainable="head"),
+        seed=1,
+    )
+    return PlannedRelease(plan=ReleasePlan.model_validate(fields | changes), candidate=candidate)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """Under a policy of both kinds that asks for no approval."""
+    policy = Policy.parse({"name": "test", "default": CAPS})
+    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+
+
+def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
+    """An audit of a plan's candidate that could have shown 9."""
+    details = {"epsilon_lower_bound": bound, "reach": 9.0, "confidence": 0.95, "auc": 0.878, "tpr_at_fpr_0.001": 0.17}
+    ledger.record(
+        Evaluation(
+            kind="audit",
+            label="audit",
+            population="injuries",
+            data_fingerprint="f",
+            event=plan.plan.event,
+            requester="auditor",
+            artifact_digests={gate.AUDITED: plan.candidate.fitted.sha256},
+            details=details | {"trials": 32},
+        )
+    )
+
+
+def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = None, fit: str = "x") -> None:
+    """A row of a comparison on the same records."""
+    ledger.record(
+        Evaluation(
+            label=f"compare: {branch}, seed 1",
+            population="injuries",
+            data_fingerprint="f",
+            event=None if claim is None else DESCENT,
+            claim=claim,
+            requester="operator",
+            parameters_digest="study",
+            artifact_digests={"fit": fit * 64},
+            details={"weighted_f1": f1, "macro_f1": f1 / 2},
+            idempotency_key=f"compare-{branch}",
+        )
+    )
+
+
+def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
+    """The page of a plan that nobody signed."""
+    stands = approval.weigh(ledger.policy(), plan, [])
+    return plan_page.page_of(plan, ledger, stands, file="plans/k.json", **options)
+
+
+def answer(found: plan_page.PlanPage, key: str) -> plan_page.Answer:
+    """One of its answers."""
+    return next(one for one in found.answers if one.key == key)
+
+
+@pytest.mark.parametrize(("claim", "verdict"), [(LOCAL, "warning"), (FORMAL, "look")])
+def test_not_audited_stands_first(ledger: Ledger, claim: Claim, verdict: str) -> None:
+    """Before the claim; a formal one holds without a measurement, an estimate does not."""
+    found = page(ledger, planned(claim))
+    assert found.answers[0].key == "leakage"
+    assert found.answers[0].text.startswith("Not audited")
+    assert found.answers[0].verdict == verdict
+    assert plan_page.markdown(found).index("Not audited") < plan_page.markdown(found).index("What is promised")
+
+
+def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> None:
+    """The gate's own line, in every form of the page; a bound below the claim is none."""
+    plan = planned()
+    audit(ledger, plan, 1.0)
+    assert answer(page(ledger, plan), "leakage").verdict == "fine"
+    audit(ledger, plan, 3.5)
+    found = page(ledger, plan)
+    assert answer(found, "leakage").verdict == "warning"
+    assert found.verdict == "warning"
+    for text in (plan_page.html(found), plan_page.markdown(found)):
+        assert "measured at least ε 3.5" in text
+
+
+@pytest.mark.parametrize("claim", [LOCAL, FORMAL])
+def test_no_figure_has_twelve_decimals(ledger: Ledger, claim: Claim) -> None:
+    """Spent is rounded up and what remains down, to four."""
+    ledger.reserve(planned(claim, idempotency_key="before", cohorts=("2015",)).plan.model_copy(
+        update={"claim": claim.model_copy(update={"epsilon": 1.000000000001, "delta": claim.delta and claim.delta / 2})}
+    ))  # fmt: skip
+    found = page(ledger, planned(claim.model_copy(update={"epsilon": 2.123456789012, "delta": claim.delta and 5e-6})))
+    texts = [plan_page.html(found), plan_page.markdown(found), *(one.text for one in found.answers)]
+    for text in texts:
+        assert not re.search(r"\d\.\d{5,}(?!e)", re.sub(r"0\.0+\d{1,2}\b", "", text)), text
+    table = answer(found, "cost").table
+    assert table is not None
+    cap = 6 if claim is LOCAL else 8
+    assert table[1][0][:6] == ["2015", "1.0001", "2.1235", "3.1235", str(cap), f"{cap - 3.1235 + 0.0000:.4f}"]
+
+
+def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
+    """With the ledger's arithmetic."""
+    found = page(ledger, planned(LOCAL.model_copy(update={"epsilon": 7.0})))
+    assert answer(found, "cost").verdict == "warning"
+    assert "over the cap" in answer(found, "cost").text
+
+
+def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger) -> None:
+    """From rows of a comparison on the same records; without any, the command that makes one."""
+    plan = planned()
+    none = answer(page(ledger, plan), "formal")
+    assert "no formal branch was compared" in none.text
+    assert "--profile osha-formal" in none.text
+    assert "--target-epsilon 5" in none.text
+    compared(ledger, "non-private", 0.8)
+    compared(ledger, "prior-descent", 0.76, claim=FORMAL, fit="e")
+    compared(ledger, "swag-ppm", 0.78, fit="c")
+    found = page(ledger, plan)
+    told = answer(found, "formal").text
+    assert "prior-descent would cost formal, ε 4.988, δ 1e-05, add-remove (not audited)" in told
+    assert "0.040 (5.0%) below non-private (0.800); 0.020 below this release" in told
+    accuracy = answer(found, "accuracy")
+    assert "Weighted F1 0.780, macro F1 0.390" in accuracy.text
+    assert "0.020 (2.5 %) below a fit without privacy" in accuracy.text
+    assert "formal" not in {one.key for one in page(ledger, planned(FORMAL)).answers}
+
+
+def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> None:
+    """Of a release of another kind too; where the records are not at hand that is said."""
+    records = RecordSet.of([(None, b"a narrative")], key=b"k" * 32)
+    other = planned(FORMAL, idempotency_key="o", population="accidents", data_fingerprint="g", cohorts=("1999",))
+    ledger.reserve(other.plan, records=records)
+    found = page(ledger, planned(), records=records)
+    assert answer(found, "siblings").verdict == "warning"
+    assert "under another population name (accidents)" in answer(found, "siblings").text
+    assert answer(page(ledger, planned()), "siblings").verdict == "fine"
+    assert "records are not at hand" in answer(page(ledger, planned()), "siblings").text
+
+
+def test_diagnostics_are_those_of_the_same_method_on_the_same_records(ledger: Ledger) -> None:
+    """Their questions by name; those of another method are not taken."""
+    for method, verdicts in (("p", {"running": "look", "fit-gap": "warning"}), ("q", {"running": "fine"})):
+        ledger.record(
+            Evaluation(
+                label="diagnostics of a retrain",
+                population="injuries",
+                data_fingerprint="f",
+                requester="operator",
+                parameters_digest=method,
+                details={"verdicts": verdicts},
+            )
+        )
+    told = answer(page(ledger, planned()), "diagnostics")
+    assert told.verdict == "warning"
+    assert "warnings at: Has the model learned its records by heart?" in told.text
+    assert "to be looked at: Would more draws have given a larger ε?" in told.text
+
+
+def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> None:
+    """Nothing from another address; a name that is markup stays a name."""
+    found = page(ledger, planned(requester="<script>alert(1)</script>"))
+    text = plan_page.html(found)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"(?:src|href)=['\"](?!data:|#)", text)
+    assert "<script>" not in plan_page.markdown(found)
+    assert "<code>autocoder diagnose</code>" in text
+
+
+def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) -> None:
+    """With the command and what the budget has for it; of a formal claim that is refuted it says what that is."""
+    plan = planned()
+    audit(ledger, plan, 3.5)
+    with pytest.raises(BudgetRefused, match="contradicts") as refused:
+        gate.check(ledger, plan)
+    text = str(refused.value)
+    command = (
+        "autocoder retrain --profile osha-formal --data RECORDS --codelist CODELIST --set data.population=injuries"
+    )
+    assert f"`{command} --target-epsilon 5`" in text
+    assert text.index(command) < text.index("`autocoder override`")
+    formal = planned(FORMAL)
+    audit(ledger, formal, 6.0)
+    with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
+        gate.check(ledger, formal)
+    assert "osha-formal" not in str(refused.value)
+
+
+def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside_it(tmp_path: Path) -> None:
+    """As a shell takes it, and as `retrain` takes it; what the profile has already is left out."""
+    private = tmp_path / "home" / "private"
+    dataset = ArtifactRef(uri=f"file://{private}/stages/ingest/a", sha256="a" * 64, kind="ingest")
+    own = planned(idempotency_key="0123456789abcdef01")
+    plan = own.model_copy(update={"candidate": own.candidate.model_copy(update={"dataset": dataset})})
+    (private / "plans").mkdir(parents=True)
+    ingest = {"text_columns": ["Job title", "Task"], "label_column": "Nature", "date_column": "EventDate"}
+    data = {"source": "/data/my records.csv", "codelist": "/data/soc.csv", "classification": "SOC", "ingest": ingest}
+    settings = {"parameters": {"data": data | {"population": "injuries", "classification_version": "2.01"}}}
+    (private / "plans" / "0123456789abcdef.settings").write_text(json.dumps(settings))
+    words = shlex.split(formal_offer.command(plan, 2.5))
+    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-formal"]
+    assert words[4:8] == ["--data", "/data/my records.csv", "--codelist", "/data/soc.csv"]
+    assert words[-2:] == ["--target-epsilon", "2.5"]
+    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    made = parameters("osha-formal", [*said, "data.source=x.csv"])
+    assert (made.data.population, made.data.classification) == ("injuries", "SOC")
+    assert made.data.ingest.text_columns == ("Job title", "Task")
+    assert not any("label_column" in one or "classification_version" in one for one in said)
+
+
+def test_a_plan_is_read_by_a_process_that_ran_no_mechanism(tmp_path: Path) -> None:
+    """As `approve` and `plan show` read it: an event of a mechanism's own is known all the same."""
+    counts = GaussianReleaseEvent(what="counts", noise_multiplier=3.0, l2_sensitivity=1.0)
+    file = tmp_path / "plan.json"
+    file.write_text(planned(FORMAL, event=FormalHeadEvent(events=(counts, DESCENT))).model_dump_json())
+    read = "import sys; from pathlib import Path; from tasks.releasing.plan import PlannedRelease as P; "
+    read += "print(P.load(Path(sys.argv[1])).plan.event.mechanism)"
+    done = subprocess.run([sys.executable, "-c", read, str(file)], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "formal-head\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("caps", "expected"),
+    [
+        (CAPS, 1e-5),
+        ({"formal": {"epsilon": 8, "delta": "0.001"}}, 1e-5),
+        ({"formal": {"epsilon": 8, "delta": "0.000001"}}, 1e-6),
+        (CAPS | {"cohorts": {"2015": {"formal": {"epsilon": 1, "delta": "0.0000001"}}}}, 1e-7),
+        ({"asymptotic-local": {"epsilon": 6}}, 1e-5),
+    ],
+)
+def test_delta_is_what_the_policy_allows(caps: dict[str, Any], expected: float) -> None:
+    """The usual one, or the smallest cap of any cohort; of this population alone."""
+    policy = Policy.parse(
+        {"name": "test", "populations": {"injuries": caps, "other": {"formal": {"epsilon": 1, "delta": "1e-9"}}}}
+    )
+    assert delta.of_policy(policy, "injuries") == expected

@@ -1,0 +1,124 @@
+"""The recommendation: its rules as properties, over invented figures of branches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.releasing.recommendation import Figures, recommend, why_not
+
+_F1 = st.floats(0, 1, allow_nan=False)
+
+
+@st.composite
+def branches(draw: st.DrawFn) -> list[Figures]:
+    """Some branches of every kind, audited or not, within the budget or not; names are their own."""
+    made = []
+    for number in range(draw(st.integers(0, 7))):
+        kind: Any = draw(st.sampled_from(["none", "formal", "formal", "asymptotic-local"]))
+        made.append(
+            Figures(
+                name=f"branch-{number}",
+                title=f"Branch {number}",
+                kind=kind,
+                weighted_f1=draw(_F1),
+                spread=draw(st.sampled_from([0.0, 0.005, 0.1])),
+                seeds=draw(st.sampled_from([1, 5])),
+                epsilon=None if kind == "none" else draw(st.floats(0.01, 20)),
+                delta=draw(st.sampled_from([1e-6, 1e-5])) if kind == "formal" else None,
+                audit=draw(st.sampled_from([None, "contradicted", "not contradicted", "inconclusive"])),
+                lower_bound=draw(st.sampled_from([None, 0.3])),
+                refused=draw(st.sampled_from(["", "", "epsilon spent 6 + asked 5 = 11 > 8, over the cap"])),
+            )
+        )
+    return made
+
+
+@given(branches())
+def test_what_is_recommended_is_formal_uncontradicted_and_affordable(made: list[Figures]) -> None:
+    """Whatever the figures: else nothing is, and the sentence says that."""
+    said = recommend(made)
+    possible = [one for one in made if one.kind == "formal" and one.audit != "contradicted" and not one.refused]
+    if said.chosen is None:
+        assert not possible
+        assert said.verdict == "warning"
+        assert said.sentence.startswith("Nothing here should be released")
+    else:
+        assert said.chosen in possible
+        assert f"Release {said.chosen.title} (formal, ε" in said.sentence
+
+
+@given(branches())
+def test_it_is_the_best_or_as_good_and_cheaper(made: list[Figures]) -> None:
+    """No allowed branch is better beyond the spread; none that is as good has a smaller epsilon."""
+    said = recommend(made)
+    if said.chosen is None:
+        return
+    best = max((one for one in made if one.kind == "formal" and not why_not(one)), key=lambda one: one.weighted_f1)
+    apart = 2 * (said.chosen.spread**2 + best.spread**2) ** 0.5
+    assert best.weighted_f1 - said.chosen.weighted_f1 <= apart + 1e-12
+    assert said.chosen.epsilon is not None
+    assert best.epsilon is not None
+    assert said.chosen.epsilon <= best.epsilon
+
+
+@given(branches(), st.randoms())
+def test_the_order_of_the_branches_does_not_matter(made: list[Figures], random: Any) -> None:
+    """They come from seeds, files and ledgers in any order."""
+    other = list(made)
+    random.shuffle(other)
+    assert recommend(other) == recommend(made)
+
+
+@given(branches())
+def test_refuting_what_was_recommended_takes_it_away(made: list[Figures]) -> None:
+    """One more contradiction never leaves the same recommendation; one of another branch does not change it."""
+    said = recommend(made)
+    if said.chosen is None:
+        return
+    refuted = [replace(one, audit="contradicted") if one is said.chosen else one for one in made]
+    assert recommend(refuted).chosen != said.chosen
+    local = [one for one in made if one.kind == "asymptotic-local"]
+    others = [replace(one, audit="contradicted") if one in local else one for one in made]
+    assert recommend(others).chosen == said.chosen
+
+
+@given(branches())
+def test_the_loss_against_no_privacy_is_always_said(made: list[Figures]) -> None:
+    """With its reference, or that there was none; and a missing audit."""
+    said = recommend(made)
+    if said.chosen is None:
+        return
+    if said.reference is None:
+        assert "was not measured" in said.sentence
+    else:
+        assert said.reference.kind == "none"
+        assert f"{abs(said.reference.weighted_f1 - said.chosen.weighted_f1):.3f}" in said.sentence
+    assert ("nobody has audited it" in said.sentence) == (said.chosen.audit is None)
+    assert (said.verdict == "fine") == (said.chosen.audit == "not contradicted")
+
+
+def test_the_sentence_by_hand() -> None:
+    """The figures of a run, told as a person would; a better F1 that is refuted or not formal is not taken."""
+    none = Figures("non-private", "Non-private", "none", 0.788)
+    local = Figures(
+        "swag-ppm", "SWAG-PPM", "asymptotic-local", 0.785, epsilon=4.6, audit="contradicted", lower_bound=6.1
+    )
+    formal = Figures(
+        "prior-descent", "Descent from titles", "formal", 0.772, spread=0.002, seeds=5, epsilon=5.0, delta=1e-5,
+        audit="not contradicted", lower_bound=0.41,
+    )  # fmt: skip
+    smaller = replace(formal, epsilon=2.0, weighted_f1=0.769)
+    worse = replace(formal, epsilon=1.0, weighted_f1=0.729)
+    assert recommend([none, local, formal]).sentence == (
+        "Release Descent from titles (formal, ε 5, δ 1e-05, add-remove): weighted F1 0.772 ± 0.002 over 5 seeds, 0.016 "
+        "(2.0%) below Non-private (0.788); its audit: not contradicted (it leaks at least ε 0.41)."
+    )
+    assert recommend([none, local, formal, smaller, worse]).chosen == smaller, "as good within the spread, and cheaper"
+    assert recommend([none, local]).sentence == (
+        "Nothing here should be released: no branch has a formal guarantee, and 1 of 1 claims are contradicted by an "
+        "audit; compare a formal one."
+    )
