@@ -11,6 +11,7 @@ from storage.ledger import Evaluation, Row
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import NOT_METHOD, TRUST_MODEL
 from tasks.releasing.publish import open_ledger
+from tasks.releasing.selection import SAMPLE, sample_of
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -58,6 +59,7 @@ def record(
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,
             idempotency_key=key or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
-            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()},
+            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()}
+            | {SAMPLE: sample_of(context, dataset)},
         )
     )
