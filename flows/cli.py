@@ -34,11 +34,13 @@ from flows.commands import (
     status,
     verify,
 )
-from flows.commands.terminal import say
+from flows.commands.terminal import Group, say
 
 _INTERRUPTED = 130
 
-app = typer.Typer(name="autocoder", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    name="autocoder", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 for _command in (
     *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
     *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.durable import write_atomically
+from storage.durable import sync
 from storage.errors import StorageError
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
@@ -118,8 +120,7 @@ def registry_key(private: Path) -> bytes:
     named = os.environ.get(VARIABLE)
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():
-        write_atomically(file, os.urandom(32))
-        file.chmod(0o600)
+        _make_key(file)
     try:
         key = file.read_bytes()
     except OSError as error:
@@ -127,6 +128,22 @@ def registry_key(private: Path) -> bytes:
     if len(key) != 32:
         raise StorageError(f"{file}: no key of 32 bytes; restore it, since the ledger's records are marked with it")
     return key
+
+
+def _make_key(file: Path) -> None:
+    """By a link, which fails where another process was first: at one moment, too, a workspace gets one key."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            made.write(os.urandom(32))
+            made.flush()
+            os.fsync(made.fileno())
+        with suppress(FileExistsError):
+            os.link(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync(file.parent)
 
 
 def _mark(content: bytes, key: bytes, purpose: bytes, size: int = 8) -> bytes:

@@ -146,7 +146,7 @@ def _tuned() -> tuple[tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]], ...
 
     Whoever fits with these settings has it from there, under whatever name.
     """
-    branches = yaml.safe_load(_BRANCHES.read_text(encoding="utf-8"))
+    branches: Any = yaml.safe_load(_BRANCHES.read_text(encoding="utf-8"))
     return tuple(
         (tuple(body["unprotected"]), (body["mechanism"], body["mechanism"] | body.get("on_tokens", {})))
         for name, body in branches.items()
