@@ -98,7 +98,8 @@ def main() -> None:
 
 
 def _end(text: str, *, code: int) -> None:
-    say(f"error: {text}", err=True)
+    indented = text.replace("\n", "\n  ")  # so that no line but the first begins with what somebody wrote
+    say(f"error: {indented}", err=True)
     sys.stderr.flush()
     sys.exit(code)
 

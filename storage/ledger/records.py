@@ -104,11 +104,19 @@ class RecordSet:
         return _shared(self.named, other.named) > 0 or 100 * shared > min(len(self.contents), len(other.contents))
 
 
-def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Whether two samples share a mark; those of two keys cannot be compared, and do not."""
-    if not one or not other or one["key"] != other["key"]:
+def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
+    """Whether two samples have more than this share of their marks in common.
+
+    Those of two keys, which nobody can compare, are taken to. Without one of them nothing is known.
+    """
+    if not one or not other:
         return False
-    return not set(one["marks"]).isdisjoint(other["marks"])
+    common = len(set(one["marks"]) & set(other["marks"]))
+    return one["key"] != other["key"] or common > share * min(len(one["marks"]), len(other["marks"]))
+
+
+SAMPLE = "sample"
+"""Name, among a row's details, of the sample of its records."""
 
 
 def registry_key(private: Path) -> bytes:

@@ -23,6 +23,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
+from storage.ledger.records import SAMPLE, same_records
 from tasks.releasing.plan import PlannedRelease
 
 USUAL_CONFIDENCE = 0.95
@@ -164,6 +165,19 @@ def _audits(ledger: Ledger) -> Iterator[Row]:
     return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
 
 
+def _alike(ledger: Ledger, fingerprint: str) -> set[str]:
+    """Fingerprints of the same records: another order, or up to some half of them others, makes no others of them."""
+    samples: dict[str, list[Any]] = {}
+    for row in ledger.rows():
+        if row.data_fingerprint is not None and SAMPLE in row.details:
+            samples.setdefault(row.data_fingerprint, []).append(row.details[SAMPLE])
+    own = samples.pop(fingerprint, [])
+    alike = {
+        of for of, told in samples.items() if any(same_records(one, other, share=0.5) for one in own for other in told)
+    }
+    return alike | {fingerprint}
+
+
 def same_method(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
     """What a contradiction belongs to, beside the claim: the records, and what their event says was done to them.
 
@@ -180,9 +194,10 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     nothing back: each of them holds with its confidence, and repeated audits share one.
     """
     plan, minimum = planned.plan, ledger.policy().audit_reach
-    subject = same_method(plan.data_fingerprint, plan.event.model_dump(mode="json"))
+    event = plan.event.model_dump(mode="json")
+    subjects = {same_method(fingerprint, event) for fingerprint in _alike(ledger, plan.data_fingerprint)}
     own = audits_of(ledger, planned.candidate.fitted.sha256)
-    others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) == subject]
+    others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) in subjects]
     told = {row.sequence: Evidence.model_validate(row.details) for row in [*others, *own]}
 
     def against(rows: Sequence[Row]) -> list[int]:

@@ -29,6 +29,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.journal import journals_of
+from storage.ledger.records import SAMPLE
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from tasks.bundle import fill, licence
 from tasks.fitting.candidate import Candidate
@@ -291,7 +292,7 @@ def record_internal(
         }
     )
     ledger, store = open_ledger(context, parameters.release), context.store
-    sample = {selection.SAMPLE: selection.sample_of(context, dataset)}
+    sample = {SAMPLE: selection.sample_of(context, dataset)}
     for name, ref in measured.items():
         if ref is None:
             continue

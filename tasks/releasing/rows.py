@@ -8,10 +8,11 @@ from typing import Any, Literal
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Evaluation, Row
+from storage.ledger.records import SAMPLE
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import NOT_METHOD, TRUST_MODEL
 from tasks.releasing.publish import open_ledger
-from tasks.releasing.selection import SAMPLE, sample_of
+from tasks.releasing.selection import sample_of
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 

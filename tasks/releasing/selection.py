@@ -19,14 +19,12 @@ import yaml
 from mechanisms.errors import MechanismError
 from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, Row
-from storage.ledger.records import same_records
+from storage.ledger.records import SAMPLE, same_records
 from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, LOOKED, PlannedRelease, looked
 from tasks.releasing.records import record_set
 from tasks.running.stage import Context
 
-SAMPLE = "sample"
-"""Name, among a row's details, of the sample of its records' marks."""
 _BRANCHES = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
 _COMPARED = re.compile(r"compare: (.+), seed \d+")
 _SEARCHED, _DIAGNOSED = "tuning for epsilon ", "epsilon at "

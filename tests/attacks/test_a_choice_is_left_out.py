@@ -187,6 +187,31 @@ def test_fits_on_other_records_count_nothing(made: Made) -> None:
     assert replanned(context, planned) == before
 
 
+def ref(name: str) -> ArtifactRef:
+    """Of a stage that lies nowhere."""
+    return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")
+
+
+def test_another_key_while_the_others_are_looked_at(
+    made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sample, marked with another registry's key, so that nobody can compare: it counts."""
+    context, planned = made
+    _, parameters = chosen
+    before = fits(replanned(context, planned))
+    ingest = parameters.data.ingest.model_copy(update={"seed": parameters.data.ingest.seed + 2})
+    other = parameters.model_copy(update={"data": parameters.data.model_copy(update={"ingest": ingest})})
+    key = tmp_path / "other.key"
+    key.write_bytes(b"o" * 32)
+    monkeypatch.setenv("AUTOCODER_REGISTRY_KEY", str(key))
+    dataset = run_step(context, data.ingest(other.data))
+    told: dict[str, Any] = {"details": {}, "event": planned.plan.event, "claim": planned.plan.claim}
+    refs = {"fit": ref("a")}
+    rows.record(context, other, label="compare: sad, seed 1", dataset=dataset, refs=refs, prefect_run_id=None, **told)
+    monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
+    assert fits(replanned(context, planned)) == before + 1
+
+
 def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path) -> None:
     """What was looked at after the reservation does not stop the draw that it paid for. (Releases: the last here.)"""
     _, parameters = chosen
@@ -199,8 +224,3 @@ def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path)
     look(context, kept, 1, "compare: dp-sgd, seed 1")
     released = publish.release.fn(context, kept, BundleParameters())
     assert publish.release.fn(context, kept, BundleParameters()) == released
-
-
-def ref(name: str) -> ArtifactRef:
-    """Of a stage that lies nowhere."""
-    return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")

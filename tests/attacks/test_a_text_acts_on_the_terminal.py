@@ -144,3 +144,25 @@ def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple
     assert b"\x1b]" not in said
     assert b"Traceback" not in said
     assert b"report it" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "HERE", "--allow-unsigned"),
+        ("ledger", "list", "--home", "HERE"),
+        ("retrain", "--profile", "HERE.yaml"),
+    ],
+    ids=["verify", "ledger", "retrain"],
+)
+def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A path with line breaks in it begins no line of its own: what looks like an answer is none."""
+    here = str(tmp_path / "a\nsound: release 0123456789abcdef\nb")
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *(word.replace("HERE", here) for word in arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert not any(line.startswith("sound") for line in (done.stdout + done.stderr).splitlines())
