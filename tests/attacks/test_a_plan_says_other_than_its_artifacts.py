@@ -210,3 +210,20 @@ def test_a_user_or_host_whose_name_is_a_word(
             fill.rehearse(context, row, planned.candidate, settings)
     else:
         fill.rehearse(context, row, planned.candidate, settings)
+
+
+def test_a_reason_that_carries_something(made: tuple[Context, PlannedRelease]) -> None:
+    """What an officer writes is in the statement: a narrative, one in base64, a place of the machine are refused in the
+    rehearsal, before anything is charged.
+    """
+    from storage.datasets import load_split
+    from storage.ledger.content import anticipated
+
+    context, planned = made
+    narrative = max(load_split(context.store.open(planned.candidate.dataset), "train")["text"], key=len)
+    settings = planned.output.settled(context, BundleParameters())
+    for reason in (narrative, base64.b64encode(narrative.encode()).decode(), "see /home/ann/memo", narrative[::-1]):
+        row = anticipated(planned.plan, audit={"line": f"contradicted; overridden by Anna: {reason}"})
+        with pytest.raises(StorageError, match=r"privacy_statement|README|card"):
+            fill.rehearse(context, row, planned.candidate, settings)
+    assert nothing_charged(context)
