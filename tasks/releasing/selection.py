@@ -83,7 +83,10 @@ def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
 
     Raises:
         MechanismError: names what is missing or wrong; nothing was charged.
+        StorageError: the data set or the fit is gone, or was changed.
     """
+    for ref in (planned.candidate.dataset, planned.candidate.fitted):
+        context.store.open(ref)
     said = planned.plan.claim.unprotected_inputs
     true = (*_own(context, planned), *_lines(ledger, context, planned))
     if said != true:
