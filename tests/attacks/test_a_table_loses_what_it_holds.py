@@ -243,3 +243,15 @@ def test_a_null_byte(tmp_path: Path) -> None:
         with suppress(InputError):
             cells = [c for b in open_table(table, ["Text"]).texts(["Text"]) for c in b.column(0).to_pylist()]
         assert cells in ([], ["fell\x00 off", "cut"])
+
+
+@pytest.mark.parametrize("change", ["fell,1\n", "fell,1\ncut,2\nburnt,3\n"], ids=["fewer", "more"])
+def test_rows_that_come_or_go_between_count_and_reading(tmp_path: Path, change: str) -> None:
+    """Rows are counted twice, independently: what was counted and what was read must be the same."""
+    from storage.tables.reading import open_table
+
+    (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
+    table = open_table(tmp_path / "in.csv", ["Text"])
+    (tmp_path / "in.csv").write_text("Text,n\n" + change)
+    with pytest.raises(InputError, match="rows were read where 2 were counted"):
+        list(table.texts(["Text"]))
