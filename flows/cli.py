@@ -36,11 +36,13 @@ from flows.commands import (
     status,
     verify,
 )
-from flows.commands.terminal import say
+from flows.commands.terminal import Group, say
 
 _INTERRUPTED = 130
 
-app = typer.Typer(name="autocoder", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    name="autocoder", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
 for _command in (
     *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
     *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),
@@ -99,7 +101,8 @@ def main() -> None:
 
 
 def _end(text: str, *, code: int) -> None:
-    say(f"error: {text}", err=True)
+    indented = text.replace("\n", "\n  ")  # so that no line but the first begins with what somebody wrote
+    say(f"error: {indented}", err=True)
     sys.stderr.flush()
     sys.exit(code)
 

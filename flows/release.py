@@ -20,7 +20,7 @@ from flows.server.settings import home_of, same_house
 from storage.errors import InputError
 from storage.ledger import Ledger
 from tasks.parameters import BundleParameters
-from tasks.releasing import prefect_page, preflight, publish
+from tasks.releasing import prefect_page, preflight, publish, selection
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
@@ -63,6 +63,7 @@ def release(
         opened = publish.open_ledger(context, settings)
         if opened.release_of(planned.plan) is None:
             opened.require_here(planned.plan)  # before anybody is asked
+            selection.check(opened, context, planned)
         _wait_for_approvals(context, planned, opened, plan=plan, days=wait_days)
         prefect_page.publish_budget(context, settings)
         return publish.release(context, planned, settings)

@@ -285,6 +285,31 @@ def migrate(
     _answer({"schema": revision, "app_role": app_role}, text, as_json=as_json)
 
 
+@app.command()
+def witness(
+    url: Annotated[str, typer.Option(help="Of the witness's database, as its owner.")],
+    app_role: Annotated[
+        str | None,
+        typer.Option(help="The role that the pipeline connects as: it may read and add heads, nothing else."),
+    ] = None,
+) -> None:
+    """Put the table of a witness into a second database, whose URL AUTOCODER_LEDGER_WITNESS then names.
+
+    It gets the head of every transaction, and tells when ledger and workspace went back together. Best on a server that
+    others keep.
+
+    [bold]Example[/bold]
+
+      autocoder ledger witness --url postgresql+psycopg://witness_owner@elsewhere/witness --app-role autocoder
+    """
+    from storage.ledger.database import parse_url
+    from storage.ledger.witness import make_witness
+
+    make_witness(url, app_role=app_role)
+    shown = parse_url(url).render_as_string(hide_password=True)
+    say(f"witness {shown} is ready: AUTOCODER_LEDGER_WITNESS names it, with the role that may add to it")
+
+
 def _write(path: Path, text: str) -> None:
     from storage.errors import InputError
 

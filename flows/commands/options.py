@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
-    from storage.ledger.journal import Journal
+    from storage.ledger.journal import Outside
     from storage.paths import Workspace
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
@@ -230,7 +230,7 @@ class LedgerOptions:
         """Of the option, else of this machine, else of the workspace."""
         return self.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
 
-    def journals(self) -> Sequence[Journal]:
+    def journals(self) -> Sequence[Outside]:
         """What the workspace and the machine's witness keep of their ledger; of one named by --ledger-url nothing."""
         from storage.ledger.journal import journals_of
 

@@ -1,4 +1,4 @@
-"""`autocoder override`: a signed decision to release what an audit contradicts."""
+"""`autocoder override`: a signed decision to release what an audit contradicts, or leaves open."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def override(
     ledger_url: options.LedgerUrl = None,
     home: options.PlansHome = None,
 ) -> None:
-    """Let a plan pass the gate although an audit's lower bound lies above the claimed epsilon.
+    """Let a plan pass the gate although an audit contradicts its claim, or was inconclusive under `require_audit`.
 
-    Signed over the plan and the measurement: a larger bound measured later blocks again. Nobody overrides for their
-    own request.
+    Signed over the plan, the audit's row and what it measured: another audit later blocks again. The statement says who
+    signed, why, and what was measured. A candidate that was never audited, or without reruns, has nothing to sign for.
+    Nobody overrides for their own request.
 
     [bold]Example[/bold]
 

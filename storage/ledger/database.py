@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
-from storage.ledger.journal import ForeignLedger, Journal
+from storage.ledger.journal import ForeignLedger, Outside
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row
 
 _T = TypeVar("_T")
@@ -65,7 +65,7 @@ def same_database(one: str, other: str) -> bool:
 class Database:
     """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
 
-    def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Journal] = ()) -> None:
+    def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Outside] = ()) -> None:
         self.url = parse_url(url)
         self.journals = tuple(journals)
         self.lock_timeout = lock_timeout

@@ -5,8 +5,8 @@ file that a line is added to after every transaction and that nothing is ever ta
 
 * the workspace's own, `private/ledger.journal`, with every row since it began: from it `recover` puts back what a
   restored database lacks;
-* a witness, the file that AUTOCODER_LEDGER_WITNESS names, with heads alone: on another disk, or where the pipeline may
-  only append. It tells a restore of database *and* workspace.
+* a witness, the file or the database that AUTOCODER_LEDGER_WITNESS names, with heads alone: on another disk, or where
+  the pipeline may only append (`witness.py`). It tells a restore of database *and* workspace.
 
 Before a transaction, and when a ledger is opened, the chain has to go through the last line of each. The line is
 written after the commit: a process that dies between the two leaves a journal that is a row behind, which is the state
@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,38 +53,28 @@ class Kept(NamedTuple):
     body: str
 
 
-@dataclass(frozen=True)
-class Journal:
-    """One file of marks, or of rows with their marks."""
+class Outside(ABC):
+    """Marks, or rows with their marks, somewhere that a line is added to and nothing taken from."""
 
-    file: Path
     whole: bool = False
     """Whether rows are kept, too."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """What errors call it."""
-        return "this workspace" if self.whole else f"the witness {self.file}"
 
+    @abstractmethod
     def last(self) -> Mark | None:
-        """The newest mark; None where nothing was kept yet.
+        """The newest mark; None where nothing was kept yet."""
 
-        Raises:
-            StorageError: the file cannot be read, or holds no line of ours.
-        """
-        try:
-            for line in _backwards(self.file):
-                if (mark := _mark(line)) is not None:
-                    return mark
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(
-                f"{self.file}: {error.strerror}; without it nobody can tell which ledger is used"
-            ) from error
-        if self.file.stat().st_size:
-            raise StorageError(f"{self.file}: not what was kept of a ledger; restore it from a copy")
-        return None
+    @abstractmethod
+    def append(self, lines: bytes) -> None:
+        """Add lines that another process has not added meanwhile; kept for good when this returns."""
+
+    @abstractmethod
+    def overrule(self, lines: bytes) -> None:
+        """Add lines, whatever was kept before."""
 
     def check(self, connection: Connection) -> None:
         """Require that the chain goes through the newest mark.
@@ -130,6 +121,50 @@ class Journal:
         rows = connection.execute(sa.select(_T.sequence, _T.hash, _T.body).where(wanted).order_by(_T.sequence))
         return b"".join(_line(Mark(ledger=ledger, sequence=n, hash=h), body) for n, h, body in rows)
 
+    def accept(self, connection: Connection) -> None:
+        """Go on with the ledger at hand from its newest row, whatever was kept before; an officer has signed that."""
+        sequence, row_hash = chain.last(connection)
+        mark = Mark(ledger=str(chain.hash_of(connection, 1)), sequence=sequence, hash=row_hash)
+        newest_policy = sa.select(sa.func.max(_T.sequence)).where(POLICY_ROW).scalar_subquery()
+        rows = connection.execute(sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence == newest_policy)).all()
+        policies = (
+            [_line(Mark(ledger=mark.ledger, sequence=n, hash=h), body) for n, h, body in rows] if self.whole else []
+        )
+        self.overrule(b"".join([*policies, _line(mark)]))
+
+
+@dataclass(frozen=True)
+class Journal(Outside):
+    """One file of them."""
+
+    file: Path
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return "this workspace" if self.whole else f"the witness {self.file}"
+
+    def last(self) -> Mark | None:
+        """The newest mark; None where nothing was kept yet.
+
+        Raises:
+            StorageError: the file cannot be read, or holds no line of ours.
+        """
+        try:
+            for line in _backwards(self.file):
+                if (mark := _mark(line)) is not None:
+                    return mark
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"{self.file}: {error.strerror}; without it nobody can tell which ledger is used"
+            ) from error
+        if self.file.stat().st_size:
+            raise StorageError(f"{self.file}: not what was kept of a ledger; restore it from a copy")
+        return None
+
     def append(self, lines: bytes) -> None:
         """Add lines that another process has not added meanwhile; on the disk when this returns.
 
@@ -165,19 +200,11 @@ class Journal:
                 "put that right and run again"
             ) from error
 
-    def accept(self, connection: Connection) -> None:
-        """Go on with the ledger at hand from its newest row, whatever was kept before; an officer has signed that."""
-        sequence, row_hash = chain.last(connection)
-        mark = Mark(ledger=str(chain.hash_of(connection, 1)), sequence=sequence, hash=row_hash)
-        newest_policy = sa.select(sa.func.max(_T.sequence)).where(POLICY_ROW).scalar_subquery()
-        rows = connection.execute(sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence == newest_policy)).all()
-        policies = (
-            [_line(Mark(ledger=mark.ledger, sequence=n, hash=h), body) for n, h, body in rows] if self.whole else []
-        )
-        lines = [*policies, _line(mark)]
+    def overrule(self, lines: bytes) -> None:
+        """Add lines, whatever was kept before."""
         with self.file.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(b"\n" + b"".join(lines))
+            file.write(b"\n" + lines)
             file.flush()
             os.fsync(file.fileno())
 
@@ -190,11 +217,26 @@ class Journal:
                     yield Kept(mark, body)
 
 
-def journals_of(workspace: Workspace) -> tuple[Journal, ...]:
-    """The workspace's own journal, and the machine's witness where AUTOCODER_LEDGER_WITNESS names one."""
-    own = Journal(workspace.private / "ledger.journal", whole=True)
-    witness = os.environ.get(VARIABLE)
-    return (own, Journal(Path(witness).expanduser())) if witness else (own,)
+def own_journal(workspace: Workspace) -> Journal:
+    """The workspace's, with every row that it saw."""
+    return Journal(workspace.private / "ledger.journal", whole=True)
+
+
+def journals_of(workspace: Workspace) -> tuple[Outside, ...]:
+    """The workspace's own journal, and the machine's witness where AUTOCODER_LEDGER_WITNESS names a file or a URL."""
+    own, witness = own_journal(workspace), os.environ.get(VARIABLE)
+    if not witness:
+        return (own,)
+    if "://" in witness:
+        from storage.ledger.witness import Witness  # it takes URLs as the ledger's database does, which takes this file
+
+        return (own, Witness(witness))
+    return (own, Journal(Path(witness).expanduser()))
+
+
+def marks_of(lines: bytes) -> Iterator[Mark]:
+    """The marks in lines that are to be kept."""
+    return (mark for line in lines.splitlines() if (mark := _mark(line)) is not None)
 
 
 def _follows(mark: Mark, last: Mark) -> bool:

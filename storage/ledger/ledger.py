@@ -24,7 +24,7 @@ from storage.ledger.content import (
 )
 from storage.ledger.database import Database, parse_url
 from storage.ledger.decisions import Decision, approvers, signer
-from storage.ledger.journal import Journal
+from storage.ledger.journal import Outside
 from storage.ledger.models import Charge, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reading import Reading
@@ -50,7 +50,7 @@ class Ledger(Reading):
 
     @staticmethod
     def open(
-        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Journal] = ()
+        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Outside] = ()
     ) -> Ledger:
         """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
 

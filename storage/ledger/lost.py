@@ -23,7 +23,7 @@ from storage.ledger import chain
 from storage.ledger.content import policy_content, recovery_content, recovery_terms
 from storage.ledger.database import Database
 from storage.ledger.decisions import Decision, approvers
-from storage.ledger.journal import Journal, journals_of
+from storage.ledger.journal import journals_of, own_journal
 from storage.ledger.ledger import register
 from storage.ledger.models import Mark, Row
 from storage.ledger.policy import Policy
@@ -49,7 +49,7 @@ def look(url: str, workspace: Workspace) -> Lost | None:
         for journal in journals:
             if (mark := journal.last()) is not None:
                 return Lost(
-                    f"no ledger at {database.url.database}, {journal.name} has used {mark}", mark, _all(journals, mark)
+                    f"no ledger at {database.url.database}, {journal.name} has used {mark}", mark, _all(workspace, mark)
                 )
         return None
     database.prepare()
@@ -57,7 +57,7 @@ def look(url: str, workspace: Workspace) -> Lost | None:
         for journal in journals:
             problem, mark = journal.problem(connection), journal.last()
             if problem is not None and mark is not None:
-                return Lost(problem, mark, _missing(connection, journals, mark))
+                return Lost(problem, mark, _missing(connection, workspace, mark))
     return None
 
 
@@ -188,13 +188,13 @@ def _marks_file(workspace: Workspace, digest_: str) -> Path:
 
 
 def _kept_rows(workspace: Workspace) -> list[Row]:
-    own = journals_of(workspace)[0]
+    own = own_journal(workspace)
     return [chain.parse(kept.body, kept.mark.hash) for kept in own.rows()] if own.file.is_file() else []
 
 
-def _bodies(journals: Sequence[Journal], mark: Mark) -> dict[int, tuple[str, str]]:
+def _bodies(workspace: Workspace, mark: Mark) -> dict[int, tuple[str, str]]:
     """Hash and body of the rows kept of one ledger, as far as the mark; empty where they do not reach it."""
-    own = journals[0]
+    own = own_journal(workspace)
     kept = [row for row in own.rows() if row.mark.ledger == mark.ledger] if own.file.is_file() else []
     rows = {row.mark.sequence: (row.mark.hash, row.body) for row in kept if row.mark.sequence <= mark.sequence}
     whole = all(chain.digest(body) == row_hash for row_hash, body in rows.values())
@@ -213,13 +213,13 @@ def _run(rows: dict[int, tuple[str, str]], first: int, last: int, previous: str)
     return tuple(bodies)
 
 
-def _all(journals: Sequence[Journal], mark: Mark) -> tuple[str, ...]:
-    return _run(_bodies(journals, mark), 1, mark.sequence, chain.GENESIS)
+def _all(workspace: Workspace, mark: Mark) -> tuple[str, ...]:
+    return _run(_bodies(workspace, mark), 1, mark.sequence, chain.GENESIS)
 
 
-def _missing(connection: Connection, journals: Sequence[Journal], mark: Mark) -> tuple[str, ...]:
+def _missing(connection: Connection, workspace: Workspace, mark: Mark) -> tuple[str, ...]:
     sequence, row_hash = chain.last(connection)
-    return _run(_bodies(journals, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
+    return _run(_bodies(workspace, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
 
 
 def _policy(connection: Connection, workspace: Workspace) -> Policy:

@@ -71,6 +71,11 @@ class Reading:
         with self.database.read() as connection:
             return chain.select_rows(connection)
 
+    def evaluations(self) -> Sequence[Row]:
+        """Return the rows of internal evaluations, oldest first."""
+        with self.database.read() as connection:
+            return chain.select_rows(connection, _T.kind == "evaluation")
+
     def current(self) -> Sequence[Row]:
         """Return each release in its current state and every other row, in order of their newest row."""
         newest = (

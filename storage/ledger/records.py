@@ -18,19 +18,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.durable import write_atomically
+from storage.durable import sync
 from storage.errors import StorageError
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
 _MAGIC = b"autocoder records 1\n"
 _KEY_ID = 16
+_SAMPLED = 64
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,35 @@ class RecordSet:
         """SHA-256 of the encoded set, which the release's row holds."""
         return hashlib.sha256(self.encode()).hexdigest()
 
+    @property
+    def sample(self) -> dict[str, Any]:
+        """The smallest marks of contents, as plain JSON: small enough for any row.
+
+        Two sets of which a share f is common have none in common here with probability (1 - f)^64: 4 % at a twentieth.
+        """
+        return {"key": self.key_id.hex(), "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()]}
+
     def overlaps(self, other: RecordSet) -> bool:
         """Whether the two share records."""
         shared = _shared(self.contents, other.contents)
         if not (len(self.named) and len(other.named)):
             return shared > 0
         return _shared(self.named, other.named) > 0 or 100 * shared > min(len(self.contents), len(other.contents))
+
+
+def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
+    """Whether two samples have more than this share of their marks in common.
+
+    Those of two keys, which nobody can compare, are taken to. Without one of them nothing is known.
+    """
+    if not one or not other:
+        return False
+    common = len(set(one["marks"]) & set(other["marks"]))
+    return one["key"] != other["key"] or common > share * min(len(one["marks"]), len(other["marks"]))
+
+
+SAMPLE = "sample"
+"""Name, among a row's details, of the sample of its records."""
 
 
 def registry_key(private: Path) -> bytes:
@@ -101,8 +128,7 @@ def registry_key(private: Path) -> bytes:
     named = os.environ.get(VARIABLE)
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():
-        write_atomically(file, os.urandom(32))
-        file.chmod(0o600)
+        _make_key(file)
     try:
         key = file.read_bytes()
     except OSError as error:
@@ -110,6 +136,22 @@ def registry_key(private: Path) -> bytes:
     if len(key) != 32:
         raise StorageError(f"{file}: no key of 32 bytes; restore it, since the ledger's records are marked with it")
     return key
+
+
+def _make_key(file: Path) -> None:
+    """By a link, which fails where another process was first: at one moment, too, a workspace gets one key."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            made.write(os.urandom(32))
+            made.flush()
+            os.fsync(made.fileno())
+        with suppress(FileExistsError):
+            os.link(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync(file.parent)
 
 
 def _mark(content: bytes, key: bytes, purpose: bytes, size: int = 8) -> bytes:

@@ -82,7 +82,8 @@ def fit(
     return Step(
         name="branch-fit",
         label=f"{name}, seed {seed}",
-        config={"model": model.model_dump(mode="json"), "seed": seed},
+        # the mechanism follows from the plan; here it tells a release where its settings are from
+        config={"model": model.model_dump(mode="json"), "seed": seed, "mechanism": mechanism.model_dump(mode="json")},
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
         body=body,
         modules=modules(mechanism),

@@ -42,7 +42,7 @@ NOT_METHOD: Any = {
 """Parameters that say where things lie or who asked: what is trained does not depend on them."""
 
 
-SEARCHED = "c and k: found for a target epsilon by fits on these records, each a row of the ledger"
+SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 
 def method_digest(parameters: RetrainParameters) -> str:

@@ -4,7 +4,7 @@ A lower bound above what is claimed for one record more or less contradicts the 
 it for every delta as small as theory has it. The release is refused then, the ledger says so, and only a signed
 override with a reason lets it pass: by somebody whose key the policy names, other than the requester, over the plan and
 the measurement that they saw. Where perfect guesses could not have shown as much as is claimed, an audit is
-inconclusive.
+inconclusive; where the policy asks for one that could, that is refused and overridden in the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
 from tasks.releasing.formal_offer import way_out
+from storage.ledger.records import SAMPLE, same_records
 from tasks.releasing.plan import PlannedRelease
 
 USUAL_CONFIDENCE = 0.95
@@ -83,6 +84,11 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         if self.epsilon_lower_bound > claimed or by_densities:
             return CONTRADICTED
         return "not contradicted" if (self.reach or 0.0) > minimum * claimed else INCONCLUSIVE
+
+
+def tried(audit: Evidence | Measured) -> bool:
+    """Whether the mechanism was rerun, at a usual confidence: else an audit refutes next to nothing."""
+    return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
 
 class Measured(BaseModel):
@@ -160,6 +166,19 @@ def _audits(ledger: Ledger) -> Iterator[Row]:
     return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
 
 
+def _alike(ledger: Ledger, fingerprint: str) -> set[str]:
+    """Fingerprints of the same records: another order, or up to some half of them others, makes no others of them."""
+    samples: dict[str, list[Any]] = {}
+    for row in ledger.rows():
+        if row.data_fingerprint is not None and SAMPLE in row.details:
+            samples.setdefault(row.data_fingerprint, []).append(row.details[SAMPLE])
+    own = samples.pop(fingerprint, [])
+    alike = {
+        of for of, told in samples.items() if any(same_records(one, other, share=0.5) for one in own for other in told)
+    }
+    return alike | {fingerprint}
+
+
 def same_method(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
     """What a contradiction belongs to, beside the claim: the records, and what their event says was done to them.
 
@@ -176,9 +195,10 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     nothing back: each of them holds with its confidence, and repeated audits share one.
     """
     plan, minimum = planned.plan, ledger.policy().audit_reach
-    subject = same_method(plan.data_fingerprint, plan.event.model_dump(mode="json"))
+    event = plan.event.model_dump(mode="json")
+    subjects = {same_method(fingerprint, event) for fingerprint in _alike(ledger, plan.data_fingerprint)}
     own = audits_of(ledger, planned.candidate.fitted.sha256)
-    others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) == subject]
+    others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) in subjects]
     told = {row.sequence: Evidence.model_validate(row.details) for row in [*others, *own]}
 
     def against(rows: Sequence[Row]) -> list[int]:
@@ -191,7 +211,8 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     if refuting:
         number = max(refuting, key=lambda n: told[n].epsilon_lower_bound)
     else:
-        number = max((row.sequence for row in own), key=lambda n: (told[n].reach or 0, told[n].epsilon_lower_bound))
+        best = {n: (tried(one), one.reach or 0, one.epsilon_lower_bound) for n, one in told.items()}
+        number = max((row.sequence for row in own), key=best.__getitem__)
     found, claimed = told[number], of_one_record(plan.claim)
     return Measured(
         epsilon_claimed=plan.claim.epsilon,
@@ -215,21 +236,19 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     """Let a plan pass, or refuse it; returns what was measured, for the release's row.
 
     Raises:
-        BudgetRefused: an audit contradicts the claim and nobody has overridden it, or the policy wants an audit and
-            there is none that could have contradicted the claim. Nothing was drawn or charged.
+        BudgetRefused: an audit contradicts the claim, or the policy wants an audit and there is none that could have
+            contradicted the claim, and nobody has overridden that. Nothing was drawn or charged.
     """
     found = measured(ledger, planned)
-    if ledger.policy().require_audit and (found is None or found.verdict != CONTRADICTED):
-        _require_audit(ledger, planned)
-    if found is None:
-        return None
-    told = found.model_dump(mode="json") | {"line": found.line}
-    if found.verdict != CONTRADICTED:
-        return told
-    overridden = _overridden(ledger, planned, found)
-    if overridden is not None:
+    told = None if found is None else found.model_dump(mode="json") | {"line": found.line}
+    overridden = None if found is None else _overridden(ledger, planned, found)
+    if found is not None and overridden is not None:
         by, decision = overridden
-        return told | {"line": f"{found.line}; overridden by {by}: {decision.reason}", "overridden_by": by}
+        return (told or {}) | {"line": f"{found.line}; overridden by {by}: {decision.reason}", "overridden_by": by}
+    if found is None or found.verdict != CONTRADICTED:
+        if ledger.policy().require_audit:
+            _require_audit(ledger, planned, found)
+        return told
     row = _record(
         ledger,
         planned,
@@ -243,12 +262,12 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
 
 
-def _require_audit(ledger: Ledger, planned: PlannedRelease) -> None:
+def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | None) -> None:
     """Refuse a plan whose candidate no audit put to a test that it could have failed."""
     policy = ledger.policy()
     rows = [Evidence.model_validate(row.details) for row in audits_of(ledger, planned.candidate.fitted.sha256)]
     usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
-    reran = [one for one in usual if one.trials or one.gradient_runs]
+    reran = [one for one in rows if tried(one)]
     if any(one.verdict(planned.plan.claim, minimum=policy.audit_reach) != INCONCLUSIVE for one in reran):
         return
     if not usual:
@@ -261,26 +280,37 @@ def _require_audit(ledger: Ledger, planned: PlannedRelease) -> None:
     raise BudgetRefused(
         f"policy {policy.name} asks for an audit that could have contradicted the claim, and this candidate {why}. "
         "Run `autocoder audit` with the options of the retrain and more --trials"
+        + (
+            f"; or an approver signs for audit row {found.ledger_sequence} as it is: `autocoder override`"
+            if found is not None and reran
+            else ""
+        )
     )
 
 
 def override_terms(planned: PlannedRelease, found: Measured) -> dict[str, str]:
     """What an override is signed over, beside the plan's digest: a larger bound found later makes it stale."""
-    return release_terms(planned.plan) | {
-        "epsilon_lower_bound": f"{found.epsilon_lower_bound:.6f}",
-        "audit_row": str(found.ledger_sequence),
-    }
+    named = {"epsilon_lower_bound": f"{found.epsilon_lower_bound:.6f}", "audit_row": str(found.ledger_sequence)}
+    if found.verdict != CONTRADICTED:
+        named["verdict"] = found.verdict
+    return release_terms(planned.plan) | named
 
 
 def override(ledger: Ledger, planned: PlannedRelease, decision: Decision) -> Row:
     """Record a signed override.
 
     Raises:
-        InputError: nothing contradicts the claim, there is no reason, or the signature does not count.
+        InputError: nothing stands in the way that a person may set aside, there is no reason, or the signature does not
+            count.
     """
     found = measured(ledger, planned)
-    if found is None or found.verdict != CONTRADICTED:
+    if found is None or not _blocks(ledger, found):
         raise InputError("override: no audit contradicts this plan's claim; there is nothing to override")
+    if found.verdict != CONTRADICTED and not tried(found):
+        raise InputError(
+            f"override: the audit of row {found.ledger_sequence} did not rerun the mechanism, or at a confidence above "
+            f"{USUAL_CONFIDENCE:g}; run `autocoder audit` with --trials, then sign for what it says"
+        )
     by = _signer(ledger, planned, found, decision)
     return _record(
         ledger,
@@ -297,8 +327,15 @@ def override(ledger: Ledger, planned: PlannedRelease, decision: Decision) -> Row
     )
 
 
+def _blocks(ledger: Ledger, found: Measured) -> bool:
+    """Whether a measurement stands in the way of a release until it is overridden."""
+    return found.verdict == CONTRADICTED or (ledger.policy().require_audit and found.verdict == INCONCLUSIVE)
+
+
 def _overridden(ledger: Ledger, planned: PlannedRelease, found: Measured) -> tuple[str, Decision] | None:
-    """Who overrode this contradiction of this plan; a row alone is not believed, its signature is checked again."""
+    """Who overrode this measurement of this plan; a row alone is not believed, its signature is checked again."""
+    if not _blocks(ledger, found):
+        return None
     for row in ledger.rows():
         if row.kind != "audit" or row.details.get("plan_digest") != planned.digest:
             continue

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
@@ -32,7 +30,6 @@ from tasks.releasing.claims import (
     FLOATING_POINT,
     MATCHED,
     RANDOMNESS,
-    SEARCHED,
     TRUST_MODEL,
     artifact_digests,
     privacy_unit,
@@ -44,7 +41,17 @@ from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 """What may differ between two runs of the same plan."""
-_BRANCHES = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
+
+LOOKED = re.compile(r"the choice of this fit among [1-9][0-9]* on these records .*")
+
+
+def looked(fits: int) -> str:
+    """The line that says how many fits on these records the ledger knows, the planned one among them."""
+    return (
+        f"the choice of this fit among {fits} on these records whose figures the ledger has: seed, sample, settings or "
+        "mechanism, as far as somebody chose by them"
+    )
+
 
 CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
 NOISE_OF_THE_FIT = (
@@ -171,8 +178,8 @@ class PlannedRelease(BaseModel):
         """Refuse a plan that says other than what its artifacts and its event bear out, as one edited by hand would.
 
         Taken at the plan's word: population, label, requester, commit, each in its form; the officer's signature is
-        over them. Its key follows from records, method and label, every other word from the artifacts; that lines on
-        tuning and comparison were left out is not seen.
+        over them. Its key follows from records, method and label, every other word from the artifacts. What it says of
+        its choice is the ledger's matter (`tasks.releasing.selection`).
 
         Raises:
             StorageError: an artifact is not the one named, or was changed.
@@ -243,9 +250,7 @@ class PlannedRelease(BaseModel):
         wrong += [n for n, said in forms.items() if said is not None and not re.fullmatch(_FORMS[n], said)]
         own = unprotected_inputs(facts, weights=plan.event.risk_weights)
         said = plan.claim.unprotected_inputs
-        more = said[len(own) :]
-        known = {SEARCHED, CHOSEN_AFTER_COMPARISON, *_of_branches()}
-        if said[: len(own)] != own or len(set(more)) < len(more) or not set(more) <= known:
+        if said[: len(own)] != own:
             wrong.append("unprotected_inputs")
         return list(dict.fromkeys(wrong))
 
@@ -339,10 +344,3 @@ def _terms(claim: Claim) -> dict[str, Any]:
 def _number(claim: Claim, name: str) -> float:
     value: float | None = getattr(claim, name)
     return value or 0.0
-
-
-@cache
-def _of_branches() -> frozenset[str]:
-    """What the settings of the branches that ship took from records, in their own words."""
-    branches = yaml.safe_load(_BRANCHES.read_text(encoding="utf-8")).values()
-    return frozenset(line for branch in branches if isinstance(branch, dict) for line in branch.get("unprotected", ()))

@@ -29,12 +29,13 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.journal import journals_of
+from storage.ledger.records import SAMPLE
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.ledger.siblings import Sibling, siblings
 from tasks.bundle import fill, licence
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
-from tasks.releasing import approval, gate
+from tasks.releasing import approval, gate, selection
 from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.records import record_set
@@ -74,8 +75,11 @@ def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
 
 
 def keep_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """Put a plan under the ledger of this run, where alone it is released, and save it; return plan and file."""
-    kept = planned.under(open_ledger(context, settings), context)
+    """Put a plan under the ledger of this run, where alone it is released, with what that knows of its choice, and save
+    it; return plan and file.
+    """
+    ledger = open_ledger(context, settings)
+    kept = selection.stated(ledger, context, planned).under(ledger, context)
     return kept, kept.save(context)
 
 
@@ -129,6 +133,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         planned.check(context)
         signer, settings = _signer(context, settings), planned.output.settled(context, settings)
         if row is None:
+            selection.check(ledger, context, planned)
             _require_undrawn(context, plan)
             stands = approval.standing(context, ledger, planned)
             audit = gate.check(ledger, planned)
@@ -279,6 +284,7 @@ def record_internal(
     parameters: RetrainParameters,
     plan: ReleasePlan,
     *,
+    dataset: ArtifactRef,
     evaluated: ArtifactRef,
     measured: Mapping[str, ArtifactRef | None],
 ) -> None:
@@ -299,6 +305,7 @@ def record_internal(
         }
     )
     ledger, store = open_ledger(context, parameters.release), context.store
+    sample = {SAMPLE: selection.sample_of(context, dataset)}
     for name, ref in measured.items():
         if ref is None:
             continue
@@ -317,7 +324,8 @@ def record_internal(
                 **copied,
                 label=f"sensitivity of the {name} posterior, no release",
                 idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
-                artifact_digests={"sensitivity": ref.sha256},
+                artifact_digests={"posterior": store.recipe(ref)["inputs"]["posterior"], "sensitivity": ref.sha256},
+                details=sample,
                 event=event,
                 claim=claim,
             )
@@ -331,7 +339,7 @@ def record_internal(
             label="internal evaluation on the test half",
             idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
             artifact_digests={"evaluation": evaluated.sha256},
-            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)},
+            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)} | sample,
         )
     )
 

@@ -8,9 +8,11 @@ from typing import Any, Literal
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Evaluation, Row
+from storage.ledger.records import SAMPLE
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import NOT_METHOD, TRUST_MODEL
 from tasks.releasing.publish import open_ledger
+from tasks.releasing.selection import sample_of
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -58,6 +60,7 @@ def record(
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,
             idempotency_key=key or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
-            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()},
+            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()}
+            | {SAMPLE: sample_of(context, dataset)},
         )
     )

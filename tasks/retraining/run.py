@@ -79,7 +79,9 @@ def run(
         measured=measured,
         prefect_run_id=prefect_run_id,
     )
-    publish.record_internal(context, parameters, planned.plan, evaluated=made.evaluated, measured=made.measured)
+    publish.record_internal(
+        context, parameters, planned.plan, dataset=made.dataset, evaluated=made.evaluated, measured=made.measured
+    )
     figures = context.store.figures(made.evaluated)
     scores = {name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds}
     return Retrained(parameters, planned, scores, running_maximum(measured.path))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_chain import nothing_charged
 
 from mechanisms.errors import MechanismError
 from storage.codelist import Code
@@ -18,52 +19,13 @@ from storage.egress import leaks
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
 from storage.paths import Workspace
-from tasks.branches.swag_chain import chain
 from tasks.bundle import fill, licence
-from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.parameters import BundleParameters
 from tasks.releasing import publish
 from tasks.releasing.plan import Output, PlannedRelease
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import Context
 
 RECORDS = base64.b64encode(b"the employee's left glove was pulled into the pulley " * 40).decode()
-SMALL = {"epochs": 2, "batch_size": 64}
-
-
-@pytest.fixture(scope="module")
-def made(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, PlannedRelease]:
-    """A plan of a finished chain, and its workspace; nothing of it is ever released."""
-    from storage.demo_data import write_demo_data
-
-    home = tmp_path_factory.mktemp("made")
-    written = write_demo_data(home / "source", records=240, seed=3)
-    context = Context(home=str(home / "home"), device="cpu")
-    context.workspace.create()
-    chosen = RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}},
-            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
-            "fit": {
-                "adamw": {"optimiser": "adamw", "learning_rate": 0.01, **SMALL},
-                "sgd": {"optimiser": "sgd", "learning_rate": 0.05, **SMALL},
-                "swag": {"rank": 2},
-            },
-            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
-        }
-    )
-    done = chain(chosen, lambda step: run_step(context, step))
-    last = chosen.rounds[-1]
-    refs: Any = {"dataset": done.dataset, "prepared": done.prepared}
-    refs |= {"posterior": done.posteriors[last], "measured": done.measured[last]}
-    planned = PlannedRelease.of_posterior(context, chosen, **refs, prefect_run_id=None)
-    kept, file = publish.keep_plan(context, planned, chosen.release)
-    assert PlannedRelease.load(file) == kept
-    kept.check(context)
-    return context, kept
-
-
-def nothing_charged(context: Context) -> bool:
-    """No release stands in the ledger, in whatever state."""
-    return not [row for row in publish.open_ledger(context, BundleParameters()).rows() if row.kind == "release"]
 
 
 PLAN: dict[str, Any] = {
@@ -248,3 +210,20 @@ def test_a_user_or_host_whose_name_is_a_word(
             fill.rehearse(context, row, planned.candidate, settings)
     else:
         fill.rehearse(context, row, planned.candidate, settings)
+
+
+def test_a_reason_that_carries_something(made: tuple[Context, PlannedRelease]) -> None:
+    """What an officer writes is in the statement: a narrative, one in base64, a place of the machine are refused in the
+    rehearsal, before anything is charged.
+    """
+    from storage.datasets import load_split
+    from storage.ledger.content import anticipated
+
+    context, planned = made
+    narrative = max(load_split(context.store.open(planned.candidate.dataset), "train")["text"], key=len)
+    settings = planned.output.settled(context, BundleParameters())
+    for reason in (narrative, base64.b64encode(narrative.encode()).decode(), "see /home/ann/memo", narrative[::-1]):
+        row = anticipated(planned.plan, audit={"line": f"contradicted; overridden by Anna: {reason}"})
+        with pytest.raises(StorageError, match=r"bundle: \S+: holds"):
+            fill.rehearse(context, row, planned.candidate, settings)
+    assert nothing_charged(context)

@@ -11,6 +11,7 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.artifacts import ArtifactRef
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
+from storage.ledger.records import SAMPLE, RecordSet
 from tasks.fitting.candidate import Candidate
 from tasks.releasing import gate
 from tasks.releasing.plan import PlannedRelease
@@ -132,3 +133,45 @@ def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak:
         gate.check(ledger, plan())
     audit(ledger, plan(), 0.3)
     assert gate.check(ledger, plan()) is not None
+
+
+def marks(first: int, last: int, *, key: bytes = b"k" * 32) -> dict[str, Any]:
+    """The sample of records number `first` to `last`, as rows of the ledger have it."""
+    records = ((None, f"narrative number {number} of many".encode()) for number in range(first, last))
+    return {SAMPLE: RecordSet.of(records, key=key).sample}
+
+
+def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
+    """The row of a retrain on these records."""
+    label, key = "internal evaluation on the test half", f"evaluation {fingerprint}"
+    ledger.record(
+        Evaluation(
+            label=label, population="injuries", data_fingerprint=fingerprint, requester="operator",
+            idempotency_key=key, details=sample,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sample", [marks(1, 2000), marks(0, 2000), marks(100, 2000), marks(0, 2000, key=b"o" * 32)],
+    ids=["one record fewer", "another order", "a twentieth fewer", "another key"],
+)  # fmt: skip
+def test_records_that_are_the_same_under_another_fingerprint(ledger: Ledger, sample: dict[str, Any]) -> None:
+    """A contradiction is not left behind by a record taken away, the file sorted anew, or a registry's key of one's
+    own: the audit is in the ledger, and so are the samples of both.
+    """
+    audit(ledger, plan(), 2.4, **marks(0, 2000))
+    other = plan("9", data_fingerprint="g")
+    known(ledger, "g", sample)
+    audit(ledger, other, 0.3)
+    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+        gate.check(ledger, other)
+
+
+def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
+    """Next year's, of which a tenth was there before, need an audit of their own and no more."""
+    audit(ledger, plan(), 2.4, **marks(0, 2000))
+    other = plan("9", data_fingerprint="g")
+    known(ledger, "g", marks(1800, 3800))
+    audit(ledger, other, 0.3)
+    assert gate.check(ledger, other) is not None

@@ -6,6 +6,7 @@ import csv
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,62 @@ def test_a_bundle_of_an_earlier_version(tmp_path: Path, write: Callable[[Path], 
     """Has its titles as they were written."""
     write(tmp_path / "codelist.csv")
     assert FILES["codelist.csv"].read("codelist.csv", tmp_path / "codelist.csv") == [("111", "=1+1", "O", "2")]
+
+
+@pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"], ids=lambda c: f"{ord(c):04x}")
+def test_a_mark_that_some_take_for_the_end_of_a_line(tmp_path: Path, mark: str) -> None:
+    """Inside a cell, quoted or not, in CSV and JSON Lines: no row more, none less, and the cell is whole."""
+    from storage.tables.reading import open_table
+
+    cells = [f"fell{mark}from a ladder", "cut", f"{mark}"]
+    (tmp_path / "plain.csv").write_text("Text,n\n" + "".join(f"{cell},1\n" for cell in cells), encoding="utf-8")
+    (tmp_path / "quoted.csv").write_text("Text,n\n" + "".join(f'"{cell}",1\n' for cell in cells), encoding="utf-8")
+    lines = (json.dumps({"Text": cell, "n": 1}, ensure_ascii=False) + "\n" for cell in cells)
+    (tmp_path / "lines.jsonl").write_text("".join(lines), encoding="utf-8")
+    for name in ("plain.csv", "quoted.csv", "lines.jsonl"):
+        assert survey(tmp_path / name, text_columns=["Text"]).rows == 3, name
+        table = open_table(tmp_path / name, ["Text"])
+        assert [cell for batch in table.texts(["Text"]) for cell in batch.column(0).to_pylist()] == cells, name
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\r\n", "\n\r"], ids=repr)
+def test_ends_of_lines_that_are_mixed(tmp_path: Path, end: str) -> None:
+    """Every row is there once, or the file is refused; training and coding agree."""
+    from storage.tables.reading import open_table
+
+    (tmp_path / "in.csv").write_bytes(end.join(["Text,n", "fell,1", "cut,2", "burnt,3"]).encode() + b"\n")
+    seen = []
+    for read in (
+        lambda: survey(tmp_path / "in.csv", text_columns=["Text"]).rows,
+        lambda: sum(batch.num_rows for batch in open_table(tmp_path / "in.csv", ["Text"]).texts(["Text"])),
+    ):
+        try:
+            seen.append(read())
+        except InputError:
+            seen.append("refused")
+    assert seen in ([3, 3], ["refused", "refused"])
+
+
+def test_a_null_byte(tmp_path: Path) -> None:
+    """In a cell or at the end: refused, or kept; never the end of a text."""
+    from storage.tables.reading import open_table
+
+    for content in (b"Text,n\nfell\x00 off,1\ncut,2\n", b"Text,n\nfell,1\ncut,2\n\x00\x00"):
+        (tmp_path / "in.csv").write_bytes(content)
+        table = tmp_path / "in.csv"
+        cells: list[Any] = []
+        with suppress(InputError):
+            cells = [c for b in open_table(table, ["Text"]).texts(["Text"]) for c in b.column(0).to_pylist()]
+        assert cells in ([], ["fell\x00 off", "cut"])
+
+
+@pytest.mark.parametrize("change", ["fell,1\n", "fell,1\ncut,2\nburnt,3\n"], ids=["fewer", "more"])
+def test_rows_that_come_or_go_between_count_and_reading(tmp_path: Path, change: str) -> None:
+    """Rows are counted twice, independently: what was counted and what was read must be the same."""
+    from storage.tables.reading import open_table
+
+    (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
+    table = open_table(tmp_path / "in.csv", ["Text"])
+    (tmp_path / "in.csv").write_text("Text,n\n" + change)
+    with pytest.raises(InputError, match="rows were read where 2 were counted"):
+        list(table.texts(["Text"]))

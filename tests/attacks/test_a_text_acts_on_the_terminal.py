@@ -76,6 +76,36 @@ def test_json_stays_json(text: str) -> None:
         assert json.loads(shown(said)) == {"x": text}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("EVIL",),
+        ("--EVIL",),
+        ("ledger", "EVIL"),
+        ("verify", "x", "--EVIL"),
+        ("code", "x", "--top-k", "EVIL"),
+        ("verify", "x", "y", "EVIL"),
+        ("keys", "root", "x", "--days", "EVIL"),
+        ("qa", "draw", "x", "--share", "EVIL"),
+        ("retrain", "--device", "EVIL"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_with_an_argument(capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    """The complaint about a command, an option, a value or one argument too many shows it, and does not run it. (Typer
+    itself writes out control characters, and no turning marks.)
+    """
+    from flows.cli import app
+
+    with pytest.raises(SystemExit) as ended:
+        app([word.replace("EVIL", EVIL) for word in arguments])
+    told = capfd.readouterr()
+    assert ended.value.code == 2
+    assert not set(ACTS) & set(told.out + told.err)
+    assert "x1b" in told.err
+    assert "u202e" in told.err
+
+
 @pytest.mark.parametrize("file", sorted(path.name for path in COMMANDS.glob("*.py")))
 def test_no_command_prints_in_another_way(file: str) -> None:
     """By `say` and this Console alone: neither typer's nor Rich's own."""
@@ -114,3 +144,25 @@ def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple
     assert b"\x1b]" not in said
     assert b"Traceback" not in said
     assert b"report it" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "HERE", "--allow-unsigned"),
+        ("ledger", "list", "--home", "HERE"),
+        ("retrain", "--profile", "HERE.yaml"),
+    ],
+    ids=["verify", "ledger", "retrain"],
+)
+def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A path with line breaks in it begins no line of its own: what looks like an answer is none."""
+    here = str(tmp_path / "a\nsound: release 0123456789abcdef\nb")
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *(word.replace("HERE", here) for word in arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert not any(line.startswith("sound") for line in (done.stdout + done.stderr).splitlines())

@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from ledger_sites import Site, make_plan
+from sqlalchemy.exc import DBAPIError
 
 from storage.artifacts import digest
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, lost
 from storage.ledger.content import recovery_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
-from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of
+from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of, own_journal
 from storage.ledger.models import Mark
+from storage.ledger.witness import Witness, make_witness
 from storage.paths import Workspace
 
 
@@ -209,7 +214,7 @@ def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Pat
     else:  # and what was kept is gone, too
         for left in house.home.glob("ledger.db*"):
             left.unlink()
-        own = journals_of(house)[0]
+        own = own_journal(house)
         last = own.last()
         assert last is not None
         policy, *_ = own.file.read_bytes().splitlines(keepends=True)
@@ -243,7 +248,7 @@ def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Pat
 def test_a_recovery_nobody_can_sign(house: Workspace) -> None:
     """A policy that names no approver lends nobody the right to give a ledger up."""
     opened(house).begun(requester="operator")
-    own = journals_of(house)[0]
+    own = own_journal(house)
     last = own.last()
     assert last is not None
     own.file.write_bytes(json.dumps(last.model_dump()).encode() + b"\n")
@@ -332,14 +337,14 @@ def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
     run = subprocess.run([sys.executable, "-c", script, point, str(house.home)], env=environment, check=False)
     assert run.returncode == -9
     ledger = opened(house)
-    kept = journals_of(house)[0].last()
+    kept = own_journal(house).last()
     assert kept is not None
     assert kept.sequence <= ledger.head()[0]
     row = ledger.reserve(make_plan(ledger=ledger.begun(requester="operator")))
     assert row.state == "reserved"
-    kept = journals_of(house)[0].last()
+    kept = own_journal(house).last()
     assert (kept.sequence, kept.hash) == ledger.head() if kept else False
-    assert [row.mark.sequence for row in journals_of(house)[0].rows()] == list(range(1, ledger.head()[0] + 1))
+    assert [row.mark.sequence for row in own_journal(house).rows()] == list(range(1, ledger.head()[0] + 1))
 
 
 @pytest.mark.postgres
@@ -364,3 +369,111 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     assert again.rows() == before
     assert again.verify().ok
     assert again.verify().notes == ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A database of heads: as the pipeline's role, and as its owner."""
+
+    site: Site
+
+    @property
+    def witness(self) -> Witness:
+        return Witness(self.site.url)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A witness in a database of its own, which the environment names."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'witness.db'}"
+        site, role = Site(url, url), None
+    else:
+        site = request.getfixturevalue("postgres_site")
+        role = sa.make_url(site.url).username
+    make_witness(site.owner_url, app_role=role)
+    make_witness(site.owner_url, app_role=role)  # again changes nothing
+    monkeypatch.setenv(VARIABLE, site.url)
+    return Table(site)
+
+
+def test_the_whole_workspace_restored_is_told_by_a_second_database(
+    table: Table, house: Workspace, tmp_path: Path
+) -> None:
+    """Which gets the head of each transaction, and nothing else; the recovery that officers sign is told there."""
+    ledger = begun(house)
+    plan = planned(ledger)
+    saved = tmp_path / "saved"
+    shutil.copytree(house.home, saved)
+    released(ledger, plan)
+    assert table.witness.last() == ledger.mark()
+    shutil.rmtree(house.home)
+    shutil.copytree(saved, house.home)
+    for attempt in (opened, lambda house: released(opened(house), plan)):
+        with pytest.raises(ForeignLedger, match=r"went back.*the witness"):
+            attempt(house)
+    rows = table.site.rows("SELECT ledger, sequence, hash, recovered FROM ledger_witness ORDER BY number")
+    assert {len(row) for row in rows} == {4}
+    assert [row[1] for row in rows] == sorted({row[1] for row in rows})
+    assert not any(row[3] for row in rows)
+    with Ledger.open(house.ledger_url).database.read() as connection:
+        table.witness.accept(connection)  # what `recover --accept` does once it is signed
+    opened(house)
+    assert [row[3] for row in table.site.rows("SELECT number, ledger, hash, recovered FROM ledger_witness")][-1]
+
+
+def test_a_head_taken_from_a_second_database(table: Table, house: Workspace) -> None:
+    """By the pipeline's own role: nothing is changed, removed, or put before or beside the last head."""
+    ledger = begun(house)
+    released(ledger, planned(ledger))
+    last = table.witness.last()
+    assert last is not None
+    values = f"'{last.ledger}', {last.sequence - 1}, '{'0' * 64}', false"
+    add = "INSERT INTO ledger_witness (ledger, sequence, hash, recovered) VALUES"
+    for statement in (
+        "UPDATE ledger_witness SET sequence = 1",
+        "DELETE FROM ledger_witness",
+        "DELETE FROM ledger_witness WHERE number = (SELECT max(number) FROM ledger_witness)",
+        f"{add} ({values})",
+        f"{add} ('{last.ledger}', {last.sequence}, '{'0' * 64}', false)",
+        f"{add} ('{'1' * 64}', 1000, '{'0' * 64}', false)",
+        f"INSERT INTO ledger_witness (number, ledger, sequence, hash, recovered) VALUES (0, {values})",
+        f"INSERT INTO ledger_witness (number, ledger, sequence, hash, recovered) VALUES (1000, {values})",
+        *(() if table.site.is_sqlite else ("TRUNCATE ledger_witness", "DROP TABLE ledger_witness")),
+        *(() if table.site.is_sqlite else ("ALTER TABLE ledger_witness DISABLE TRIGGER USER",)),
+    ):
+        with pytest.raises(DBAPIError):
+            table.site.sql(statement)
+        assert table.witness.last() == last, statement
+    for number in range(1, last.sequence + 1):  # a slower process adds nothing, and says nothing
+        table.witness.append(b"".join(lines_of(last, number)))
+    assert table.witness.last() == last
+    table.witness.append(b"".join(lines_of(last, last.sequence + 3)))
+    told = table.witness.last()
+    assert told is not None
+    assert told.sequence == last.sequence + 3
+
+
+def lines_of(mark: Mark, sequence: int) -> list[bytes]:
+    """Of the ledger that a mark is of, at another row."""
+    return [json.dumps(mark.model_dump() | {"sequence": sequence}).encode() + b"\n"]
+
+
+def test_a_second_database_that_is_not_there(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its table, its server or its file nothing is drawn; its password is in no message."""
+    ledger = begun(house)
+    plan = planned(ledger)
+    closed = socket.socket()
+    closed.bind(("127.0.0.1", 0))
+    for url in (
+        f"sqlite:///{tmp_path / 'new.db'}",
+        f"sqlite:///{tmp_path / 'unmounted' / 'witness.db'}",
+        f"postgresql+psycopg://autocoder:hushhush@127.0.0.1:{closed.getsockname()[1]}/witness",
+    ):
+        monkeypatch.setenv(VARIABLE, url)
+        with pytest.raises(StorageError, match="nobody can tell which ledger is used") as refused:
+            released(opened(house), plan)
+        assert "hushhush" not in str(refused.value)
+    monkeypatch.delenv(VARIABLE)
+    assert not [row for row in opened(house).rows() if row.kind == "release"]
+    closed.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ledger_sites import Site, make_plan
 
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, Row
-from storage.ledger.records import RecordSet
+from storage.ledger.records import RecordSet, registry_key
 
 KEY = b"k" * 32
 CAP = Policy.parse(
@@ -175,3 +177,33 @@ def test_nothing_can_be_tried_without_the_key() -> None:
     assert len(np.intersect1d(one.named, other.named)) == 0
     assert b"narrative" not in one.encode()
     assert KEY not in one.encode()
+
+
+def test_two_keys_made_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two first runs: the second makes its key while the first is at it. Both go on with one key, and it stays."""
+    real, keys = os.urandom, []
+
+    def urandom(size: int) -> bytes:
+        if size == 32 and not keys:
+            keys.append(b"")
+            keys.append(registry_key(tmp_path))
+        return real(size)
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    assert registry_key(tmp_path) == keys[1] == registry_key(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["registry.key"]
+    assert (tmp_path / "registry.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emptied, cut, or a dangling link: no new one steps in."""
+    key = tmp_path / "registry.key"
+    for content in (b"", b"k" * 31):
+        key.write_bytes(content)
+        with pytest.raises(StorageError, match="no key of 32 bytes"):
+            registry_key(tmp_path)
+    key.unlink()
+    key.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError):
+        registry_key(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

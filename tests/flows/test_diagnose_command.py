@@ -72,7 +72,7 @@ def test_a_target_is_searched_planned_and_audited(job: Job) -> None:
     plan = json.loads(Path(json.loads(done.stdout)["plan"]).read_text())
     claim = plan["plan"]["claim"]
     assert 2.4 < claim["epsilon"] <= 3.0
-    assert any("found for a target epsilon" in line for line in claim["unprotected_inputs"])
+    assert any("searched for a target epsilon" in line for line in claim["unprotected_inputs"])
     tuned = [row for row in rows(job) if row.label.startswith("tuning for epsilon 3: ")]
     assert 2 <= len(tuned) <= 8
     assert all(row.epsilon and row.charges == () for row in tuned)

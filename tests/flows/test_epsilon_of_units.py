@@ -105,7 +105,7 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     """No stage shows an epsilon of its own: the row of the ledger is the accountant's, and its line shows that."""
     context, chosen, made, lines = finished
     assert not any("epsilon" in figures for figures in lines.shown.values())
-    refs: Any = {"evaluated": made.evaluated, "measured": made.measured}
+    refs: Any = {"dataset": made.dataset, "evaluated": made.evaluated, "measured": made.measured}
     with progress.listening(lines):
         publish.record_internal(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))

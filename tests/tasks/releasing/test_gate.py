@@ -240,6 +240,51 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     assert ledger.verify().ok
 
 
+@pytest.fixture
+def asking(tmp_path: Path) -> Ledger:
+    """A ledger whose policy asks for an audit, and knows an officer and the requester."""
+    keys = {name: new_keys(tmp_path / name)[1].read_text() for name in ("officer", "operator")}
+    told = {"name": "asking", "require_audit": True, "approvals": {"minimum": 0, "approvers": keys}}
+    policy = Policy.parse(told | {"default": {"asymptotic-local": {"epsilon": 20}}})
+    return Ledger.open(f"sqlite:///{tmp_path / 'asking.db'}", policy=policy)
+
+
+def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: PlannedRelease, tmp_path: Path) -> None:
+    """Under `require_audit`: an officer signs for that very audit, and the statement says so. None without an audit,
+    for one without reruns, or by the requester; another audit makes the signature stale.
+    """
+    with pytest.raises(InputError, match="nothing to override"):
+        gate.override(asking, planned, sign_anything(planned, tmp_path / "officer"))
+    _audit(asking, planned, 0.2, reach=1.0, trials=0)
+    with pytest.raises(InputError, match=r"did not rerun the mechanism"):
+        gate.override(asking, planned, _signed(asking, planned, tmp_path / "officer"))
+    _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
+    with pytest.raises(InputError, match=r"or at a confidence above 0\.95"):
+        gate.override(asking, planned, _signed(asking, planned, tmp_path / "officer"))
+    _audit(asking, planned, 0.3, reach=1.5)
+    with pytest.raises(BudgetRefused, match=r"without result: .* sign.* for audit row 3 as it is"):
+        gate.check(asking, planned)
+    with pytest.raises(InputError, match="nobody decides on their own request"):
+        gate.override(asking, planned, _signed(asking, planned, tmp_path / "operator"))
+    contradiction = _signed(asking, planned, tmp_path / "officer")
+    unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}
+    with pytest.raises(InputError):
+        gate.override(asking, planned, contradiction.model_copy(update={"terms": unsaid}))
+    asking_row = gate.override(asking, planned, contradiction)
+    assert asking_row.details["audit_row"] == 3
+    told = gate.check(asking, planned)
+    assert told is not None
+    assert told["verdict"] == "inconclusive"
+    assert told["line"].endswith("not enough; overridden by officer: memo 12")
+    _audit(asking, planned, 0.4, reach=1.7)
+    with pytest.raises(BudgetRefused, match="for audit row 5"):
+        gate.check(asking, planned)
+    _audit(asking, planned, 4.3)
+    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+        gate.check(asking, planned)
+    assert asking.verify().ok
+
+
 def sign_anything(planned: PlannedRelease, folder: Path) -> Decision:
     """An officer's signature over no measurement."""
     key = load_private_key(folder / "signing-key.pem")

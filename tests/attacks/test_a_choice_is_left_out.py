@@ -1,0 +1,226 @@
+"""Would win: a statement that is silent on how its fit was chosen: among seeds, samples, branches, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_chain import nothing_charged, planned_chain
+
+from mechanisms.errors import MechanismError
+from mechanisms.privacy.events import NonPrivateEvent
+from storage.artifacts import ArtifactRef
+from storage.ledger import Evaluation
+from tasks.fitting import data
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing import publish, rows
+from tasks.releasing.claims import MATCHED
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, run_step
+
+Made = tuple[Context, PlannedRelease]
+Chosen = tuple[Context, RetrainParameters]
+TUNED = "hyperparameters: found on the training half of public OSHA severe injury reports"
+
+
+def look(context: Context, planned: PlannedRelease, number: int, label: str, **changes: Any) -> None:
+    """The ledger's row of one more fit on the plan's records whose scores somebody saw."""
+    plan = planned.plan
+    told: dict[str, Any] = {
+        "label": label,
+        "population": plan.population,
+        "cohorts": plan.cohorts,
+        "data_fingerprint": plan.data_fingerprint,
+        "event": plan.event,
+        "claim": plan.claim,
+        "requester": "operator",
+        "artifact_digests": {"fit": f"{number:064x}"},
+        "idempotency_key": f"look {number} {label}",
+    }
+    publish.open_ledger(context, BundleParameters()).record(Evaluation(**told | changes))
+
+
+def replanned(context: Context, planned: PlannedRelease) -> PlannedRelease:
+    """What planning again writes, in whose claim nothing was stated by hand."""
+    unmarked = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
+    return publish.keep_plan(context, unmarked, BundleParameters())[0]
+
+
+def lines(planned: PlannedRelease) -> tuple[str, ...]:
+    """What a plan says of its choice, after what it takes from the data set."""
+    return planned.plan.claim.unprotected_inputs
+
+
+def released_without(context: Context, planned: PlannedRelease, left_out: Callable[[str], bool]) -> None:
+    """The release of the plan without the lines that `left_out` holds of: refused."""
+    kept = tuple(line for line in lines(planned) if not left_out(line))
+    assert len(kept) < len(lines(planned)), "nothing was left out"
+    claim = planned.plan.claim.model_copy(update={"unprotected_inputs": kept})
+    edited = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": claim})})
+    with pytest.raises(MechanismError, match="unprotected_inputs"):
+        publish.release.fn(context, edited, BundleParameters())
+    assert nothing_charged(context)
+
+
+def fits(planned: PlannedRelease) -> int:
+    """The number that a plan states."""
+    (line,) = (line for line in lines(planned) if line.startswith("the choice of this fit"))
+    return int(line.split(" among ")[1].split()[0])
+
+
+def test_the_number_left_out_or_another(made: Made) -> None:
+    """The line goes, or says one fewer, or one more: refused; nor may it stand twice."""
+    context, planned = made
+    released_without(context, replanned(context, planned), lambda line: line.startswith("the choice of this fit"))
+    stated, content = fits(planned), planned.model_dump(mode="json")
+    for other in (f" among {stated + 1} ", " among 0 ", " among no "):
+        text = json.dumps(content).replace(f" among {stated} ", other)
+        with pytest.raises(MechanismError, match="unprotected_inputs"):
+            publish.release.fn(context, PlannedRelease.model_validate_json(text), BundleParameters())
+    assert nothing_charged(context)
+
+
+def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
+    """Retrained at ten seeds, ten scores seen, the first plan released: it says one fit, the ledger knows ten more.
+    Planned again it says eleven; the same row twice is one fit.
+    """
+    context, planned = made
+    first = replanned(context, planned)
+    before = fits(first)
+    for seed in [*range(10), 3]:
+        look(context, planned, 100 + seed, "sensitivity of the weighted posterior, no release")
+    with pytest.raises(MechanismError, match="unprotected_inputs"):
+        publish.release.fn(context, first, BundleParameters())
+    assert nothing_charged(context)
+    again = replanned(context, planned)
+    assert fits(again) == before + 10
+    assert again.digest != first.digest  # officers sign it anew
+
+
+def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Chosen) -> None:
+    """Another `data.ingest.seed` or population gives another fingerprint: the records are known all the same."""
+    context, planned = made
+    _, parameters = chosen
+    before = fits(replanned(context, planned))
+    ingest = parameters.data.ingest.model_copy(update={"seed": parameters.data.ingest.seed + 1})
+    other = parameters.model_copy(
+        update={"data": parameters.data.model_copy(update={"ingest": ingest, "population": "others"})}
+    )
+    dataset = run_step(context, data.ingest(other.data))
+    assert context.store.figures(dataset)["fingerprint"] != planned.plan.data_fingerprint
+    rows.record(
+        context,
+        other,
+        label="compare: dp-sgd, seed 1",
+        dataset=dataset,
+        refs={"fit": ref("e"), "measures": ref("f")},
+        details={"weighted_f1": 0.5},
+        event=planned.plan.event,
+        claim=planned.plan.claim,
+        prefect_run_id=None,
+    )
+    assert fits(replanned(context, planned)) == before + 1
+
+
+def test_a_comparison_that_nobody_mentions(made: Made) -> None:
+    """Two branches were scored on these records: the line follows, for a retrain's plan too."""
+    context, planned = made
+    for number, branch in enumerate(("dp-sgd", "non-private")):
+        look(context, planned, 200 + number, f"compare: {branch}, seed 1", event=NonPrivateEvent(epochs=1), claim=None)
+    again = replanned(context, planned)
+    assert any("after a comparison" in line for line in lines(again))
+    released_without(context, again, lambda line: "after a comparison" in line)
+
+
+def test_a_search_that_nobody_mentions(made: Made) -> None:
+    """c and k were found by fits on these records, and then given by hand."""
+    context, planned = made
+    look(context, planned, 300, "tuning for epsilon 4: weighted")
+    again = replanned(context, planned)
+    assert any("for a target epsilon" in line for line in lines(again))
+    released_without(context, again, lambda line: "for a target epsilon" in line)
+
+
+def test_settings_that_were_tuned_under_another_name(
+    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A branch of one's own with the tuned settings and no line: the fit's settings tell, whatever it is called."""
+    context, planned = made
+    real = context.store.recipe
+    tuned = {"kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 10.0, "momentum": 0.9, "epochs": 20}
+    tuned |= {"sampling_prob": 1.0, "clip": 1.0}
+
+    def recipe(self: Any, of: ArtifactRef) -> dict[str, Any]:
+        found = dict(real(of))
+        if of == planned.candidate.fitted:
+            found["config"] = dict(found["config"]) | {"mechanism": tuned}
+        return found
+
+    monkeypatch.setattr(type(context.store), "recipe", recipe)
+    again = replanned(context, planned)
+    assert any(line.startswith(TUNED) for line in lines(again))
+    released_without(context, again, lambda line: line.startswith(TUNED))
+    tuned["learning_rate"] = 0.3  # somebody's own choice
+    assert not any(line.startswith(TUNED) for line in lines(replanned(context, planned)))
+
+
+def test_a_target_from_the_records(made: Made) -> None:
+    """The ledger's row of this very fit says that its target was matched; a plan without the word is refused."""
+    context, planned = made
+    matched = planned.plan.claim.model_copy(update={"unprotected_inputs": (*lines(planned), MATCHED)})
+    digests = {"fit": planned.candidate.fitted.sha256}
+    look(context, planned, 400, "compare: dp-sgd, seed 1", claim=matched, artifact_digests=digests)
+    with pytest.raises(MechanismError, match="taken from the records"):
+        publish.release.fn(context, replanned(context, planned), BundleParameters())
+    assert nothing_charged(context)
+
+
+def test_fits_on_other_records_count_nothing(made: Made) -> None:
+    """Nor do audits, handovers and the like: whoever audits a plan need not plan again."""
+    context, planned = made
+    before = replanned(context, planned)
+    look(context, planned, 500, "compare: dp-sgd, seed 1", data_fingerprint="0" * 64)
+    look(context, planned, 501, "audit: dp-sgd, seed 1", kind="audit")
+    assert replanned(context, planned) == before
+
+
+def ref(name: str) -> ArtifactRef:
+    """Of a stage that lies nowhere."""
+    return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")
+
+
+def test_another_key_while_the_others_are_looked_at(
+    made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sample, marked with another registry's key, so that nobody can compare: it counts."""
+    context, planned = made
+    _, parameters = chosen
+    before = fits(replanned(context, planned))
+    ingest = parameters.data.ingest.model_copy(update={"seed": parameters.data.ingest.seed + 2})
+    other = parameters.model_copy(update={"data": parameters.data.model_copy(update={"ingest": ingest})})
+    key = tmp_path / "other.key"
+    key.write_bytes(b"o" * 32)
+    monkeypatch.setenv("AUTOCODER_REGISTRY_KEY", str(key))
+    dataset = run_step(context, data.ingest(other.data))
+    told: dict[str, Any] = {"details": {}, "event": planned.plan.event, "claim": planned.plan.claim}
+    refs = {"fit": ref("a")}
+    rows.record(context, other, label="compare: sad, seed 1", dataset=dataset, refs=refs, prefect_run_id=None, **told)
+    monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
+    assert fits(replanned(context, planned)) == before + 1
+
+
+def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path) -> None:
+    """What was looked at after the reservation does not stop the draw that it paid for. (Releases: the last here.)"""
+    _, parameters = chosen
+    context = Context(home=str(tmp_path / "home"), device="cpu")
+    context.workspace.create()
+    planned = planned_chain(context, parameters)
+    kept, _ = publish.keep_plan(context, planned, parameters.release)
+    ledger = publish.open_ledger(context, BundleParameters())
+    ledger.reserve(kept.plan, plan_digest=kept.digest)
+    look(context, kept, 1, "compare: dp-sgd, seed 1")
+    released = publish.release.fn(context, kept, BundleParameters())
+    assert publish.release.fn(context, kept, BundleParameters()) == released
