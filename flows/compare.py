@@ -24,7 +24,7 @@ from tasks.comparing import run as comparison
 from tasks.comparing.decision import Decided
 from tasks.comparing.judged import judge
 from tasks.comparing.summary import BranchSummary
-from tasks.parameters import FanOut
+from tasks.parameters import FanOut, RetrainParameters
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, submit, submit_all

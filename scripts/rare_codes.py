@@ -65,10 +65,15 @@ def table(branches: Mapping[str, Any], measure: str) -> Table:
     for row in ranked:
         own = "none" if row["epsilon"] is None else f"{row['kind']}, {row['epsilon']:.2f}"
         names = ["support_0_19_" + measure, *(f"support_{b}_{measure}" for b in BINS if b != "0_19")]
-        cells = [mean_and_spread(*row[name], row["seeds"]) if name in row else "–" for name in names]
+        cells = [_told(row, name) if name in row else "–" for name in names]
         whole = "{:.3f}".format(row["macro_f1"][0]) if measure == "macro_f1" else "–"
         rows.append([row["title"], own, str(row["seeds"]), *cells, whole])
     return head, rows
+
+
+def _told(row: Mapping[str, Any], name: str) -> str:
+    mean, spread = row[name]
+    return mean_and_spread(mean, spread, row["seeds"])
 
 
 def best(branches: Mapping[str, Any]) -> str:
@@ -77,8 +82,8 @@ def best(branches: Mapping[str, Any]) -> str:
     ranked = sorted(branches.values(), key=lambda row: -row[of][0])
     first = next(row for row in ranked if row["kind"] == "formal")
     plain = next((row for row in ranked if row["epsilon"] is None), None)
-    beside = "" if plain is None else f", beside {mean_and_spread(*plain[of], plain['seeds'])} of {plain['title']}"
-    return f"{first['title']}, {mean_and_spread(*first[of], first['seeds'])}{beside}"
+    beside = "" if plain is None else f", beside {_told(plain, of)} of {plain['title']}"
+    return f"{first['title']}, {_told(first, of)}{beside}"
 
 
 def main() -> None:

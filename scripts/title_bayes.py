@@ -83,10 +83,11 @@ def main() -> None:
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)
     parser.add_argument("--encoder", default="packaged-minilm")
+    parser.add_argument("--sentence", default="An employee suffered {}.", help="in which titles are read, too")
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    bayes = TitleBayes(Study(given.workspace, given.codelist, encoder=given.encoder))
+    bayes = TitleBayes(Study(given.workspace, given.codelist, encoder=given.encoder, sentence=given.sentence))
     rows = []
     for epsilon in (None, 5.0, 1.0):
         noise = 0.0 if epsilon is None else gaussian_noise(epsilon, given.delta)

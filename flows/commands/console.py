@@ -31,6 +31,8 @@ class RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Three digits of it."""
         return Text("" if not task.speed else f"{task.speed:.3g}/s")
+
+
 def duration(seconds: float) -> str:
     """For people: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:

@@ -23,8 +23,8 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
-from tasks.releasing.formal_offer import way_out
 from storage.ledger.records import SAMPLE, same_records
+from tasks.releasing.formal_offer import way_out
 from tasks.releasing.plan import PlannedRelease
 
 USUAL_CONFIDENCE = 0.95

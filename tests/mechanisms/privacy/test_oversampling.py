@@ -143,4 +143,4 @@ def test_what_is_printed_is_kept_as_printed() -> None:
 @pytest.mark.parametrize("bad", [{"k": 0}, {"dimension": 0}])
 def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(MechanismError, match="must be at least 1"):
-        cost.most_neighbours_of(**({"dimension": 3, "k": 5} | bad))
+        cost.most_neighbours_of(bad.get("dimension", 3), bad.get("k", 5))

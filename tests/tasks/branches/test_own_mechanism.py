@@ -29,7 +29,9 @@ from tasks.auditing.settings import AuditParameters
 from tasks.branches import one_fit
 from tasks.branches.branch import CompareParameters, choose, standard
 from tasks.branches.outcome import Study
-from tasks.comparing import report, run, summary
+from tasks.comparing import report, run
+from tasks.comparing.decision import Decided
+from tasks.comparing.judged import judge
 from tasks.fitting import scores
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
@@ -130,7 +132,7 @@ def test_the_walk(
     votes = compared.outcomes[1]
     assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == ("votes", "formal", "noisy-votes")
     assert votes.claim.epsilon == pytest.approx(4, rel=0.006)
-    page = report.write(compared, summary.summarise(compared.outcomes)).read_text()
+    page = report.write([Decided.of(compared, judge(compared, {}))]).read_text()
     assert "Noisy votes" in page
 
     audit = AuditParameters(trials=16, canaries=2)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from storage.bundle.folder import GOLDEN
+from storage.bundle.folder import CODELIST, GOLDEN
+from storage.codelist import read_codelist
 from tasks.bundle import golden
 from tasks.coding.coder import Coder
 from tasks.coding.job import CodingJob
@@ -21,7 +22,7 @@ def bundle(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A bundle with golden answers, on a processor that says it has the instructions."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
-    golden.write(Coder.open(folder).model, folder / GOLDEN)
+    golden.write(Coder.open(folder).model, read_codelist(folder / CODELIST), folder / GOLDEN)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     return folder
 
