@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-ROW = re.compile(r"^\| .* \| (?P<tests>.*`.*) \| (?P<where>[tsl]) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| .* \| (?P<tests>.*`.*) \| (?P<where>[tslc]) \|$", re.MULTILINE)
 
 
 def marks(test: str) -> set[str]:
@@ -18,6 +18,8 @@ def marks(test: str) -> set[str]:
     on_test, on_file = found[1], re.findall(r"^pytestmark = .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
     if "mark.long" in on_test:
         return {"l", "t"} if "parametrize" in on_test else {"l"}
+    if "mark.containers" in "".join(on_file):
+        return {"c"}
     return {"s"} if "mark.stack" in on_test + "".join(on_file) else {"t"}
 
 

@@ -102,8 +102,9 @@ def test_what_is_wrong_with_an_argument(capfd: pytest.CaptureFixture[str], argum
     told = capfd.readouterr()
     assert ended.value.code == 2
     assert not set(ACTS) & set(told.out + told.err)
-    assert "x1b" in told.err
-    assert "u202e" in told.err
+    shown = "".join(filter(str.isalnum, told.err))  # a narrow terminal breaks its lines anywhere
+    assert "x1b" in shown
+    assert "u202e" in shown
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in COMMANDS.glob("*.py")))

@@ -19,7 +19,7 @@ import yaml
 from houses import IMAGE, PAGE, House
 from runs import ended, in_state, release_run, small, start
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
 """Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours lies in the layers above."""
