@@ -179,14 +179,20 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
         section[last] = None if key.endswith("date_column") and not value else value
 
 
+def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """What stands there where it is a section; what else may stand there is refused when all is checked."""
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str], name: str) -> None:
     """No profile lends its population and classification to other records than its own.
 
     Raises:
         InputError: the columns are others, and whose they are is not said.
     """
-    theirs, now = profile.get("data") or {}, content["data"]
-    own, ingest = theirs.get("ingest") or {}, now.get("ingest") or {}
+    theirs, now = _section(profile, "data"), _section(content, "data")
+    own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
     other = [key for key in ("text_columns", "label_column") if key in own and ingest.get(key) != own[key]]
     if not other and now.get("population") == theirs.get("population"):
         return

@@ -223,7 +223,7 @@ def opened(path: Path, config: IngestConfig) -> tuple[Table | Arrays, Content]:
     if config.kind == "images":
         arrays = open_arrays(path, config.columns, config.images.pixels)
         return arrays, ImageContent(arrays, config)
-    table = open_table(path, wanted(config))
+    table = open_table(path, wanted(config), said_by=named_by(config))
     return table, TextContent(config) if config.kind == "text" else TableContent(table, config)
 
 

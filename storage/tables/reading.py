@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
@@ -119,12 +119,15 @@ class Table:
             )
 
 
-def open_table(path: Path, wanted: Sequence[str], *, option: str = "data") -> Table:
+def open_table(
+    path: Path, wanted: Sequence[str], *, option: str = "data", said_by: Mapping[str, str] | None = None
+) -> Table:
     """Look at a table, settle its encoding and count its rows; JSON Lines are read to their end.
 
     Args:
         wanted: columns that must be there.
         option: by which the file was named, for messages.
+        said_by: by which each column was, where that is known.
 
     Raises:
         InputError: no such file or column, or bytes that are no text.
@@ -142,7 +145,7 @@ def open_table(path: Path, wanted: Sequence[str], *, option: str = "data") -> Ta
     else:
         source = scan(source)
         schema, rows = pa.schema([pa.field(name, pa.string()) for name in source.columns]), count_records(source)
-    require_columns(source, wanted)
+    require_columns(source, wanted, said_by)
     return Table(source, source.columns, rows, sha256, schema)
 
 

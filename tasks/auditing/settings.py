@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
-from tasks.branches import formal
 from tasks.branches.branch import RELEASED, Branch, choose
 from tasks.parameters import RetrainParameters
 
@@ -59,6 +58,8 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
         InputError: an unknown branch.
     """
     if parameters.formal is not None:
+        from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
+
         released = formal.asked_for(parameters).branch
     else:
         last = SwagPpm(round=parameters.rounds[-1])

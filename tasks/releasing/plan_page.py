@@ -98,6 +98,7 @@ def page_of(
             "unprotected_inputs": claim.unprotected_inputs,
         }
     )
+    estimated = claim.guarantee_kind != "formal"
     own = recorded.own_scores(ledger, planned)
     alternatives = recorded.compared(ledger, planned.plan.data_fingerprint)
     recommended = recommend(alternatives)
@@ -106,8 +107,8 @@ def page_of(
         _promise(planned),
         _cost(planned, ledger, records),
         _accuracy(own, recommended),
-        *([_formal(planned, ledger, recommended, own)] if claim.guarantee_kind != "formal" else []),
-        *([_diagnostics(planned, ledger)] if claim.guarantee_kind != "formal" else []),
+        *([_formal(planned, ledger, recommended, own)] if estimated else []),
+        *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
         _siblings(planned, ledger, records),
         _decision(standing, file),
     ]
@@ -237,10 +238,10 @@ def _formal(planned: PlannedRelease, ledger: Ledger, recommended: Recommendation
     return Answer("formal", "look", told)
 
 
-def _diagnostics(planned: PlannedRelease, ledger: Ledger) -> Answer:
+def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
     found = recorded.diagnosed(ledger, planned.plan)
     if found is None:
-        return Answer("diagnostics", "look", {"found": None})
+        return Answer("diagnostics", "look", {"found": None, "file": shlex.quote(file)})
     told = {verdict: [key for key, one in found.items() if one == verdict] for verdict in ("warning", "look", "fine")}
     verdict: Verdict = "warning" if told["warning"] else "look" if told["look"] else "fine"
     return Answer("diagnostics", verdict, {"found": told, "of": len(found)})

@@ -51,7 +51,7 @@ def test_a_profile_that_says_two_things_or_none(tmp_path: Path, text: str) -> No
     "setting",
     [
         *("data=[x]", "data=", "data.ingest=[1]", "data.ingest.=3", "fit={seed: 1, seed: 2}", "seed=2026-02-31", "="),
-        *("a.b", "data.source.x=1", "seed=.inf", "seed=.nan", "data.source={a: &x [*x]}"),
+        *("a.b", "data.source.x=1", "seed=.inf", "seed=.nan", "fit.seed={a: &x [*x]}"),
         pytest.param("seed=" + "9" * 5000, id="5,000 digits"),
     ],
 )

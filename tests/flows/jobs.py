@@ -130,6 +130,7 @@ class Job:
         from storage.ledger import Ledger
         from storage.ledger.journal import journals_of
         from tasks.releasing.plan import PlannedRelease
+        from tasks.releasing.selection import stated
         from tasks.running.stage import Context
 
         (made,) = (other.home / "private" / "plans").glob("*.json")
@@ -138,7 +139,7 @@ class Job:
         workspace, context = Workspace(self.home), Context(home=str(self.home))
         ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
         planned = PlannedRelease.model_validate_json(json.dumps(content)).under(ledger, context)
-        return planned.save(context)
+        return stated(ledger, context, planned).save(context)
 
     def options(self) -> list[str]:
         """Data and settings, as `retrain`, `compare`, `audit` and `diagnose` take them."""

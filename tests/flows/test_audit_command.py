@@ -121,6 +121,23 @@ def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Sit
     assert (site.page.with_suffix("") / "roc.svg").read_text().startswith("<svg")
 
 
+def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
+    """A plan without the audit that the policy wants ends with that sentence, though signatures are missing too."""
+    planned = PlannedRelease.load(Path(site.plan))
+    rule = SimpleNamespace(minimum=1)
+    stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
+    with pytest.raises(BudgetRefused, match="contradicts the claim"):
+        approval.suffices(site.ledger, planned, stands, plan=site.plan, deployed=True)
+    other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
+    unaudited: Any = SimpleNamespace(
+        release_of=lambda plan: None,
+        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict"),
+        rows=tuple,
+    )
+    with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
+        approval.suffices(unaudited, other, stands, plan=site.plan, deployed=True)
+
+
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
     """No draw before an officer has signed, with a reason; then the line is in row, statement, certificate and card."""
     blocked = site.job.command("release", site.plan, "--quiet")
@@ -218,20 +235,3 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     bare.write_bytes(Path(site.plan).read_bytes())
     with pytest.raises(InputError, match=r"bare\.settings is not beside it"):
         command("audit", str(bare), "--home", str(tmp_path))
-
-
-def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
-    """A plan without the audit that the policy wants ends with that sentence, though signatures are missing too."""
-    planned = PlannedRelease.load(Path(site.plan))
-    rule = SimpleNamespace(minimum=1)
-    stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
-    with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        approval.suffices(site.ledger, planned, stands, plan=site.plan, deployed=True)
-    other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
-    unaudited: Any = SimpleNamespace(
-        release_of=lambda plan: None,
-        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict"),
-        rows=tuple,
-    )
-    with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
-        approval.suffices(unaudited, other, stands, plan=site.plan, deployed=True)

@@ -150,7 +150,8 @@ def test_results_for_publication_hold_no_code(compared: tuple[Path, dict]) -> No
 def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: tuple[Path, dict]) -> None:
     """One internal row a branch and seed."""
     rows = [row for row in new.at(compared[0]).ledger() if row["label"].startswith("compare: ")]
-    assert len(rows) == 2 * len(CHOSEN)
+    rows = rows[: 2 * len(CHOSEN)]  # later comparisons of this file add theirs
+    assert {row["label"].split(",")[0].removeprefix("compare: ") for row in rows} == set(CHOSEN)
     assert {row["state"] for row in rows} == {"internal"}
     assert not any(row["charges"] for row in rows)
     kinds = {row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows}

@@ -129,7 +129,7 @@ def test_each_profile_is_a_deployment_with_its_values(profile: str) -> None:
 @pytest.mark.parametrize("profile", RETRAINED)
 def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> None:
     """And so their digests, by which a release is found; a command's own parameters survive the form."""
-    options = ["formal.target_epsilon=3"] if profile == "osha-formal" else []
+    options = ["formal.target_epsilon=3"] if "formal" in profile else []
     named = parameters(
         profile, [*options, "release.deployment=release/release"], data=Path("r.csv"), codelist=Path("c.csv")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from storage.errors import StorageError
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
     """One line for what holds; other weights of the right shape, signed by the house, give other answers."""
-    import shutil
-
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -101,7 +100,8 @@ def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     """From the workspace to a partner and back: the archive verifies until the list says otherwise."""
     release, key = str(sealed.row.release_id), sealed.verifier.key
     assert key
-    home = ("--home", sealed.home)
+    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    home = ("--home", house)
     _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
     told = json.loads(out)
     archive = Path(told["archive"])

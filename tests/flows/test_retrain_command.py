@@ -85,8 +85,13 @@ def test_the_ledger_verifies(finished: Job) -> None:
 MISTAKES = (
     ("--set", "fit.swag.rank=9", "exceeds the snapshots"),
     ("--set", "model.encoder=/nowhere", "no folder /nowhere"),
-    ("--set", "data.ingest.label_column=Natur", "Nature"),
-    ("--profile", "dmeo", "demo, images, osha-formal, osha-head, paper, table"),
+    ("--set", "data.ingest.label_column=Natur", "--population"),
+    ("--set", "data.ingest.date_column=EventDat", "EventDate"),
+    (
+        "--profile",
+        "dmeo",
+        "demo, demo-formal, digits, digits-convolutional, images, osha-formal, osha-head, paper, table",
+    ),
     ("--device", "tpu9", "tpu9"),
     ("--set", "release.policy=/nowhere.yaml", "no file /nowhere.yaml"),
     ("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d", "leave the password out"),

@@ -155,7 +155,7 @@ class TestRefused:
     def test_a_head_with_a_hidden_layer(self) -> None:
         hidden, (inputs, labels) = head(), problem(50)
         hidden.part = nn.Sequential(nn.Linear(8, 3))
-        with pytest.raises(MechanismError, match=r"closed form|pooling `mean`"):
+        with pytest.raises(MechanismError, match=r"closed form|pooling `mean`|belong to no layer"):
             fit(PLAN, inputs, labels, own=hidden)
 
     def test_a_plan_of_another_scale(self) -> None:

@@ -105,10 +105,10 @@ FILE_FAULTS = {
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
     "UTF-16": (text_of().encode("utf-16"), "UTF-16; save it as UTF-8"),
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL bytes"),
-    "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative'"),
+    "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
-        "no column 'Final Narrative'; did you mean 'FinalNarrative'? It has 'EventDate', 'FinalNarrative', 'Nature'",
+        "(--text); did you mean 'FinalNarrative'? It has 'EventDate', 'FinalNarrative', 'Nature'",
     ),
     "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
     "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),

@@ -51,7 +51,7 @@ def test_there_and_back(sealed: Sealed, tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
     with opened(first) as folder:
         assert folder.name == sealed.folder.name
-        assert check(folder, sealed.verifier).files == 20
+        assert check(folder, sealed.verifier).files == 21
         kept = folder
     assert not kept.exists()
     with opened(sealed.folder) as folder:

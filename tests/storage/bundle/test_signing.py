@@ -131,7 +131,7 @@ def test_sealing_dies_anywhere(
         with pytest.raises(Died):
             seal(folder, sealed.row, sealed.signer)
     seal(folder, sealed.row, sealed.signer)
-    assert check(folder, sealed.verifier).files == 20
+    assert check(folder, sealed.verifier).files == 21
     assert not list(folder.parent.glob(".sealing-*"))
 
 
