@@ -56,7 +56,7 @@ def code_batch(
     """
     with private_errors("code-batch"):
         table = survey(Path(data).expanduser(), text_columns=(column,))
-        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(home_of(home)), precision="auto")
+        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(home_of(home)))
         added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
         coded = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
         return Coded(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)
