@@ -87,9 +87,12 @@ class Table:
         """
         if self.source.kind == "parquet":
             rows = 0
-            for batch in _parquet_batches(self.source, tuple(columns)):
+            for batch in _parquet_batches(self.source, self.columns):
                 rows += batch.num_rows
                 texts = [_parquet_text(self.source, batch, name) for name in columns]
+                # Not wanted, and yet read: what coding refuses, which hands every column back, training does not take.
+                others = [name for name in self.columns if name not in columns]
+                _values(self.source, batch.select([name for name in others if not _any_bytes_do(batch, name)]))
                 yield pa.RecordBatch.from_arrays(texts, names=list(columns))
             self._reconcile(rows)
             return
@@ -280,6 +283,12 @@ def _values(source: Source, batch: pa.RecordBatch) -> Iterator[Row]:
         name = batch.schema.names[len(columns)]
         raise InputError(f"{source.label}, column {name!r} holds dates or texts that cannot be read")
     return zip(*columns, strict=True)
+
+
+def _any_bytes_do(batch: pa.RecordBatch, name: str) -> bool:
+    """Whether whatever was decoded is a value: of numbers, as against texts, dates and what holds them."""
+    kind = batch.schema.field(name).type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:

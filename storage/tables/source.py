@@ -120,7 +120,7 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         said_by: what names each column, such as an option, for the message.
 
     Raises:
-        InputError: names the column and the nearest that is there; the others only where they are surely no record.
+        InputError: names the column, one that hardly differs from it, and those of known names; no other text of the file.
     """
     for name in wanted:
         count = source.columns.count(name)
@@ -129,12 +129,14 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         if count == 1:
             continue
         header, others = _like_header(source.columns), set(wanted) & set(source.columns) or _usual(source.columns)
-        folded = {column.strip().casefold(): column for column in source.columns if header}
-        # A value of a first record may resemble a name by chance, so without another column it has to resemble more.
-        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.6 if others else 0.8)
+        # A damaged header may hold a piece of a record: of it is shown what is known by name, or hardly differs from it.
+        alike = (column for column in source.columns if header and len(column) <= len(name) + 2)
+        folded = {column.strip().casefold(): column for column in alike}
+        near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.8)
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
         if header and others:
-            hint += f"It has {', '.join(repr(column) for column in source.columns[:60])}"
+            known = [repr(column) for column in source.columns[:60] if column in wanted or _usual((column,))]
+            hint += f"It has {len(source.columns)} columns, {', '.join(known)} among them"
         elif not near:
             hint = (
                 "its first row does not look like column names; the first row must hold them (it is not shown here, "

@@ -148,6 +148,31 @@ def test_what_no_calendar_or_alphabet_has(tmp_path: Path, column: pa.Array, as_t
         survey(tmp_path / "in.parquet", text_columns=["n"] if as_text else [])
 
 
+@pytest.mark.parametrize("column", UNREADABLE.values(), ids=UNREADABLE)
+def test_training_refuses_what_coding_would_in_a_column_it_leaves_alone(tmp_path: Path, column: pa.Array) -> None:
+    """One file is not taken by one and damaged to the other."""
+    from storage.tables.reading import open_table
+
+    pq.write_table(pa.table({"Text": ["fell"], "n": column}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match="column 'n'"):
+        list(open_table(tmp_path / "in.parquet", ["Text"]).texts(["Text"]))
+
+
+def test_training_refuses_damage_in_a_column_it_leaves_alone(tmp_path: Path) -> None:
+    """Its pages are decoded, too."""
+    from storage.tables.reading import open_table
+
+    whole = pa.table({"Text": ["fell"] * 500, "n": [f"{number:09}" for number in range(500)]})
+    pq.write_table(whole, tmp_path / "in.parquet", compression="zstd", use_dictionary=False)
+    assert sum(batch.num_rows for batch in open_table(tmp_path / "in.parquet", ["Text"]).texts(["Text"])) == 500
+    content = bytearray((tmp_path / "in.parquet").read_bytes())
+    at = pq.read_metadata(tmp_path / "in.parquet").row_group(0).column(1).data_page_offset
+    content[at + 60 : at + 120] = bytes(60)
+    (tmp_path / "in.parquet").write_bytes(content)
+    with pytest.raises(InputError, match="damaged"):
+        list(open_table(tmp_path / "in.parquet", ["Text"]).texts(["Text"]))
+
+
 def test_bad_text_is_refused_where_only_text_is_read(tmp_path: Path) -> None:
     """Training reads its text columns alone; what is no UTF-8 does not get through there either."""
     from storage.tables.reading import open_table

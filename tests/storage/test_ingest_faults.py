@@ -108,7 +108,11 @@ FILE_FAULTS = {
     "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
-        "(--text); did you mean 'FinalNarrative'? It has 'EventDate', 'FinalNarrative', 'Nature'",
+        "(--text); did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' among them",
+    ),
+    "piece of a record in the header": (
+        text_of(header=("EventDate", "Fell from a ladder", "Nature", "ID")),
+        "no column 'Final Narrative' (--text); It has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
     "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),
