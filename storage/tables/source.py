@@ -120,7 +120,7 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         said_by: what names each column, such as an option, for the message.
 
     Raises:
-        InputError: names the column, one that hardly differs from it, and those of known names; no other text of the file.
+        InputError: names the column, one that hardly differs from it, and those of known names; nothing else.
     """
     for name in wanted:
         count = source.columns.count(name)
@@ -129,7 +129,7 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         if count == 1:
             continue
         header, others = _like_header(source.columns), set(wanted) & set(source.columns) or _usual(source.columns)
-        # A damaged header may hold a piece of a record: of it is shown what is known by name, or hardly differs from it.
+        # A damaged header may hold a piece of a record: shown is what is known by name, or hardly differs from it.
         alike = (column for column in source.columns if header and len(column) <= len(name) + 2)
         folded = {column.strip().casefold(): column for column in alike}
         near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.8)
