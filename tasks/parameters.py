@@ -243,6 +243,17 @@ class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal rel
         title="Delta",
         description="Well below one over the number of records; empty: 1e-5, or the policy's cap where that is less.",
     )
+    mechanism: dict[str, Any] = Field(
+        default={},
+        title="Settings of the mechanism",
+        description="In place of the branch's own, such as `prior_std`; chosen without the records, or else the choice "
+        "is no part of the epsilon.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_settings_that_are_the_branch_s(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what changes nothing: such releases keep the digests they are found by."""
+        return {name: value for name, value in serialise(self).items() if name != "mechanism" or value}
 
 
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):

@@ -169,7 +169,7 @@ class Diagnostics:
         if self.failures:
             raise MechanismError(
                 f"the sampler's draws are not to be trusted: {'; '.join(self.failures)}. Nothing is released from "
-                "them; raise the draws or sampler.warm_up, or lower the standard deviation of the prior"
+                "them; raise the draws or sampler.warm_up, or lower the mechanism's prior_std"
             )
 
     @property

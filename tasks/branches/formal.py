@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import one_fit, plan
@@ -19,6 +21,8 @@ from tasks.releasing.claims import method_digest, release_key
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step
 
+_ELSEWHERE = frozenset({"kind", "target_epsilon"})
+"""Settings that say which mechanism it is and what it may cost."""
 Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
 
 
@@ -42,6 +46,7 @@ def asked_for(parameters: RetrainParameters) -> FormalParameters:
         or runner_of(branch.mechanism, one_fit.run) is not one_fit.run
     ):
         raise InputError(f"formal.branch: {wanted.branch} is no formal fit of one stage that aims at an epsilon")
+    _settled(branch, wanted)
     return wanted
 
 
@@ -54,7 +59,31 @@ def branch_of(parameters: RetrainParameters) -> tuple[Branch, CompareParameters]
     wanted = asked_for(parameters)
     assert wanted.target_epsilon is not None
     settings = CompareParameters(target_epsilon=wanted.target_epsilon, delta=wanted.delta, seeds=1)
-    return standard()[wanted.branch], settings
+    return _settled(standard()[wanted.branch], wanted), settings
+
+
+def _settled(branch: Branch, wanted: FormalParameters) -> Branch:
+    """The branch with the release's own settings of its mechanism.
+
+    Raises:
+        InputError: names the setting.
+    """
+    mechanism = branch.mechanism
+    if not wanted.mechanism:
+        return branch
+    there = sorted(set(type(mechanism).model_fields) - _ELSEWHERE)
+    for name in wanted.mechanism:
+        if name in _ELSEWHERE:
+            raise InputError(f"formal.mechanism.{name}: that is said by formal.branch and formal.target_epsilon")
+        if name not in there:
+            raise InputError(f"formal.mechanism.{name}: {branch.name} has no such setting; it has {', '.join(there)}")
+    try:
+        settled = type(mechanism).model_validate(mechanism.model_dump() | wanted.mechanism)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(("formal.mechanism", *(str(part) for part in first["loc"])))
+        raise InputError(f"{where}: {first['msg']}") from None
+    return branch.model_copy(update={"mechanism": settled})
 
 
 def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> tuple[Study, Outcome]:

@@ -117,3 +117,30 @@ def test_what_cannot_be_is_refused_first(
 def test_other_methods_keep_their_digests(data: Mapping[str, Any]) -> None:
     """A retrain without a formal release is written as before there was one."""
     assert "formal" not in RetrainParameters.model_validate({"data": data}).model_dump(mode="json")
+
+
+def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
+    """They are what runs, and make another method; without any, digests are as they were."""
+    plain = parameters(data, tiny_bert, branch="bounded-posterior")
+    narrow = parameters(data, tiny_bert, branch="bounded-posterior", mechanism={"prior_std": 0.25})
+    branch, _ = formal.branch_of(narrow)
+    assert branch.mechanism.model_dump()["prior_std"] == 0.25
+    assert formal.branch_of(plain)[0].mechanism.model_dump()["prior_std"] == 1.0
+    assert method_digest(narrow) != method_digest(plain)
+    assert "mechanism" not in plain.model_dump()["formal"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"prior_sd": 1}, r"formal.mechanism.prior_sd: bounded-posterior has no such setting; it has draws, prior_std"),
+        ({"prior_std": -1}, r"formal.mechanism.prior_std: Input should be greater than 0"),
+        ({"sampler": {"chains": "x"}}, r"formal.mechanism.sampler.chains: "),
+        ({"target_epsilon": 900}, r"formal.mechanism.target_epsilon: that is said by formal.branch"),
+        ({"kind": "non-private"}, r"formal.mechanism.kind: that is said by formal.branch"),
+    ],
+)
+def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:
+    """Are refused by their name, before work."""
+    with pytest.raises(InputError, match=told):
+        formal.branch_of(parameters(data, tiny_bert, branch="bounded-posterior", mechanism=settings))
