@@ -42,6 +42,8 @@ class Taken(BaseModel, frozen=True):
     branches: tuple[BranchSummary, ...]
     further: dict[str, tuple[BranchSummary, ...]]
     """What aims at an epsilon, at each further target."""
+    refused: dict[str, str] = {}
+    """Why branches are missing: their draws were refused; by title."""
 
 
 class CompareResult(BaseModel, frozen=True):
@@ -140,6 +142,7 @@ def compare(
                         f"{epsilon:g}": tuple(summary.summarise(outcomes))
                         for epsilon, outcomes in one.compared.further.items()
                     },
+                    refused=dict(one.compared.refused),
                 )
                 for one in decided
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -162,7 +162,8 @@ def audit(
 
         audited, own = {change: result.branches for change, result in audits.items()}, cases[""]
         target = audits[""].target_epsilon
-        write(results, audited, parameters=own.parameters, settings=own.settings, compare=own.compare, target=target)
+        of_run: dict[str, Any] = {"parameters": own.parameters, "settings": own.settings, "compare": own.compare}
+        write(results, audited, **of_run, target=target, refused=audits[""].refused)
     say(_json(audits) if output.as_json else "\n".join(_lines(audits)))
     if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)

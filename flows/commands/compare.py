@@ -105,6 +105,7 @@ def compare(
             settings=settings,
             target=result.target_epsilon,
             delta=result.delta,
+            refused=[f"{name}: {why}" for found in result.protocols.values() for name, why in found.refused.items()],
             others=[(protocols.title(under), other.branches) for under, other in zip(taken[1:], others, strict=True)],
         )
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
@@ -116,6 +117,9 @@ def compare(
     said = [
         f"{name}: {found.recommendation}" if len(result.protocols) > 1 else found.recommendation
         for name, found in result.protocols.items()
+    ]
+    said += [
+        f"{name} is in no table: {why}" for found in result.protocols.values() for name, why in found.refused.items()
     ]
     output.answer(result, "\n".join([*said, result.decision, result.report, *plans]))
 

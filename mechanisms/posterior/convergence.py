@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from mechanisms.errors import MechanismError
+from mechanisms.errors import DrawsRefused
 from mechanisms.posterior.hmc import Draws
 
 LARGEST_R_HAT = 1.05
@@ -164,10 +164,10 @@ class Diagnostics:
         """Refuse draws that may not be the posterior's.
 
         Raises:
-            MechanismError: says which diagnostics failed, and what to change.
+            DrawsRefused: says which diagnostics failed, and what to change.
         """
         if self.failures:
-            raise MechanismError(
+            raise DrawsRefused(
                 f"the sampler's draws are not to be trusted: {'; '.join(self.failures)}. Nothing is released from "
                 "them; raise the draws or sampler.warm_up, or lower the mechanism's prior_std"
             )

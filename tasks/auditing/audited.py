@@ -52,6 +52,8 @@ class AuditResult(BaseModel):
     branches: tuple[Audited, ...]
     trials: int
     target_epsilon: float | None
+    refused: dict[str, str] = {}
+    """Branches whose draws were refused, by title, and why: there is no candidate to audit."""
 
     @property
     def contradicted(self) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ def grouped(audits: Sequence[Audited]) -> list[list[Audited]]:
 
 def lines(result: AuditResult) -> list[str]:
     """Claim and measurement, a line a branch and seed, for a terminal or a page."""
-    return [_line(one, result.trials) for one in result.branches]
+    told = [_line(one, result.trials) for one in result.branches]
+    return told + [f"{name}: not audited, {why}" for name, why in result.refused.items()]
 
 
 def _line(audited: Audited, trials: int) -> str:

@@ -57,6 +57,7 @@ def write(
     settings: AuditParameters,
     compare: CompareParameters,
     target: float | None,
+    refused: Mapping[str, str] | None = None,
 ) -> None:
     """Write `file`, and the ROC figure to a folder of its name beside it.
 
@@ -64,6 +65,7 @@ def write(
 
     Args:
         runs: audits by what was changed against the parameters; the first, under an empty name, changed nothing.
+        refused: branches without a candidate, by title, and why.
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +76,7 @@ def write(
         settings=settings,
         compare=compare,
         target=target,
+        refused=refused,
         roc=f"{folder.name}/roc.svg",
         notes=notes_beside(file),
     )
@@ -89,6 +92,7 @@ def page(
     target: float | None,
     roc: str,
     notes: str,
+    refused: Mapping[str, str] | None = None,
 ) -> str:
     """The page; `roc` is the address of its figure."""
     unchanged = runs[""]
@@ -105,7 +109,7 @@ def page(
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         seeds=sorted({audit.seed for audit in unchanged}),
-        findings=findings(runs, effects),
+        findings=findings(runs, effects) + [f"{name}: not audited, {why}." for name, why in (refused or {}).items()],
         claims=claims_table(unchanged),
         bounds=bounds_table(unchanged),
         deltas=deltas_table(unchanged),

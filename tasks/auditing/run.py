@@ -67,7 +67,9 @@ def run(
         _audit(study, outcome, settings, pool, look(study, settings, outcome, before), prefect_run_id=prefect_run_id)
         for outcome in compared.outcomes
     )
-    return AuditResult(branches=audited, trials=settings.trials, target_epsilon=study.target)
+    return AuditResult(
+        branches=audited, trials=settings.trials, target_epsilon=study.target, refused=dict(compared.refused)
+    )
 
 
 def expected(

@@ -112,6 +112,7 @@ def _part(one: Decided, number: int) -> Mapping[str, Any]:
         "test": facts["test"],
         "observed": facts["codes_observed"],
         "codes": facts["label_space"],
+        "refused": one.compared.refused,
         "answers": [_what(one), _losses(one, number), _refuted(one), _budget(one), _missing(one)],
     }
 

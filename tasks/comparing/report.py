@@ -116,6 +116,7 @@ def _section(one: Decided, number: int) -> Mapping[str, Any]:
         "target": study.target,
         "delta": delta,
         "recommendation": one.recommendation,
+        "refused": compared.refused,
         "rows": decision.branch_rows(one, number),
         "tables": {
             PRIVACY: tables.claims_table(summaries, beside),

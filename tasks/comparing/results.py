@@ -29,6 +29,7 @@ def write(
     target: float | None,
     delta: float,
     others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
+    refused: Sequence[str] = (),
 ) -> None:
     """Write `file`, and the figures of the report to a folder of its name beside it.
 
@@ -49,6 +50,7 @@ def write(
         target=target,
         delta=delta,
         others=others,
+        refused=refused,
         pictures=pictures,
         notes=notes_beside(file),
     )
@@ -65,12 +67,14 @@ def page(
     pictures: dict[str, str],
     notes: str,
     others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
+    refused: Sequence[str] = (),
 ) -> str:
     """The page.
 
     Args:
         pictures: addresses of figures by their names.
         others: title and branches of every further protocol, whose tables have no paper's figures beside them.
+        refused: branches that are in no table, and why.
     """
     beside = published.beside(parameters.data)
     return render(
@@ -81,6 +85,7 @@ def page(
         target=target,
         delta=delta,
         source=provenance(),
+        refused=list(dict.fromkeys(refused)),
         file=Path(parameters.data.source).name,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from mechanisms.errors import DrawsRefused
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import one_fit, swag_chain
@@ -33,6 +35,8 @@ class Compared:
     outcomes: list[Outcome]
     further: Mapping[float, list[Outcome]] = field(default_factory=dict)
     """Branches that aim at an epsilon, at others than the study's."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Branches whose draws were refused at one seed or another, by title, and why: they have no outcomes."""
 
 
 def refuse_early(
@@ -75,6 +79,7 @@ def run(
 
     Raises:
         InputError: settings that contradict each other or the data.
+        DrawsRefused: of every branch.
     """
     refuse_early(context, parameters, settings, chosen)
     dataset = do(data.ingest(parameters.data))
@@ -92,12 +97,37 @@ def run(
     if side_by_side is not None:
         single = [pair for pair in pairs if runner_of(pair[0].mechanism, one_fit.run) is one_fit.run]
         plans = {branch.name: study.do(one_fit.plan(study, branch)) for branch, _ in single}
-        side_by_side([one_fit.fit(study, branch, seed, planned=plans[branch.name]) for branch, seed in single])
-    outcomes = [outcome_of(study, branch, seed) for branch, seed in pairs]
-    return Compared(study, seeds, outcomes, _further(study, chosen, seeds))
+        with suppress(DrawsRefused):  # fitted again below, where it is told whose they are
+            side_by_side([one_fit.fit(study, branch, seed, planned=plans[branch.name]) for branch, seed in single])
+    outcomes, refused = _outcomes(study, chosen, seeds)
+    there = [branch for branch in chosen if branch.title not in refused]
+    further, also = _further(study, there, seeds)
+    return Compared(study, seeds, outcomes, further, refused | also)
 
 
-def _further(study: Study, chosen: Sequence[Branch], seeds: Sequence[int]) -> dict[float, list[Outcome]]:
+def _outcomes(
+    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, at: str = ""
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Of every branch at every seed; of one whose draws are refused at a seed none, but why, by its title.
+
+    Raises:
+        DrawsRefused: nothing is left.
+    """
+    outcomes: list[Outcome] = []
+    refused: dict[str, str] = {}
+    for branch in chosen:
+        try:
+            outcomes += [outcome_of(study, branch, seed) for seed in seeds]
+        except DrawsRefused as error:
+            refused[branch.title + at] = str(error)
+    if refused and not outcomes and not at:
+        raise DrawsRefused("; ".join(refused.values()))
+    return outcomes, refused
+
+
+def _further(
+    study: Study, chosen: Sequence[Branch], seeds: Sequence[int]
+) -> tuple[dict[float, list[Outcome]], dict[str, str]]:
     """What aims at an epsilon and has no delta of its own, at each further target that a person gave."""
     aiming = [
         branch
@@ -107,11 +137,12 @@ def _further(study: Study, chosen: Sequence[Branch], seeds: Sequence[int]) -> di
         and getattr(branch.mechanism, "target_epsilon", None) is None
     ]
     found: dict[float, list[Outcome]] = {}
+    refused: dict[str, str] = {}
     for epsilon in dict.fromkeys(study.settings.epsilons):
         if epsilon != study.target and aiming:
-            at = aimed(study, epsilon)
-            found[epsilon] = [outcome_of(at, branch, seed) for branch in aiming for seed in seeds]
-    return found
+            found[epsilon], of_these = _outcomes(aimed(study, epsilon), aiming, seeds, at=f" at epsilon {epsilon:g}")
+            refused |= of_these
+    return {epsilon: outcomes for epsilon, outcomes in found.items() if outcomes}, refused
 
 
 def aimed(study: Study, epsilon: float) -> Study:

@@ -166,6 +166,7 @@ def test_a_page_escapes_what_it_is_given() -> None:
     content = {"Table": (["branch"], [["<script>alert(1)</script>"]])}
     facts = {"train": 1, "test": 1, "codes_observed": 1, "label_space": 1}
     section: Any = {"title": "t", "prefix": "", "facts": facts, "target": None, "delta": 1e-5, "rows": ()}
+    section |= {"refused": {}}
     section |= {"recommendation": recommend([]), "tables": content, "pictures": {}}
     values: Any = {"notice": "n", "kinds": "k", "settings": CompareParameters(), "encoder": "e", "source": provenance()}
     values |= {"parameters": RetrainParameters(data=data()), "sections": [section], "plans": []}
