@@ -111,7 +111,7 @@ def noise_scaled(event: Event, factor: float) -> Event:
     """
     match event:
         case ComposedEvent():
-            return ComposedEvent(events=tuple(noise_scaled(part, factor) for part in event.events))
+            return event.model_copy(update={"events": tuple(noise_scaled(part, factor) for part in event.events)})
         case DpSgdEvent():
             changed = [s.model_copy(update={"noise_multiplier": factor * s.noise_multiplier}) for s in event.segments]
             return event.model_copy(update={"segments": tuple(changed)})

@@ -17,6 +17,7 @@ from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
+from mechanisms.audit import curves
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint
@@ -26,7 +27,7 @@ from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import convergence
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
-from mechanisms.privacy import noise
+from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.claims import formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode
 from mechanisms.privacy.noise import SecretStream
@@ -113,6 +114,19 @@ class TestEvery:
             return
         assert not isinstance(plan.mechanism, Aimed) or 0.99 * 4 <= one.epsilon <= 4
         assert three.epsilon > 1.5 * one.epsilon, "a unit of three records costs more than one of one"
+
+    def test_it_runs_with_half_of_its_noise(self, kind: str) -> None:
+        """What an audit's power is measured on: of the plan's kind, and the noise that ran is half."""
+        plan = made(kind).plan(TASK)
+        rate = None
+        with suppress(MechanismError):
+            rate = None if plan.event is None else gaussian_cost.gaussian_rate(plan.event)
+        if plan.event is None or rate is None:
+            pytest.skip("not of Gaussian noise alone: no curve is tested")
+        halved = curves.noise_scaled(plan.event, 0.5)
+        fitted = plan.model_copy(update={"event": halved}).fit(records(), run())
+        assert type(fitted.event) is type(plan.event)
+        assert gaussian_cost.gaussian_rate(fitted.event) == pytest.approx(2 * rate)
 
     def test_a_target_is_that_of_a_unit(self, kind: str) -> None:
         """Planned for units of three records, it claims the target for such a unit: no place leaves the factor out."""
