@@ -238,7 +238,7 @@ def _cases(
     else:
         own = run.parameters()
 
-    from tasks.auditing.settings import AuditParameters, check, choose_branches
+    from tasks.auditing.settings import AuditParameters, check
     from tasks.branches.branch import CompareParameters
 
     def case(parameters: RetrainParameters, branches: str, seeds: int, trials: int) -> _Case:
@@ -249,7 +249,6 @@ def _cases(
         }
         settings = checked(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
         compare = checked(CompareParameters, rivals, at="audit: ")
-        choose_branches(branches, parameters, compare.known)
         check(parameters, settings)
         return _Case(parameters, compare, settings, branches)
 

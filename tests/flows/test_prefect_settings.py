@@ -1,0 +1,59 @@
+"""Prefect reads its settings when it is imported: nothing may bring it before the server's password is set.
+
+Else the server of a run asks for a password that the run does not know, and the command ends in "unauthorized".
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from storage.demo_data import write_demo_data
+
+PROGRAM = """
+import os, sys
+import flows.commands.options, flows.commands.diagnose  # they took the function by name
+
+def stop(*_, **__):
+    print("imported" if "prefect" in sys.modules else "not yet", flush=True)
+    os._exit(0)
+
+for module in list(sys.modules.values()):
+    if hasattr(module, "before_prefect"):
+        module.before_prefect = stop
+sys.argv = ["autocoder", *sys.argv[1:]]
+from flows.cli import main
+main()
+"""
+COMMANDS: dict[str, Sequence[str]] = {
+    "retrain": ["retrain", "--profile", "demo"],
+    "retrain, formal": ["retrain", "--profile", "demo-formal", "--target-epsilon", "5"],
+    "compare": ["compare", "--profile", "demo", "--branches", "non-private"],
+    "compare, formal": ["compare", "--profile", "demo-formal", "--branches", "prior-descent", "--target-epsilon", "5"],
+    "audit": ["audit", "--profile", "demo", "--trials", "0"],
+    "audit, formal": ["audit", "--profile", "demo-formal", "--target-epsilon", "5", "--trials", "0"],
+    "audit, formal, changed": [
+        *["audit", "--profile", "demo-formal", "--target-epsilon", "5", "--trials", "0"],
+        *["--vary", "formal.target_epsilon=2"],
+    ],
+    "diagnose": ["diagnose", "--profile", "demo"],
+    "diagnose, formal": [
+        *["diagnose", "--profile", "demo-formal", "--set", "formal.target_epsilon=5"],
+        *["--set", "formal.branch=formal-posterior"],
+    ],
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_nothing_brings_prefect_before_its_settings(tmp_path: Path, words: Sequence[str]) -> None:
+    """In a process of its own, up to where the settings are made."""
+    data = write_demo_data(tmp_path, records=60, seed=1)
+    given = ["--data", str(data.csv), "--codelist", str(data.codelist), "--home", str(tmp_path / "home")]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words, *given], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "not yet\n", done.stdout + done.stderr
