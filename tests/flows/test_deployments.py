@@ -37,6 +37,20 @@ GIVEN: dict[str, dict[str, Any]] = {
             **{"threshold": None, "first": 0, "end": 2, "job": "0" * 64, "key": "0" * 32},
         }
     },
+    "trials-shard": {
+        "shard": {
+            "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
+            "inputs": {"pool": {"kind": "audit-pool", "uri": "file:///w/stages/audit-pool/k", "sha256": "0" * 64}},
+            "key": "0" * 32,
+        }
+    },
+    "branch-shard": {
+        "shard": {
+            "at": {"seed": 1, "target": 4.0},
+            "inputs": {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}},
+            "key": "0" * 32,
+        }
+    },
     "risk-shard": {
         "shard": {
             "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
@@ -99,6 +113,9 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("risk-shard", "shard.draws.purpose", "release"),
         ("risk-shard", "shard.key", "../elsewhere"),
         ("code-shard", "shard.end", 0),
+        ("trials-shard", "shard.trials.end", 0),
+        ("branch-shard", "shard.at.seed", -1),
+        ("audit", "fan_out", {"shards": 0}),
         ("code-batch", "fan_out", {"shards": 0}),
         ("demo", "device", "tpu9"),
         ("release", "wait_days", -1),
