@@ -43,9 +43,8 @@ def workers(
 
 
 def runs_of(server: str, flow: str) -> list[dict[str, Any]]:
-    """Runs of a flow, as the server has them."""
-    named = {"flows": {"name": {"any_": [flow]}}}
-    return httpx.post(f"{server}/flow_runs/filter", json=named, timeout=30).json()
+    """Runs of a flow, as the server has them; asked again while it is too busy to answer."""
+    return _asked(f"{server}/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
 
 
 def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *, with_worker: bool = False) -> str:
@@ -75,5 +74,15 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
 
 def online(server: str, pool: str = "gpu") -> int:
     """Workers of a pool that have told the server of themselves."""
-    found = httpx.post(f"{server}/work_pools/{pool}/workers/filter", json={}, timeout=30).json()
+    found = _asked(f"{server}/work_pools/{pool}/workers/filter", {})
     return sum(worker["status"] == "ONLINE" for worker in found)
+
+
+def _asked(url: str, what: dict[str, Any]) -> list[dict[str, Any]]:
+    while True:  # the test's own limit ends it
+        with suppress(httpx.TransportError):
+            answer = httpx.post(url, json=what, timeout=60)
+            if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                answer.raise_for_status()
+                return answer.json()
+        time.sleep(1)
