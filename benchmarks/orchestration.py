@@ -158,8 +158,10 @@ def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Ask for many shards that nobody computes; seconds of each request, and of a look at all of them."""
     from storage.artifacts import ArtifactRef, digest
     from tasks.fitting.draws import Draws
-    from tasks.fitting.shard_runs import ShardParameters, ShardRuns
+    from tasks.fitting.fan_out import ShardParameters
     from tasks.parameters import FanOut
+    from tasks.running.shard_runs import ShardRuns
+    from tasks.running.shards import place_of
     from tasks.running.stage import Context
 
     names = ("dataset", "prepared", "posterior", "weights")
@@ -169,7 +171,7 @@ def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     times, ids = [], []
     with server(folder, options.database) as api, deployed(api, folder):
         context = Context(home=str(folder), fan_out=FanOut(shards=options.shards))
-        with ShardRuns.at(context) as runs:
+        with ShardRuns.at(context.fan_out.deployment, place_of(context)) as runs:
             for draws in shards:
                 asked = ShardParameters(draws=draws, inputs=refs, key=digest(draws.first)[:32])
                 started = time.perf_counter()

@@ -20,7 +20,7 @@ from tasks.auditing.findings import lines
 from tasks.auditing.settings import AuditParameters, choose_branches
 from tasks.branches.branch import CompareParameters
 from tasks.branches.origin import Origin
-from tasks.parameters import RetrainParameters
+from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
@@ -44,6 +44,7 @@ def audit(
     settings: Annotated[AuditSection, titled("Effort")] = _USUAL,  # type: ignore[valid-type]
     home: Workspace = None,
     device: OnDevice = "auto",
+    fan_out: Annotated[FanOut | None, titled("Shards")] = None,
 ) -> AuditResult:
     """Audit what a plan releases, with the settings and records that it was made with.
 
@@ -52,11 +53,12 @@ def audit(
         settings: how much is spent on measuring.
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
+        fan_out: whether reruns are spread over workers; it does not change what comes out.
 
     Raises:
         InputError: no plan, trials that cannot be, or the fit comes out otherwise than the plan's.
     """
-    context = Context(home=str(home_of(home)), device=device)
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out or FanOut())
     private, chosen_settings = context.workspace.private, AuditParameters.model_validate(settings.model_dump())
     with private_errors("audit"):
         same_house(Path(plan), Path(context.home))
@@ -95,6 +97,7 @@ def audit_branches(
     branches: str = "release",
     home: str = "workspace",
     device: str = "auto",
+    fan_out: FanOut | None = None,
 ) -> AuditResult:
     """Audit branches at every seed; trials are run once a branch, at the first seed's settings.
 
@@ -102,11 +105,12 @@ def audit_branches(
         parameters: those of the retrain whose candidate is audited.
         compare: seeds, the rivals' target, delta and common settings, and branches of one's own.
         branches: names by comma, `all`, or `release` for what the retrain releases from.
+        fan_out: whether reruns, and passes over draws, are spread over workers.
 
     Raises:
         InputError: an unknown branch, or trials that cannot be.
     """
-    context = Context(home=str(Path(home).expanduser().resolve()), device=device)
+    context = Context(home=str(Path(home).expanduser().resolve()), device=device, fan_out=fan_out or FanOut())
     private = context.workspace.private
     with private_errors("audit"):
         chosen = choose_branches(branches, parameters, compare.known)

@@ -10,11 +10,12 @@ from pydantic import BaseModel, Field
 
 from flows.server.form import Workspace, titled
 from flows.server.settings import home_of
-from storage.tables.narratives import Narratives
 from storage.tables.reading import survey
+from tasks.coding import shards
 from tasks.coding.coder import Coder, newest_bundle
-from tasks.coding.columns import Added
-from tasks.coding.job import CodingJob, run
+from tasks.coding.job import run
+from tasks.parameters import Spread
+from tasks.running import progress
 from tasks.running.failures import private_errors
 
 
@@ -42,6 +43,7 @@ def code_batch(
     top_k: Annotated[int, Field(ge=1, le=50), titled("Codes a narrative")] = 1,
     threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, titled("Threshold")] = None,
     home: Workspace = None,
+    fan_out: Annotated[Spread | None, titled("Shards")] = None,
 ) -> Coded:
     """Write a file with the input's columns and the codes. A run that died goes on where it stopped.
 
@@ -53,10 +55,21 @@ def code_batch(
         top_k: codes a narrative, 1 to 50.
         threshold: score, 0 to 1, below which a person must look; empty: nothing is marked.
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        fan_out: whether other workers code some of the pieces; it does not change what comes out. They must see the
+            narratives, the output's folder and the bundle at the same paths.
     """
+    settings = fan_out or Spread()
     with private_errors("code-batch"):
+        if settings.shards > 1:
+            shards.preflight()
         table = survey(Path(data).expanduser(), text_columns=(column,))
-        coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(home_of(home)))
-        added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
-        coded = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
+        folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
+        coder = Coder.open(folder)
+        job = shards.job_of(coder, table, out=out, column=column, top_k=top_k, threshold=threshold)
+
+        def spread() -> None:
+            told = shards.told(coder, job, bundle=folder)
+            shards.finish(coder, job, told, settings, progress.reporter("code, by shards"))
+
+        coded = run(coder, job, spread=spread if settings.shards > 1 else None)
         return Coded(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

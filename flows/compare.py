@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, section, titled
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
-from tasks.comparing import protocols, summary
+from tasks.comparing import protocols, shards, summary
 from tasks.comparing import report as comparison_report
 from tasks.comparing import run as comparison
 from tasks.comparing.decision import Decided
@@ -79,6 +79,7 @@ def compare(
     home: Workspace = None,
     device: OnDevice = "auto",
     fan_out: Annotated[FanOut | None, titled("Shards")] = None,
+    spread: Annotated[bool, titled("Branches to workers")] = False,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
@@ -89,6 +90,8 @@ def compare(
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
+        spread: whether each branch at each seed is a run of its own, on whichever worker is free; patience and
+            attempts are those of the shards. It does not change what comes out.
 
     Raises:
         InputError: an unknown branch, a batch larger than the data, or settings that contradict each other.
@@ -100,6 +103,8 @@ def compare(
         wanted, rivals = parameters.parameters(), CompareParameters.model_validate(settings.model_dump())
         refuse_borrowed_names(wanted)
         chosen = choose(branches, model=wanted.model, known=rivals.known)
+        if spread:
+            shards.preflight(context, rivals)
         every = _under_each(wanted, rivals)
         estimates = [comparison.refuse_early(context, taken, rivals, chosen) for taken in every]
     with private_errors("compare"), progress.listening(metrics):
@@ -115,6 +120,9 @@ def compare(
                     chosen,
                     do=partial(submit, context),
                     side_by_side=partial(submit_all, context, slots=rivals.slots) if rivals.slots > 1 else None,
+                    elsewhere=partial(shards.finish, context.fan_out, progress.reporter("branches"))
+                    if spread
+                    else None,
                 )
             summary.record(compared.study, compared.outcomes, prefect_run_id=run_id)
             for epsilon, outcomes in compared.further.items():

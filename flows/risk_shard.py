@@ -9,8 +9,8 @@ from prefect import flow
 from flows.server.form import OnDevice, Workspace, titled
 from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
-from tasks.fitting import shard_runs
-from tasks.fitting.shard_runs import ShardParameters
+from tasks.fitting import fan_out
+from tasks.fitting.fan_out import ShardParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
@@ -39,4 +39,4 @@ def risk_shard(
     metrics = MetricsListener(context.workspace.private, "risk-shard")
     with private_errors("risk shard"), listening(prefect_page.PrefectListener(), metrics):
         context.workspace.create()
-        return shard_runs.compute(context, shard)
+        return fan_out.compute(context, shard)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# docker-compose.yml as Docker's own tool reads it, the GPU's profile included; no engine has to run. Skipped where there is no tool.
+# docker-compose.yml as Docker's own tool reads it, its profiles included; no engine has to run. Skipped where there is no tool.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if docker compose version >/dev/null 2>&1; then tool=(docker compose)
 elif command -v docker-compose >/dev/null; then tool=(docker-compose)
 else echo "check: docker-compose.yml was not read, there is no docker compose (Debian: docker-compose)"; exit 0; fi
-"${tool[@]}" --profile gpu config --quiet && echo "docker-compose.yml: sound"
+"${tool[@]}" --profile gpu --profile storage config --quiet && echo "docker-compose.yml: sound"

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Makes the passwords of docker-compose.yml in ./secrets, once; nothing that is there is overwritten.
 # The folder is closed to others. Its files are not: each is mounted alone into containers with users of their own.
-# So are the files of the checkout that containers read, whatever its umask; ./narratives is made for user 10001.
+# So are the files of the checkout that containers read, whatever its umask; ./narratives and ./stages are made for user 10001.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 077
 mkdir -p secrets
 chmod 0700 secrets
-for name in postgres_password prefect_db_password ledger_owner_password ledger_password redis_password; do
+for name in postgres_password prefect_db_password ledger_owner_password ledger_password redis_password storage_key; do
   [ -e "secrets/$name" ] || od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > "secrets/$name"
 done
 [ -e secrets/prefect_login ] || printf 'operator:%s' "$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > secrets/prefect_login
 [ -e secrets/signing-key.pem ] || "${BIN:-.venv/bin}/autocoder" keys new --out secrets > /dev/null
 [ -e secrets/signing_key ] || cp secrets/signing-key.pem secrets/signing_key
-chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key
+chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key
 [ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem
 for path in deployments/postgres deployments/Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
-mkdir -p narratives
-[ "$(id -u)" != 0 ] || chown 10001:10001 narratives
+mkdir -p narratives stages
+[ "$(id -u)" != 0 ] || chown 10001:10001 narratives stages
 echo "secrets/ is complete; keep a copy of it, and of secrets/signing-key.pem apart from it"

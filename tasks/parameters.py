@@ -92,22 +92,16 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
         return self
 
 
-class FanOut(BaseModel, frozen=True, extra="forbid", title="Shards"):
-    """How a pass over draws is spread over workers. Where it is computed does not change what comes out."""
+class Spread(BaseModel, frozen=True, extra="forbid", title="Shards"):
+    """How one work is spread over workers. Where it is computed does not change what comes out."""
 
     shards: int = Field(
         default=1,
         ge=1,
         le=10_000,
         title="Shards",
-        description="In how many parts the draws of each risk and sensitivity pass go to workers; 1: none, this run "
-        "computes them itself. Some two to four a worker.",
-    )
-    deployment: str = Field(
-        default="risk-shard/risk-shard",
-        title="Deployment",
-        description="Whose runs compute the shards.",
-        pattern=r"^[^/]+/[^/]+$",
+        description="In how many parts the work goes to workers; 1: none, this run does it itself. Some two to four a "
+        "worker.",
     )
     patience_seconds: float = Field(
         default=120,
@@ -122,9 +116,24 @@ class FanOut(BaseModel, frozen=True, extra="forbid", title="Shards"):
         default=3, ge=1, le=100, title="Attempts", description="How often a shard is asked for before the run fails."
     )
 
-    def alone(self) -> FanOut:
-        """The same without shards."""
-        return self.model_copy(update={"shards": 1})
+
+class FanOut(Spread, frozen=True, extra="forbid", title="Shards"):
+    """How passes over draws, and the reruns of an audit, are spread over workers."""
+
+    shards: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        title="Shards",
+        description="In how many parts the draws of each risk and sensitivity pass, and the reruns of an audit, go to "
+        "workers; 1: none, this run computes them itself. Some two to four a worker.",
+    )
+    deployment: str = Field(
+        default="risk-shard/risk-shard",
+        title="Deployment",
+        description="Whose runs compute the shards of a pass.",
+        pattern=r"^[^/]+/[^/]+$",
+    )
 
 
 DEMO = "demo"

@@ -36,6 +36,12 @@ if has signing_key; then
   (umask 077 && rm -f "$AUTOCODER_SIGNING_KEY" && printf '%s\n' "$key" > "$AUTOCODER_SIGNING_KEY")
 fi
 
+# And for the S3 server that machines share stages by, unless the environment has credentials of another one.
+if [ -n "${AUTOCODER_STORAGE:-}" ] && [ -z "${AWS_ACCESS_KEY_ID:-}" ] && has storage_key; then
+  key=$(secret storage_key)
+  export AWS_ACCESS_KEY_ID=autocoder AWS_SECRET_ACCESS_KEY="$key" AWS_DEFAULT_REGION="${AWS_DEFAULT_REGION:-us-east-1}"
+fi
+
 case "${1:-}" in
   server)
     login=$(secret prefect_login)

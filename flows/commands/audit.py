@@ -102,6 +102,7 @@ def audit(
     effort: EffortOptions,
     variation: VariationOptions,
     output: options.OutputOptions,
+    shards: options.Shards = 1,
     results: options.Results = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with code 3 when a claim is contradicted.")] = False,
 ) -> None:
@@ -123,13 +124,16 @@ def audit(
     """
     if plan is not None:
         options.refuse_beside_a_plan(run, chosen, variation, results=results)
-        result = _of_plan(plan, run, effort, output)
+        result = _of_plan(plan, run, effort, output, shards)
         say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_told(plan, result)))
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     cases = _cases(run, chosen, effort, variation)
     if results is not None:
         options.require_place("--results", results)
-    context = run.context()
+
+    from tasks.parameters import FanOut
+
+    context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.audit as job
     from tasks.auditing.run import expected, seconds_of_reruns
@@ -154,6 +158,7 @@ def audit(
                 branches=case.branches,
                 home=context.home,
                 device=run.device,
+                fan_out=context.fan_out,
             )
             for change, case in cases.items()
         }
@@ -169,7 +174,9 @@ def audit(
         raise typer.Exit(_CONTRADICTED)
 
 
-def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output: options.OutputOptions) -> AuditResult:
+def _of_plan(
+    plan: Path, run: options.RunOptions, effort: EffortOptions, output: options.OutputOptions, shards: int
+) -> AuditResult:
     """The audit of what a plan releases."""
     from flows.commands.profiles import checked
 
@@ -178,6 +185,7 @@ def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output:
     before_prefect(workspace, make_home=True)
     from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.origin import Origin
+    from tasks.parameters import FanOut
 
     settings = checked(AuditParameters, asdict(effort), at="audit: ")
     origin = Origin.of(plan)[1]
@@ -190,13 +198,19 @@ def _of_plan(plan: Path, run: options.RunOptions, effort: EffortOptions, output:
 
     with private_errors("audit"):
         branches = choose_branches(origin.branch, origin.parameters, origin.compare.known)
-        context = Context(home=str(workspace), device=run.device)
+        context = Context(home=str(workspace), device=run.device, fan_out=FanOut(shards=shards))
         estimate = expected(context, origin.parameters, origin.compare, settings, branches)
     with output.progress() as console, own_server():
         if settings.trials:
             seconds = seconds_of_reruns(estimate, settings, branches)
             console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
-        return job.audit(plan=str(plan), settings=settings.model_dump(), home=str(workspace), device=run.device)
+        return job.audit(
+            plan=str(plan),
+            settings=settings.model_dump(),
+            home=str(workspace),
+            device=run.device,
+            fan_out=context.fan_out,
+        )
 
 
 def _told(plan: Path, result: AuditResult) -> list[str]:

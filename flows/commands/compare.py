@@ -43,6 +43,14 @@ def compare(
     shared: SharedOptions,
     output: options.OutputOptions,
     branches: Annotated[str, typer.Option(help="Names by comma, or `all`.")] = "all",
+    shards: options.Shards = 1,
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread",
+            help="Each branch at each seed on whichever worker is free; needs PREFECT_API_URL and `autocoder deploy`.",
+        ),
+    ] = False,
     results: options.Results = None,
 ) -> None:
     """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
@@ -70,7 +78,10 @@ def compare(
     chosen = choose(branches, model=parameters.model, known=settings.known)
     if results is not None:
         options.require_place("--results", results)
-    context = run.context()
+
+    from tasks.parameters import FanOut
+
+    context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.compare as job
     from flows.server.form import RetrainForm
@@ -92,6 +103,8 @@ def compare(
             branches=branches,
             home=context.home,
             device=run.device,
+            fan_out=context.fan_out,
+            spread=spread,
         )
     if results is not None:
         from tasks.comparing.results import write

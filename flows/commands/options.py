@@ -113,6 +113,16 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", help="Also write aggregates and figures as Markdown to this file. For public data only."),
 ]
+Shards = Annotated[
+    int,
+    typer.Option(
+        "--shards",
+        min=1,
+        max=10_000,
+        help="Parts of each pass over draws, and of an audit's reruns, that workers compute; needs PREFECT_API_URL and "
+        "`autocoder deploy`.",
+    ),
+]
 Revocations = Annotated[
     Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
 ]

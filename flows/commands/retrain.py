@@ -31,14 +31,7 @@ def retrain(
             "for it, or, with mechanism censored or both, it is the bound."
         ),
     ] = None,
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=10_000,
-            help="Parts of each pass over draws that workers compute; needs PREFECT_API_URL and `autocoder deploy`.",
-        ),
-    ] = 1,
+    shards: options.Shards = 1,
     storage: Annotated[
         str | None,
         typer.Option(

@@ -26,6 +26,8 @@ from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
 from tasks.releasing.estimate import Estimate
 from tasks.releasing.publish import open_ledger
+from tasks.running.shard_runs import ShardRuns
+from tasks.running.shards import place_of
 from tasks.running.stage import Context
 
 
@@ -81,6 +83,9 @@ def expected(
 ) -> Estimate:
     """What the stages of an audit take: those of a comparison, and the reruns of each branch."""
     estimate = comparison.refuse_early(context, parameters, compare, chosen)
+    if context.fan_out.shards > 1 and settings.trials:
+        with ShardRuns.at(trials.DEPLOYMENT, place_of(context)):
+            pass
     noises = (1.0, 0.5) if settings.power else (1.0,)
     labels = [trials.label_of(branch.name, noise=noise) for branch in chosen for noise in noises]
     return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws)

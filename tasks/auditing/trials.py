@@ -1,6 +1,8 @@
 """Stages: trials of one mechanism on records that took part by the toss of a coin, and what their draws say of all.
 
-Each chunk of trials is written as it ends: a killed audit goes on from there.
+Each chunk of trials is written as it ends: a killed audit goes on from there. Where the run is spread over workers,
+consecutive chunks are a shard, a stage of its own and a run of the deployment `trials-shard`; a trial's coins and seeds
+depend on its number alone, so that shards put together in their order are the trials of one process.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.audit import trials as audit_trials
@@ -28,14 +32,56 @@ from mechanisms.model.training import Progress
 from mechanisms.privacy.claims import claim_of, formal, of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
+from storage.errors import StorageError
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
 from tasks.fitting.prepared import build, feature_schema, label_count
-from tasks.running.stage import Step, Work
+from tasks.running import shards as spread
+from tasks.running.shards import StageAsked, StageShard
+from tasks.running.stage import Context, Step, Work
+
+DEPLOYMENT = "trials-shard/trials-shard"
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
 _AT_ONCE = 8
 """Trials a chunk: their parameters and optimiser states stay in the cache of a core."""
+_FILE = "trials.safetensors"
+
+
+class TrialRange(BaseModel, frozen=True, extra="forbid", title="Trials"):
+    """Which trials of a planned mechanism; the plan, the pool and the data set are the stage's inputs."""
+
+    model: ModelConfig = Field(title="Model")
+    seed: int = Field(ge=0, lt=2**53, title="Seed", description="A trial's coins and seed depend on it and its number.")
+    delta: float = Field(gt=0, lt=1, title="Delta", description="That formal claims of the reruns are stated for.")
+    unit: tuple[str, int] = Field(title="Privacy unit", description="And its records at most.")
+    noise: float = Field(default=1.0, gt=0, le=1, title="Noise", description="Times the plan's.")
+    first: int = Field(default=0, ge=0, title="First trial", description="Its number; 0 is the first.")
+    end: int = Field(ge=1, le=100_000, title="End", description="Number of the first trial that is left out.")
+
+    @model_validator(mode="after")
+    def _some(self) -> TrialRange:
+        if self.end <= self.first:
+            raise ValueError("end must be above first")
+        return self
+
+    @property
+    def chunks(self) -> list[range]:
+        """The trials that run side by side."""
+        return [range(start, min(start + _AT_ONCE, self.end)) for start in range(self.first, self.end, _AT_ONCE)]
+
+    def split(self, shards: int) -> list[TrialRange]:
+        """Consecutive shards of whole chunks, as a single process cuts them; no more of them than chunks."""
+        chunks = self.chunks
+        shards = min(shards, len(chunks))
+        cuts = [chunks[len(chunks) * i // shards].start for i in range(shards)] + [self.end]
+        return [self.model_copy(update={"first": first, "end": end}) for first, end in pairwise(cuts)]
+
+
+class TrialsAsked(StageAsked, frozen=True, extra="forbid", title="Shard"):
+    """One shard: which trials, and the digests of what they read. Nothing of a record."""
+
+    trials: TrialRange = Field(title="Trials")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +137,80 @@ def reruns(
         config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit}
         | ({} if noise == 1 else {"noise": noise}),
         inputs={"pool": pool, "dataset": dataset, "plan": planned},
-        body=partial(_reruns, model=model, seed=seed, trials=trials, delta=delta, unit=unit, noise=noise),
+        body=partial(
+            _reruns, asked=TrialRange(model=model, seed=seed, delta=delta, unit=unit, noise=noise, end=trials)
+        ),
         modules=(type(mechanism).__module__, "tasks.auditing.trials"),
     )
 
 
-def _reruns(
-    work: Work, *, model: ModelConfig, seed: int, trials: int, delta: float, unit: tuple[str, int], noise: float
-) -> Mapping[str, Any]:
+def compute(context: Context, asked: TrialsAsked) -> ArtifactRef:
+    """Do what was asked for, on a worker.
+
+    Raises:
+        StorageError: an input is nowhere to be had, or this worker's code is another version.
+    """
+
+    def step_of(inputs: Mapping[str, ArtifactRef]) -> Step:
+        mechanism = plan_of(context.store.open(inputs["plan"])).mechanism
+        return _some(asked.trials, inputs, mechanism)
+
+    return spread.compute(context, asked, step_of)
+
+
+def _some(asked: TrialRange, inputs: Mapping[str, ArtifactRef], mechanism: Mechanism) -> Step:
+    """Some of the trials as a stage of their own."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        checkpoint.save(work.out / _FILE, _run(work, asked), {})
+        return {"trials": asked.end - asked.first}
+
+    return Step(
+        name="trials-shard",
+        label=f"audit trials {asked.first + 1} to {asked.end}",
+        config=asked.model_dump(mode="json"),
+        inputs=dict(inputs),
+        body=body,
+        modules=(type(mechanism).__module__, "tasks.auditing.trials"),
+    )
+
+
+def _reruns(work: Work, *, asked: TrialRange) -> Mapping[str, Any]:
+    """All trials, in this process or in shards, as the context says; then one file a mechanism."""
+    parts = asked.split(work.context.fan_out.shards)
+    done = _run(work, asked) if len(parts) == 1 else _spread(work, parts)
+    included = done.pop("included")
+    for name in sorted({key.rpartition(".")[0] for key in done}):
+        kept = {field: done[f"{name}.{field}"] for field in ("ell", "right", "epsilon")}
+        checkpoint.save(work.out / f"{name}.safetensors", kept | {"included": included}, {})
+    return {"trials": asked.end, "records_mean": round(float(included.float().sum(1).mean()), 1)}
+
+
+def _spread(work: Work, parts: list[TrialRange]) -> dict[str, Tensor]:
+    """The trials of shards that workers run, in the shards' order."""
+    context, settings = spread.alone(work.context), work.context.fan_out
+    mechanism = plan_of(work.inputs["plan"]).mechanism
+    steps = [_some(part, work.refs, mechanism) for part in parts]
+    shards = [
+        StageShard(context, step, TrialsAsked(trials=part, **StageAsked.told(step, context)), part.end - part.first)
+        for part, step in zip(parts, steps, strict=True)
+    ]
+    spread.finish(shards, settings, DEPLOYMENT, spread.place_of(context), work.progress)
+    found = [(step.label, step.find(context.store)) for step in steps]
+    for label, ref in found:
+        if ref is None:
+            raise StorageError(f"{label}: its output was removed before it was merged; run again")
+    return _together([checkpoint.load(context.store.open(ref) / _FILE)[0] for _, ref in found if ref is not None])
+
+
+def _together(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Consecutive trials, one after the other."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
+    """Trials in this process: `included`, and of each mechanism `ell`, `right` and `epsilon`, each [trials, ...]."""
+    model, seed, delta, unit, noise = asked.model, asked.seed, asked.delta, asked.unit, asked.noise
     plan = plan_of(work.inputs["plan"])
     if noise != 1 and plan.event is not None:
         plan = plan.model_copy(update={"event": noise_scaled(plan.event, noise)})
@@ -140,23 +252,20 @@ def _reruns(
         return float("nan") if epsilon is None else epsilon
 
     several = isinstance(plan.mechanism, Batched)
-    return _side_by_side(
-        work, batched if several else one_by_one, claimed, seed=seed, trials=trials, workers=None if several else 1
-    )
+    return _side_by_side(work, asked, batched if several else one_by_one, claimed, workers=None if several else 1)
 
 
 def _side_by_side(
     work: Work,
+    asked: TrialRange,
     run: Callable[[PoolRecords, Progress], Mapping[str, Reruns]],
     claimed: Callable[[Event], float],
     *,
-    seed: int,
-    trials: int,
-    workers: int | None = None,
-) -> Mapping[str, Any]:
-    """Chunks of trials, one a core, each on one thread; then all of them in one file a mechanism."""
-    pool = Pool.load(work.inputs["pool"])
-    chunks = [range(start, min(start + _AT_ONCE, trials)) for start in range(0, trials, _AT_ONCE)]
+    workers: int | None,
+) -> dict[str, Tensor]:
+    """Chunks of trials, one a core, each on one thread; then all of them together."""
+    pool, seed = Pool.load(work.inputs["pool"]), asked.seed
+    chunks = asked.chunks
     shares = [0.0] * len(chunks)
 
     def one(number: int) -> Path:
@@ -184,9 +293,4 @@ def _side_by_side(
 
     workers = workers or torch.get_num_threads()
     with using(1), ThreadPoolExecutor(workers, thread_name_prefix="trials") as several:
-        parts = [checkpoint.load(file)[0] for file in several.map(one, range(len(chunks)))]
-    included = torch.cat([part["included"] for part in parts])
-    for name in sorted({key.rpartition(".")[0] for key in parts[0]} - {""}):
-        kept = {field: torch.cat([p[f"{name}.{field}"] for p in parts]) for field in ("ell", "right", "epsilon")}
-        checkpoint.save(work.out / f"{name}.safetensors", kept | {"included": included}, {})
-    return {"trials": trials, "records_mean": round(float(included.float().sum(1).mean()), 1)}
+        return _together([checkpoint.load(file)[0] for file in several.map(one, range(len(chunks)))])

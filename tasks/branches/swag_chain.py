@@ -39,16 +39,24 @@ class Chain:
 
 
 def chain(
-    parameters: RetrainParameters, do: Callable[[Step], ArtifactRef | None], *, rounds: tuple[str, ...] | None = None
+    parameters: RetrainParameters,
+    do: Callable[[Step], ArtifactRef | None],
+    *,
+    rounds: tuple[str, ...] | None = None,
+    ingested: ArtifactRef | None = None,
 ) -> Chain:
     """The stages in order. `do` runs a step, or, in a dry run, looks whether it is finished already.
 
-    With `rounds` only these are fitted, and nothing is scored on the test half.
+    Args:
+        rounds: only these are fitted, and nothing is scored on the test half.
+        ingested: the data set, where it is there: the records' file and the code list are not read then.
     """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
-    dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(model, parameters.codelist_path):
-        do(step)
+    dataset = ingested
+    if dataset is None:
+        dataset = do(data.ingest(parameters.data))
+        for step in prior.stages(model, parameters.codelist_path):
+            do(step)
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 
     posteriors: dict[str, ArtifactRef | None] = {}
@@ -103,7 +111,7 @@ def fitted(study: Study, branch: Branch, seed: int) -> Round:
     store, parameters = study.context.store, parameters_of(study, branch, seed)
     mechanism = study.mechanism(branch).plan(study.task(branch)).mechanism
     assert isinstance(mechanism, SwagPpm)
-    rounds = chain(parameters, study.do, rounds=ROUNDS[mechanism.round])
+    rounds = chain(parameters, study.do, rounds=ROUNDS[mechanism.round], ingested=study.dataset)
     posterior, sensitivity = rounds.posteriors[mechanism.round], rounds.measured[mechanism.round]
     assert posterior is not None
     assert sensitivity is not None

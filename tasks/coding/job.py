@@ -4,6 +4,9 @@ The answers of each finished piece lie in a hidden folder beside the output, wit
 one pass over the input merges the two. The same command after a crash finds the answers and codes only what is missing.
 Just before the output is put in place, a mark beside it says which job it is of; the mark goes last of all, so that a
 job that died while clearing up is known to be done.
+
+Workers that code some of the pieces (tasks/coding/shards.py) leave their answers in a folder of this very job inside
+the hidden one: nothing that a worker of an earlier job writes late can be taken for an answer of this one.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,7 @@ from tasks.running import progress
 _FORMAT = 2
 _STAGE = "code"
 _JOB, _LOCK = "job.json", "lock"
+_HANDED_IN = "shards-"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,19 @@ class CodingJob:
         """What tells, until all is cleared up, that the output is this job's."""
         return self.out.with_name(f".{self.out.name}.coded")
 
+    def handed_in(self, coder: Coder) -> Path:
+        """Where workers leave the answers of pieces of this very job."""
+        return self.folder / f"{_HANDED_IN}{self.key(coder)[:16]}"
+
+    def part(self, folder: Path, number: int) -> Path:
+        """The answers of one piece."""
+        return folder / f"{number:08}.parquet"
+
+    def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
+        """The cells of the text columns piece by piece, with the piece's number; the same at every reading."""
+        with closing(self.table.text_rows(self.narratives.columns)) as rows:
+            yield from enumerate(pieces(rows, columns=len(self.table.columns)))
+
     def key(self, coder: Coder) -> str:
         """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
         thresholds = coder.thresholds or {}
@@ -93,8 +110,11 @@ class CodingJob:
         )
 
 
-def run(coder: Coder, job: CodingJob) -> Coded:
+def run(coder: Coder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> Coded:
     """Code a table, or go on with it.
+
+    Args:
+        spread: has workers code pieces first; what they leave out is coded here.
 
     Raises:
         InputError: the output is there and not to be replaced, or holds other columns or another version.
@@ -110,7 +130,14 @@ def run(coder: Coder, job: CodingJob) -> Coded:
         if coded is None:
             _begin(job, coder)
             before = _before(job, schema, coder) if job.append else None
-            resumed = _code(coder, job)
+            _take_in(coder, job)
+            if spread is not None:
+                resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
+                spread()
+                _take_in(coder, job)
+                _code(coder, job)
+            else:
+                resumed = _code(coder, job)
             coded = _tally(job, resumed=resumed)
             _merge(coder, job, schema, before, coded)
         shutil.rmtree(job.folder)
@@ -121,17 +148,28 @@ def run(coder: Coder, job: CodingJob) -> Coded:
 def _code(coder: Coder, job: CodingJob) -> int:
     """Code the pieces that are not there; return the rows that were."""
     done = resumed = 0
-    with closing(job.table.text_rows(job.narratives.columns)) as rows:
-        for number, piece in enumerate(pieces(rows, columns=len(job.table.columns))):
-            part = job.folder / f"{number:08}.parquet"
+    with closing(job.pieces()) as every:
+        for number, piece in every:
+            part = job.part(job.folder, number)
             if not part.is_file():
-                codings = coder.code(job.narratives.texts(piece), top_k=job.added.top_k, threshold=job.added.threshold)
-                _write_part(part, [job.added.row(coding) for coding in codings], job.added.schema())
+                code_piece(coder, job, piece, part)
             else:
                 resumed += len(piece)
             done += len(piece)
             progress.report(_STAGE, done, job.table.rows)
     return resumed
+
+
+def code_piece(coder: Coder, job: CodingJob, piece: list[Row], part: Path) -> None:
+    """Code the cells of one piece's text columns and keep the answers."""
+    codings = coder.code(job.narratives.texts(piece), top_k=job.added.top_k, threshold=job.added.threshold)
+    _write_part(part, [job.added.row(coding) for coding in codings], job.added.schema())
+
+
+def _take_in(coder: Coder, job: CodingJob) -> None:
+    """Put what workers handed in among the answers."""
+    for part in sorted(job.handed_in(coder).glob("*.parquet")):
+        part.replace(job.folder / part.name)
 
 
 def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: Coded) -> None:
@@ -189,7 +227,9 @@ def _begin(job: CodingJob, coder: Coder) -> None:
     if file.is_file() and file.read_bytes() == content:
         return
     for path in job.folder.iterdir():
-        if path.name != _LOCK:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
             path.unlink()
     write_atomically(file, content)
 

@@ -24,6 +24,8 @@ from tasks.running.stage import Context, Step
 Do = Callable[[Step], ArtifactRef]
 SideBySide = Callable[[Sequence[Step]], object]
 """Runs independent steps, several at once."""
+Elsewhere = Callable[[Study, Sequence[tuple[Branch, int]]], object]
+"""Has workers run branches at seeds; their stages are finished when it returns."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,14 @@ def run(
     *,
     do: Do,
     side_by_side: SideBySide | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Compared:
     """Fit and score what is not fitted and scored already.
 
     Args:
         do: runs one step.
         side_by_side: fits of branches that are one fit go through it first, where it is given.
+        elsewhere: all branches at all seeds go through it first, where it is given; what it leaves out is run here.
 
     Raises:
         InputError: settings that contradict each other or the data.
@@ -92,8 +96,10 @@ def run(
     for branch in chosen:
         study.mechanism(branch).check(study.task(branch))
     seeds = tuple(range(parameters.fit.seed, parameters.fit.seed + settings.seeds))
-    study = study.aimed_at(_target(study, chosen, seeds))
+    study = study.aimed_at(_target(study, chosen, seeds, elsewhere))
     pairs = [(branch, seed) for branch in chosen for seed in seeds]
+    if elsewhere is not None:
+        elsewhere(study, pairs)
     if side_by_side is not None:
         single = [pair for pair in pairs if runner_of(pair[0].mechanism, one_fit.run) is one_fit.run]
         plans = {branch.name: study.do(one_fit.plan(study, branch)) for branch, _ in single}
@@ -101,12 +107,12 @@ def run(
             side_by_side([one_fit.fit(study, branch, seed, planned=plans[branch.name]) for branch, seed in single])
     outcomes, refused = _outcomes(study, chosen, seeds)
     there = [branch for branch in chosen if branch.title not in refused]
-    further, also = _further(study, there, seeds)
+    further, also = _further(study, there, seeds, elsewhere)
     return Compared(study, seeds, outcomes, further, refused | also)
 
 
 def _outcomes(
-    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, at: str = ""
+    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, said: str = ""
 ) -> tuple[list[Outcome], dict[str, str]]:
     """Of every branch at every seed; of one whose draws are refused at a seed none, but why, by its title.
 
@@ -119,14 +125,14 @@ def _outcomes(
         try:
             outcomes += [outcome_of(study, branch, seed) for seed in seeds]
         except DrawsRefused as error:
-            refused[branch.title + at] = str(error)
-    if refused and not outcomes and not at:
+            refused[branch.title + said] = str(error)
+    if refused and not outcomes and not said:
         raise DrawsRefused("; ".join(refused.values()))
     return outcomes, refused
 
 
 def _further(
-    study: Study, chosen: Sequence[Branch], seeds: Sequence[int]
+    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], elsewhere: Elsewhere | None
 ) -> tuple[dict[float, list[Outcome]], dict[str, str]]:
     """What aims at an epsilon and has no delta of its own, at each further target that a person gave."""
     aiming = [
@@ -140,7 +146,10 @@ def _further(
     refused: dict[str, str] = {}
     for epsilon in dict.fromkeys(study.settings.epsilons):
         if epsilon != study.target and aiming:
-            found[epsilon], of_these = _outcomes(aimed(study, epsilon), aiming, seeds, at=f" at epsilon {epsilon:g}")
+            at = aimed(study, epsilon)
+            if elsewhere is not None:
+                elsewhere(at, [(branch, seed) for branch in aiming for seed in seeds])
+            found[epsilon], of_these = _outcomes(at, aiming, seeds, said=f" at epsilon {epsilon:g}")
             refused |= of_these
     return {epsilon: outcomes for epsilon, outcomes in found.items() if outcomes}, refused
 
@@ -197,12 +206,14 @@ def _once(context: Context, do: Do) -> Do:
     return run_once
 
 
-def _target(study: Study, chosen: Sequence[Branch], seeds: Sequence[int]) -> float | None:
+def _target(study: Study, chosen: Sequence[Branch], seeds: Sequence[int], elsewhere: Elsewhere | None) -> float | None:
     """Epsilon for the branches that aim at one: as given, or what SWAG-PPM claims at the largest, rounded up."""
     if not any(study.mechanism(branch).aims for branch in chosen):
         return None
     if study.settings.target_epsilon != "match":
         return study.settings.target_epsilon
     weighted = standard()["swag-ppm"]
+    if elsewhere is not None:
+        elsewhere(study, [(weighted, seed) for seed in seeds])
     claims = [swag_chain.fitted(study, weighted, seed).claim.epsilon for seed in seeds]
     return matched([epsilon for epsilon in claims if epsilon is not None])

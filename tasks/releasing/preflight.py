@@ -13,13 +13,14 @@ from storage.errors import InputError, StorageError
 from storage.ingest import check_source
 from storage.ledger import Ledger, Policy
 from tasks.fitting.risks import precision
-from tasks.fitting.shard_runs import ShardRuns
 from tasks.parameters import DEMO, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.claims import ledger_url
 from tasks.releasing.estimate import DEVICES, Estimate
 from tasks.running import timings
 from tasks.running.provenance import provenance
+from tasks.running.shard_runs import ShardRuns
+from tasks.running.shards import place_of
 from tasks.running.stage import Context
 
 _MARGIN = 200 << 20
@@ -84,7 +85,7 @@ def _check_shards(context: Context, parameters: RetrainParameters) -> None:
             "fan_out.shards: a risk pass in bfloat16 (pseudo_posterior.precision, model.precision) looks again at what "
             "is near the maximum over all draws, which no shard knows; use float32 with shards"
         )
-    with ShardRuns.at(context):
+    with ShardRuns.at(context.fan_out.deployment, place_of(context)):
         pass
 
 

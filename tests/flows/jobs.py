@@ -57,12 +57,14 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a Prefect server on SQLite in `folder`; the process and the API's address, once it answers."""
+def start_server(folder: Path, **settings: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a Prefect server, on SQLite in `folder` without other settings; the process and the API's address, once it
+    answers.
+    """
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=environment(PREFECT_HOME=str(folder)),
+        env=environment(PREFECT_HOME=str(folder), **settings),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -82,9 +84,9 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def prefect_server(folder: Path) -> Iterator[str]:
-    """A Prefect server of its own, on SQLite in `folder`; gives the API's address."""
-    process, url = start_server(folder / "server")
+def prefect_server(folder: Path, **settings: str) -> Iterator[str]:
+    """A Prefect server of its own, on SQLite in `folder` without other settings; gives the API's address."""
+    process, url = start_server(folder / "server", **settings)
     try:
         yield url
     finally:

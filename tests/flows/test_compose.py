@@ -30,7 +30,7 @@ def config(*overrides: Path, **settings: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".env") as own:
         own.write("".join(f"{name}={value}\n" for name, value in settings.items()))
         own.flush()
-        command = [*tool, "--env-file", own.name, *files, "--profile", "gpu", "config"]
+        command = [*tool, "--env-file", own.name, *files, "--profile", "gpu", "--profile", "storage", "config"]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
@@ -260,6 +260,39 @@ def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[
                 name,
                 value,
             )
+
+
+def test_the_storage_is_asked_for_and_its_key_is_told_to_whoever_reads_stages(composed: dict[str, Any]) -> None:
+    """Workers of shared stages hold the key; no argument and no variable of the file does. Without the two settings of
+    .env a worker keeps to its workspace.
+    """
+    storage = composed["services"]["storage"]
+    assert storage["profiles"] == ["storage"]
+    assert storage["user"] == "10001:10001"
+    assert list(storage["networks"]) == ["inside"]
+    holders = {name for name, service in composed["services"].items() if "storage_key" in secrets_of(service)}
+    assert holders == {"storage", "worker-cpu", "worker-gpu", "worker-release"}
+    command = storage["command"] if isinstance(storage["command"], str) else storage["command"][-1]
+    assert subprocess.run(["sh", "-n", "-c", command.replace("$$", "$")], check=False).returncode == 0
+    assert "/run/secrets/storage_key" in command
+    settings = {"AUTOCODER_STORAGE": "s3://stages/autocoder", "AWS_ENDPOINT_URL": "http://storage:7070"}
+    told = config(**settings)
+    for name in holders - {"storage"}:
+        assert not environment(composed["services"][name]).keys() & settings.keys()
+        assert environment(told["services"][name]).items() >= settings.items()
+
+
+def test_a_worker_takes_the_storages_key_where_it_shares_stages(tmp_path: Path) -> None:
+    """From its secret, by the environment; other credentials, and a worker that shares nothing, are left alone."""
+    secrets = {"prefect_login": "operator:x", "storage_key": "abc"}
+    shared = {"AUTOCODER_STORAGE": "s3://stages/autocoder"}
+    told = enter(tmp_path, "worker", "cpu", "default", secrets=secrets, **shared).stdout.splitlines()
+    assert {"AWS_ACCESS_KEY_ID=autocoder", "AWS_SECRET_ACCESS_KEY=abc"} <= set(told)
+    own = {"AWS_ACCESS_KEY_ID": "own", "AWS_SECRET_ACCESS_KEY": "own"}
+    told = enter(tmp_path, "worker", "cpu", "default", secrets=secrets, **shared, **own).stdout
+    assert "AWS_SECRET_ACCESS_KEY=own" in told
+    assert "abc" not in told
+    assert "AWS_" not in enter(tmp_path, "worker", "cpu", "default", secrets=secrets).stdout
 
 
 def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(composed: dict[str, Any]) -> None:

@@ -31,6 +31,26 @@ GIVEN: dict[str, dict[str, Any]] = {
     "audit": {"plan": "PLAN.json"},
     "diagnose": {"plan": "PLAN.json"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
+    "code-shard": {
+        "shard": {
+            **{"data": "/n/in.csv", "out": "/n/out.csv", "column": "Text", "bundle": "/b/1", "top_k": 1},
+            **{"threshold": None, "first": 0, "end": 2, "job": "0" * 64, "key": "0" * 32},
+        }
+    },
+    "trials-shard": {
+        "shard": {
+            "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
+            "inputs": {"pool": {"kind": "audit-pool", "uri": "file:///w/stages/audit-pool/k", "sha256": "0" * 64}},
+            "key": "0" * 32,
+        }
+    },
+    "branch-shard": {
+        "shard": {
+            "at": {"seed": 1, "target": 4.0},
+            "inputs": {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}},
+            "key": "0" * 32,
+        }
+    },
     "risk-shard": {
         "shard": {
             "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
@@ -92,6 +112,11 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("osha-head", "fan_out", {"shards": 0}),
         ("risk-shard", "shard.draws.purpose", "release"),
         ("risk-shard", "shard.key", "../elsewhere"),
+        ("code-shard", "shard.end", 0),
+        ("trials-shard", "shard.trials.end", 0),
+        ("branch-shard", "shard.at.seed", -1),
+        ("audit", "fan_out", {"shards": 0}),
+        ("code-batch", "fan_out", {"shards": 0}),
         ("demo", "device", "tpu9"),
         ("release", "wait_days", -1),
         ("release", "device", "gpu"),
@@ -144,7 +169,7 @@ def test_the_form_begins_with_the_records_and_ends_with_what_a_profile_settles()
     schema = flow_of("demo").parameters.model_dump()
     for name, section in schema["definitions"].items():
         fields = section.get("properties", {})
-        if name not in ("FanOut",):
+        if name not in ("FanOut", "Spread"):
             assert [entry["position"] for entry in fields.values()] == list(range(len(fields))), name
     first = list(schema["definitions"]["RetrainForm"]["properties"])
     assert first[:6] == ["source", "codelist", "text_columns", "label_column", "date_column", "population"]

@@ -9,14 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
-import psutil
 import pytest
 from jobs import Job, environment, prefect_server
+from real_workers import kill_a_run, online, runs_of, workers
 
 AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
@@ -26,63 +23,6 @@ def own_server(tmp_path: Path) -> Iterator[str]:
     """A Prefect server of its own, since deployments and their rules are applied to it."""
     with prefect_server(tmp_path) as url:
         yield url
-
-
-@contextmanager
-def workers(env: dict[str, str], folder: Path, number: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Workers of the GPU pool, one run at a time each."""
-    started = []
-    for i in range(number):
-        own = {"PREFECT_HOME": str(folder / f"prefect-{i}"), "AUTOCODER_HOME": str(folder / f"worker-{i}")}
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpu", "--limit", "1"]
-        started.append(
-            subprocess.Popen(
-                [*command, "--name", f"gpu-{i}"], env=env | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        )
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def shard_runs(server: str) -> list[dict[str, Any]]:
-    """Runs of shards, as the server has them."""
-    named = {"flows": {"name": {"any_": ["risk-shard"]}}}
-    return httpx.post(f"{server}/flow_runs/filter", json=named, timeout=30).json()
-
-
-def kill_a_shard(server: str, started: list[subprocess.Popen[bytes]]) -> None:
-    """SIGKILL to all that a worker has started, once its shard runs: halted first, so that it can't end before."""
-    while True:  # the test's own limit ends it
-        for worker in started:
-            with suppress(psutil.Error):
-                at_work = psutil.Process(worker.pid).children(recursive=True)
-                for process in at_work:
-                    process.suspend()
-                ids = {process.environ().get("PREFECT__FLOW_RUN_ID") for process in at_work}
-                time.sleep(0.5)  # what it had sent has arrived
-                runs = [run for run in shard_runs(server) if run["id"] in ids]
-                if runs and all(run["state_type"] == "RUNNING" for run in runs):
-                    for process in at_work:
-                        process.kill()
-                    return
-                for process in at_work:
-                    process.resume()
-        time.sleep(0.2)
-
-
-def online(server: str) -> int:
-    """Workers of the pool that have told the server of themselves."""
-    found = httpx.post(f"{server}/work_pools/gpu/workers/filter", json={}, timeout=30).json()
-    return sum(worker["status"] == "ONLINE" for worker in found)
 
 
 @pytest.mark.stack
@@ -110,7 +50,7 @@ def test_two_workers_and_a_kill_end_as_one_process(
             job.arguments("--shards", "3"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
         )
         try:
-            kill_a_shard(own_server, started)
+            kill_a_run(own_server, "risk-shard", started)
             _, said = process.communicate(timeout=500)
         finally:
             process.kill()
@@ -118,7 +58,7 @@ def test_two_workers_and_a_kill_end_as_one_process(
 
     stages = {name: manifest for name, manifest in job.stages().items() if not name.startswith("risk-shard/")}
     assert stages == finished.stages()
-    runs = shard_runs(own_server)
+    runs = runs_of(own_server, "risk-shard")
     states = sorted(run["state_type"] for run in runs)
     assert states == ["COMPLETED", "COMPLETED", "COMPLETED", "CRASHED"]
     for run in runs:

@@ -27,7 +27,7 @@ from flows.server.waiting import answer, overview, waiting_releases
 from storage.errors import StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
-from tasks.fitting.shard_runs import ShardRuns
+from tasks.running.shard_runs import ShardRuns
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_what_is_taken_back_is_cancelled_by_the_server(client: SyncPrefectClient
     states = [Running(), *[None] * 60]
     made = [client.create_flow_run_from_deployment(deployment, state=state) for state in states]
     ids = [str(run.id) for run in made]
-    runs = ShardRuns(client, deployment, None, "auto")
+    runs = ShardRuns(client, deployment, {})
     runs.cancel(ids[:-1])
     seen = runs.states(ids)
     expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 59, StateType.SCHEDULED]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,12 @@ import tiny_jobs
 from prefect.client.schemas.objects import StateType
 
 from storage.errors import InputError, StorageError
-from tasks.fitting import fan_out, shard_runs
+from tasks.fitting import fan_out
 from tasks.fitting.draws import Draws
-from tasks.fitting.shard_runs import ShardParameters
+from tasks.fitting.fan_out import ShardParameters
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import preflight
+from tasks.running import shards
 from tasks.running.stage import Context
 
 SPREAD = ("risks", "sensitivity")
@@ -72,7 +73,7 @@ class Workers:
         self.met.append(fate)
         if fate in ("done", "twice"):
             for _ in range(1 + (fate == "twice")):
-                shard_runs.compute(Context(home=str(self.home), device="cpu"), self.asked[-1])
+                fan_out.compute(Context(home=str(self.home), device="cpu"), self.asked[-1])
         return str(len(self.asked) - 1)
 
     def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
@@ -104,10 +105,10 @@ def workers(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wo
     shutil.copytree(single / stages, played.home / stages, ignore=left_out, copy_function=os.link)
 
     @contextmanager
-    def at(context: Context) -> Iterator[Workers]:
+    def at(deployment: str, place: Mapping[str, Any]) -> Iterator[Workers]:
         yield played
 
-    monkeypatch.setattr(fan_out.ShardRuns, "at", at)
+    monkeypatch.setattr(shards.ShardRuns, "at", at)
     return played
 
 
@@ -210,13 +211,13 @@ def test_a_shard_removed_before_the_merge_is_no_smaller_maximum(
     parameters: RetrainParameters, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer draws would understate the sensitivity: refused."""
-    finish = fan_out._Pass.finish
+    finish = shards._Round.finish
 
     def lossy(self: Any) -> None:
         finish(self)
         shutil.rmtree(next((workers.home / "private" / "stages" / "risk-shard").iterdir()))
 
-    monkeypatch.setattr(fan_out._Pass, "finish", lossy)
+    monkeypatch.setattr(shards._Round, "finish", lossy)
     with pytest.raises(StorageError, match="was removed before it was merged"):
         run(parameters, workers.home, FanOut(shards=3))
 
@@ -226,7 +227,7 @@ def test_a_worker_of_another_version_refuses(parameters: RetrainParameters, work
     run(parameters, workers.home, FanOut(shards=2))
     asked = workers.asked[0].model_copy(update={"key": "0" * 32})
     with pytest.raises(StorageError, match="another version"):
-        shard_runs.compute(Context(home=str(workers.home), device="cpu"), asked)
+        fan_out.compute(Context(home=str(workers.home), device="cpu"), asked)
 
 
 @pytest.mark.parametrize(("number", "shards"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])

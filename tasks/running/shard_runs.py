@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -18,10 +18,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 from pydantic import BaseModel, Field
 
-from storage.artifacts import ArtifactRef, Store
 from storage.errors import InputError, StorageError
-from tasks.fitting.draws import Draws, shard
-from tasks.running.stage import Context, Step, run_step
 
 _OUTAGE_SECONDS = 600.0
 """How long a server may not answer before the pass gives up; workers go on meanwhile."""
@@ -33,35 +30,14 @@ _SET_STATES: Any = "/flow_runs/bulk_set_state"
 T = TypeVar("T")
 
 
-class ShardParameters(BaseModel, frozen=True, extra="forbid", title="Shard"):
-    """One shard: which draws, and the digests of what they are evaluated on. Nothing of a record."""
+class Asked(BaseModel, frozen=True, extra="forbid"):
+    """What the run of a shard is told: numbers, settings, digests. Nothing of a record."""
 
-    draws: Draws = Field(title="Draws")
-    inputs: dict[str, ArtifactRef] = Field(title="Inputs", description="References of the stages it reads.")
     key: str = Field(
         pattern=r"^[0-9a-f]{32}$",
         title="Key",
         description="Of its output; a worker whose code is another version would give it another, and refuses.",
     )
-
-    @classmethod
-    def of(cls, step: Step, store: Store) -> ShardParameters:
-        """What to ask for, from the stage that `tasks.fitting.draws.shard` made."""
-        inputs = {name: ref for name, ref in step.inputs.items() if ref is not None}
-        return cls(draws=Draws.model_validate(step.config), inputs=inputs, key=step.key(store))
-
-
-def compute(context: Context, asked: ShardParameters) -> ArtifactRef:
-    """Do what was asked for: fetch the inputs, run the stage.
-
-    Raises:
-        StorageError: an input is nowhere to be had, or this worker's code is another version.
-    """
-    store = context.store
-    step = shard(asked.draws, {name: store.adopt(ref) for name, ref in asked.inputs.items()})
-    if step.key(store) != asked.key:
-        raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
-    return run_step(context, step)
 
 
 @dataclass
@@ -70,40 +46,35 @@ class ShardRuns:
 
     client: SyncPrefectClient
     deployment: UUID
-    home: str | None
-    device: str
+    place: Mapping[str, Any]
+    """Parameters that every run gets beside its shard: where it works."""
 
     @classmethod
     @contextmanager
-    def at(cls, context: Context) -> Iterator[ShardRuns]:
-        """The runs of the deployment that the context names.
+    def at(cls, deployment: str, place: Mapping[str, Any]) -> Iterator[ShardRuns]:
+        """The runs of a deployment, by its name.
 
         Raises:
             InputError: no server is named, or it knows no such deployment.
         """
-        name = context.fan_out.deployment
         if not PREFECT_API_URL.value():
-            raise InputError(
-                "fan_out.shards: more than 1 needs Prefect's server; set PREFECT_API_URL, or leave it at 1"
-            )
+            raise InputError("shards: to be computed by workers they need Prefect's server; set PREFECT_API_URL")
         with get_client(sync_client=True) as client:
             try:
-                found = _patiently(lambda: client.read_deployment_by_name(name))
+                found = _patiently(lambda: client.read_deployment_by_name(deployment))
             except ObjectNotFound:
                 raise InputError(
-                    f"fan_out.deployment: the server knows no deployment {name}; apply it with `autocoder deploy`"
+                    f"shards: the server knows no deployment {deployment}; apply it with `autocoder deploy`"
                 ) from None
-            # Workers that share a place have workspaces of their own; the others must see this one.
-            home = None if context.store.shared else context.home
-            yield cls(client, found.id, home, context.device)
+            yield cls(client, found.id, place)
 
-    def start(self, asked: ShardParameters, *, label: str) -> str:
+    def start(self, asked: Asked, *, label: str) -> str:
         """Ask for a shard, or adopt the run that was asked for it and goes on; return the run's id.
 
         Runs are named by the shard's key and a number: whoever asks for the same shard gets the same run. One that has
         ended is not adopted, nor one that is being cancelled: that is not its end yet, but no output will come of it.
         """
-        parameters = {"shard": asked.model_dump(mode="json"), "home": self.home, "device": self.device}
+        parameters = {"shard": asked.model_dump(mode="json"), **self.place}
         for number in count(1):
             made = _patiently(
                 lambda number=number: self.client.create_flow_run_from_deployment(

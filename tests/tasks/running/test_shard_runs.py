@@ -14,9 +14,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running, Scheduled
 
 from storage.errors import StorageError
-from tasks.fitting import shard_runs
-from tasks.fitting.draws import Draws
-from tasks.fitting.shard_runs import ShardParameters, ShardRuns
+from tasks.running import shard_runs
+from tasks.running.shard_runs import Asked, ShardRuns
 
 
 @dataclass
@@ -53,12 +52,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def runs_at(server: Server) -> ShardRuns:
-    return ShardRuns(cast(SyncPrefectClient, server), uuid4(), None, "auto")
+    return ShardRuns(cast(SyncPrefectClient, server), uuid4(), {})
 
 
-def asked(key: int = 0) -> ShardParameters:
-    draws = Draws.model_validate({"model": {}, "seed": 1, "std_scale": 1, "purpose": "risk", "end": 5})
-    return ShardParameters(draws=draws, inputs={}, key=f"{key:032x}")
+def asked(key: int = 0) -> Asked:
+    return Asked(key=f"{key:032x}")
 
 
 def refusal(status: int) -> Exception:

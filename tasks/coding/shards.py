@@ -1,0 +1,192 @@
+"""A table coded by several workers: consecutive pieces are a shard, a run of the deployment `code-shard`.
+
+Every worker must see the input, the folder of the output and the bundle at the same paths. Through Prefect go these
+paths, the digest of the job and numbers of pieces; the answers go into the hidden folder beside the output, piece by
+piece, so that a shard whose worker died goes on at its next piece, on whichever worker.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from mechanisms.model.training import Progress
+from storage.artifacts import digest
+from storage.code_version import code_version
+from storage.errors import InputError, StorageError
+from storage.tables.narratives import Narratives
+from storage.tables.reading import Table, survey
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Added
+from tasks.coding.job import CodingJob, code_piece
+from tasks.parameters import Spread
+from tasks.running import shards as spreading
+from tasks.running.shard_runs import Asked, ShardRuns
+
+DEPLOYMENT = "code-shard/code-shard"
+
+
+class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
+    """Some pieces of one job: what is coded with what, and which pieces. No cell of the table."""
+
+    data: str = Field(title="Narratives", description="The table, where every worker sees it.")
+    out: str = Field(title="Output", description="The file that the asking run writes; its folder is every worker's.")
+    column: str = Field(title="Text column", description="Of the table.")
+    bundle: str = Field(title="Bundle", description="Folder of the bundle that codes.")
+    top_k: int = Field(ge=1, le=50, title="Codes a narrative", description="How many.")
+    threshold: float | None = Field(ge=0, le=1, title="Threshold", description="Score below which a person must look.")
+    first: int = Field(ge=0, title="First piece", description="Its number; 0 is the first.")
+    end: int = Field(ge=1, title="End", description="Number of the first piece that is left out.")
+    job: str = Field(
+        pattern=r"^[0-9a-f]{64}$",
+        title="Job",
+        description="Digest of the table's bytes, the bundle's, and the options; a worker that finds others refuses.",
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> PiecesAsked:
+        if self.end <= self.first:
+            raise ValueError("end must be above first")
+        return self
+
+
+def job_of(coder: Coder, table: Table, *, out: str, column: str, top_k: int, threshold: float | None) -> CodingJob:
+    """The job that these parameters of `code-batch` are."""
+    added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
+    return CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added)
+
+
+@dataclass(frozen=True)
+class PiecesShard:
+    """Some pieces of a job that this process has open."""
+
+    coder: Coder
+    job: CodingJob
+    asked: PiecesAsked
+
+    @property
+    def label(self) -> str:
+        """In words, counted from one."""
+        return f"pieces {self.asked.first + 1} to {self.asked.end}"
+
+    @property
+    def size(self) -> int:
+        """Pieces."""
+        return self.asked.end - self.asked.first
+
+    @property
+    def nowhere(self) -> str:
+        """The folder that workers share."""
+        return f"{self.job.folder}; give all workers of the queue the folder of the output at the same path"
+
+    def found(self) -> bool:
+        """Whether every piece is coded, by a worker or by an earlier run."""
+        folders = (self.job.folder, self.job.handed_in(self.coder))
+        numbers = range(self.asked.first, self.asked.end)
+        return all(any(self.job.part(folder, n).is_file() for folder in folders) for n in numbers)
+
+    def compute(self) -> None:
+        """Code the pieces that are not there."""
+        with _one_at_a_time(self), closing(self.job.pieces()) as every:
+            for number, piece in every:
+                if number >= self.asked.end:
+                    break
+                here = self.job.part(self.job.handed_in(self.coder), number)
+                done = here.is_file() or self.job.part(self.job.folder, number).is_file()
+                if number >= self.asked.first and not done:
+                    code_piece(self.coder, self.job, piece, here)
+
+
+def finish(coder: Coder, job: CodingJob, told: PiecesAsked, settings: Spread, progress: Progress) -> None:
+    """Have workers code a job's pieces; return when all are there.
+
+    Args:
+        told: what every shard is told, but for its pieces and key.
+
+    Raises:
+        StorageError: a shard was lost too often, its answers do not arrive, or the server does not answer.
+    """
+    with closing(job.pieces()) as every:
+        number = sum(1 for _ in every)
+    job.handed_in(coder).mkdir(mode=0o700, exist_ok=True)
+    shards = max(1, min(settings.shards, number))
+    cuts = [number * i // shards for i in range(shards + 1)] if number else []
+    asked = [told.model_copy(update={"first": first, "end": end}) for first, end in pairwise(cuts)]
+    keyed = [one.model_copy(update={"key": _key(one)}) for one in asked]
+    spreading.finish([PiecesShard(coder, job, one) for one in keyed], settings, DEPLOYMENT, {}, progress)
+
+
+def told(coder: Coder, job: CodingJob, *, bundle: Path) -> PiecesAsked:
+    """What every shard of a job is told.
+
+    Raises:
+        InputError: the job has more than one text column, a template or a crosswalk, which a shard is not told of.
+    """
+    column, *others = job.narratives.columns
+    if others or job.narratives.template or job.added.crosswalk:
+        raise InputError("shards: they take one text column, without a template and a crosswalk")
+    return PiecesAsked(
+        data=str(job.table.source.path.resolve()),
+        out=str(job.out.resolve()),
+        column=column,
+        bundle=str(bundle.resolve()),
+        top_k=job.added.top_k,
+        threshold=job.added.threshold,
+        first=0,
+        end=1,
+        job=job.key(coder),
+        key="0" * 32,
+    )
+
+
+def compute(asked: PiecesAsked) -> int:
+    """Do what was asked for, on a worker; return the pieces that it was asked for.
+
+    Raises:
+        InputError: the table or the bundle is not at its path here.
+        StorageError: they are others than the asking run's, or this worker's code is; or the asking run ended.
+    """
+    table = survey(Path(asked.data), text_columns=(asked.column,))
+    coder = Coder.open(Path(asked.bundle))
+    job = job_of(coder, table, out=asked.out, column=asked.column, top_k=asked.top_k, threshold=asked.threshold)
+    if job.key(coder) != asked.job:
+        raise StorageError(
+            f"shard: {job.table.source.name} or the bundle is another here than where it was asked for; give all "
+            "workers of the queue the same files, and run again"
+        )
+    if _key(asked) != asked.key:
+        raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
+    shard = PiecesShard(coder, job, asked)
+    if not job.handed_in(coder).is_dir():
+        raise StorageError(f"shard: no folder {job.handed_in(coder)}: the run that asked has ended, or wrote elsewhere")
+    shard.compute()
+    return shard.size
+
+
+def preflight() -> None:
+    """Refuse shards that nobody could be asked for, before there is work.
+
+    Raises:
+        InputError: no server is named, or it has not the deployment.
+    """
+    with ShardRuns.at(DEPLOYMENT, {}):
+        pass
+
+
+def _key(asked: PiecesAsked) -> str:
+    pieces = {"job": asked.job, "first": asked.first, "end": asked.end}
+    return digest(pieces | {"code": code_version("tasks.coding.job", "tasks.coding.shards")})[:32]
+
+
+@contextmanager
+def _one_at_a_time(shard: PiecesShard) -> Iterator[None]:
+    """Who got the same shard waits, and finds it done."""
+    with (shard.job.handed_in(shard.coder) / f"{shard.asked.first:08}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

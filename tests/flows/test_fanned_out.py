@@ -1,0 +1,240 @@
+"""Coding, an audit and a comparison on two real workers, each with a workspace of its own.
+
+They share a Prefect server on PostgreSQL and a bucket; coding, a folder. What comes out is what one process gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from jobs import Job, environment, prefect_server
+from real_workers import kill_a_run, online, runs_of, workers
+from sqlalchemy.pool import NullPool
+
+from storage.tables.reading import survey
+from tasks.auditing import run as auditing
+from tasks.auditing.settings import AuditParameters, choose_branches
+from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.origin import Origin
+from tasks.coding import shards as coding_shards
+from tasks.coding.coder import Coder
+from tasks.coding.job import run as code_alone
+from tasks.comparing import run as comparison
+from tasks.comparing.summary import summarise
+from tasks.running.stage import Context, run_step
+
+AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False}
+BRANCHES = ("non-private", "swag-ppm")
+
+pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def prefect_database(postgres_server: sa.URL) -> Iterator[str]:
+    """An empty database for Prefect, dropped at the end."""
+    name = f"prefect_test_{uuid.uuid4().hex[:10]}"
+    admin = sa.create_engine(postgres_server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    try:
+        url = postgres_server.set(drivername="postgresql+asyncpg", database=name)
+        if url.username is None:
+            url = url.set(username=os.environ.get("PGUSER", "postgres"))
+        yield url.render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def house(prefect_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server on PostgreSQL, deployments applied."""
+    with prefect_server(tmp_path_factory.mktemp("house"), PREFECT_API_DATABASE_CONNECTION_URL=prefect_database) as url:
+        env = environment(PREFECT_API_URL=url)
+        command = [sys.executable, "-m", "flows.cli", "deploy"]
+        applied = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert applied.returncode == 0, applied.stderr
+        yield url
+
+
+@dataclass(frozen=True)
+class Site:
+    """The server, and two workers of the queues `shards` and `coding`."""
+
+    server: str
+    env: dict[str, str]
+    started: list[subprocess.Popen[bytes]]
+
+
+@contextmanager
+def two_workers(server: str, folder: Path, **shared: str) -> Iterator[Site]:
+    env = environment(PREFECT_API_URL=server, PREFECT_WORKER_QUERY_SECONDS="1", OMP_WAIT_POLICY="PASSIVE", **shared)
+    with workers(env, folder, 2, pool="cpu", queues=("shards", "coding")) as started:
+        names = {f"cpu-{i}" for i in range(2)}
+        while online(server, "cpu") < len(names):
+            assert all(worker.poll() is None for worker in started)
+            time.sleep(0.2)
+        yield Site(server, env, started)
+
+
+def asked(site: Site, call: str, *arguments: Any) -> subprocess.Popen[str]:
+    """A process that calls one of our flows."""
+    return subprocess.Popen(
+        [sys.executable, "-c", call, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=site.env,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it printed; it has to end well."""
+    try:
+        out, said = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    return out
+
+
+def manifests(home: Path, *names: str) -> dict[str, bytes]:
+    """Of the finished stages of these names: they hold the digest of every file."""
+    root = home / "private" / "stages"
+    found = {f"{n}/{p.parent.name}": p.read_bytes() for n in names for p in (root / n).glob("*/manifest.json")}
+    assert {name.partition("/")[0] for name in found} == set(names)
+    return found
+
+
+CODE = """
+import json, sys
+from flows.code_batch import code_batch
+from tasks.parameters import Spread
+data, out, bundle = sys.argv[1:]
+coded = code_batch(data=data, out=out, bundle=bundle, column="Text", top_k=2, threshold=0.5,
+                   fan_out=Spread(shards=4, patience_seconds=1000))
+print(coded.model_dump_json())
+"""
+
+
+def test_a_file_that_two_workers_code_is_the_one_of_one_process(
+    house: str, tiny_bundle: Path, narratives: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """One of them dies by SIGKILL at a shard, which another run takes up; every row has the answer it has alone."""
+    source, some = tmp_path / "in.jsonl", narratives(500)
+    lines = [json.dumps({"id": n, "Text": some[n % len(some)] + f" {n}"}) for n in range(8 * 2048)]
+    source.write_text("\n".join(lines) + "\n")
+    coder = Coder.open(tiny_bundle)
+    table = survey(source, text_columns=("Text",))
+    alone = tmp_path / "alone.csv"
+    job = coding_shards.job_of(coder, table, out=str(alone), column="Text", top_k=2, threshold=0.5)
+    expected = code_alone(coder, job)
+    with two_workers(house, tmp_path) as site:
+        process = asked(site, CODE, source, tmp_path / "out.csv", tiny_bundle)
+        killed = kill_a_run(house, "code-shard", site.started)
+        told = json.loads(ended(process))
+    assert (tmp_path / "out.csv").read_bytes() == alone.read_bytes()
+    assert (told["rows"], told["needs_review"]) == (expected.rows, expected.review)
+    runs = {run["id"]: run for run in runs_of(house, "code-shard")}
+    assert runs[killed]["state_type"] == "CRASHED"
+    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 4 + ["CRASHED"]
+    text = json.dumps(list(runs.values()))
+    assert not [word for word in some[0].split() if len(word) > 5 and word in text]
+    assert not list(tmp_path.glob(".out.csv*")), "nothing is left beside the output"
+
+
+def test_an_audit_whose_reruns_two_workers_do(
+    house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
+) -> None:
+    """The reruns and all that is measured from them are a single process's, byte for byte, though one worker dies with
+    what it was at: its heartbeat stops, and another one does the shard.
+    """
+    here = finished.copy(tmp_path / "alone")
+    planned, origin = Origin.of(here.planned_as(finished))
+    compare = origin.compare.model_copy(update={"seeds": 1})
+    chosen = choose_branches(origin.branch, origin.parameters, compare.known)
+    context = Context(home=str(here.home), device="cpu")
+    alone = auditing.run(
+        context,
+        origin.parameters,
+        compare,
+        AuditParameters.model_validate(AUDIT),
+        chosen,
+        do=partial(run_step, context),
+        prefect_run_id=None,
+        candidate=planned.candidate.fitted,
+    )
+
+    there = finished.copy(tmp_path / "home")
+    plan = there.planned_as(finished)
+    shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in AUDIT.items() if name != "power"]
+    with two_workers(house, tmp_path, **shared) as site:
+        command = [sys.executable, "-m", "flows.cli", "audit", str(plan), "--no-power", "--shards", "3", "--json"]
+        process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
+        )
+        killed = kill_a_run(house, "trials-shard", site.started, with_worker=True)
+        told = json.loads(ended(process))
+    names = ("audit-pool", "audit-trials", "audit")
+    assert manifests(there.home, *names) == manifests(here.home, *names)
+    (mine,), (theirs,) = told["branches"], json.loads(alone.model_dump_json())["branches"]
+    own = ("curves", "ledger_sequence")
+    assert {k: v for k, v in mine.items() if k not in own} == {k: v for k, v in theirs.items() if k not in own}
+    runs = {run["id"]: run for run in runs_of(house, "trials-shard")}
+    assert runs[killed]["state_type"] == "CRASHED"
+    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 3 + ["CRASHED"]
+    for run in runs.values():
+        assert set(run["parameters"]["shard"]) == {"trials", "inputs", "key"}
+        assert shared["AWS_SECRET_ACCESS_KEY"] not in json.dumps(run)
+
+
+def test_a_comparison_whose_branches_two_workers_run(
+    house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
+) -> None:
+    """Stages and aggregates are a single process's; a limit of one on the queue keeps to one at a time."""
+    from flows.commands.profiles import parameters
+
+    here = finished.copy(tmp_path / "alone")
+    wanted = parameters("demo", list(here.settings), data=here.data, codelist=here.codelist)
+    context = Context(home=str(here.home), device="cpu")
+    settings = CompareParameters(seeds=1, epochs=2, target_epsilon=4)
+    chosen = tuple(standard()[name] for name in BRANCHES)
+    alone = comparison.run(context, wanted, settings, chosen, do=partial(run_step, context))
+
+    there = finished.copy(tmp_path / "home")
+    shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
+    queue = f"{house}/work_pools/cpu/queues/shards"
+    httpx.patch(queue, json={"concurrency_limit": 1}, timeout=30).raise_for_status()
+    with two_workers(house, tmp_path, **shared) as site:
+        command = [sys.executable, "-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
+        command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
+        process = subprocess.Popen(
+            [*command, "--spread", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
+        )
+        told = json.loads(ended(process))
+    expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes)]
+    assert told["branches"] == expected
+    names = ("branch-fit", "predictions", "scores", "swag")
+    assert manifests(there.home, *names) == manifests(here.home, *names)
+    runs = sorted(runs_of(house, "branch-shard"), key=lambda run: run["start_time"])
+    assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
+    assert runs[0]["end_time"] <= runs[1]["start_time"]
+    assert all(set(run["parameters"]["shard"]) == {"at", "inputs", "key"} for run in runs)
+    made = [path for i in range(2) for path in (tmp_path / f"worker-{i}").rglob("branch-shard/*/manifest.json")]
+    assert len(made) == 2, "on the workers"

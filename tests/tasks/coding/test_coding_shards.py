@@ -1,0 +1,200 @@
+"""A table that several workers code is the one that a single process writes; no piece is lost, none coded twice.
+
+The server and its workers are played here; tests/flows/test_fanned_out.py has real ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import played_workers
+import pytest
+
+from storage.errors import InputError, StorageError
+from storage.tables import reading
+from storage.tables.narratives import Narratives
+from tasks.coding import job as coding_job
+from tasks.coding import shards
+from tasks.coding.coder import Coder
+from tasks.coding.job import Coded, CodingJob, run
+from tasks.coding.shards import PiecesAsked
+from tasks.parameters import Spread
+
+ROWS, PIECES = 25, 7
+
+
+@pytest.fixture
+def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """25 rows, one of them blank, in pieces of four."""
+    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    texts = narratives(ROWS)
+    texts[3] = ""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "Text": text}) + "\n" for n, text in enumerate(texts)))
+    return path
+
+
+def job(coder: Coder, source: Path, out: Path) -> CodingJob:
+    table = reading.survey(source, text_columns=("Text",))
+    return shards.job_of(coder, table, out=str(out), column="Text", top_k=2, threshold=0.6)
+
+
+def spread(coder: Coder, one: CodingJob, bundle: Path, number: int = 3, **settings: Any) -> Coded:
+    """As the flow does."""
+    told = shards.told(coder, one, bundle=bundle)
+    chosen = Spread(**{"shards": number, "patience_seconds": 1000} | settings)
+
+    def tell(done: int, total: int) -> None:
+        assert done <= total
+
+    return run(coder, one, spread=lambda: shards.finish(coder, one, told, chosen, tell))
+
+
+def on_a_worker(asked: dict[str, Any]) -> int:
+    return shards.compute(PiecesAsked.model_validate(asked))
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Pieces as they are coded, whoever does it."""
+    seen: list[Path] = []
+    real = coding_job.code_piece
+
+    def counted(coder: Coder, one: CodingJob, piece: Any, part: Path) -> None:
+        seen.append(part)
+        real(coder, one, piece, part)
+
+    monkeypatch.setattr(coding_job, "code_piece", counted)
+    monkeypatch.setattr(shards, "code_piece", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("fates", "number", "asked"),
+    [
+        ([], 3, 3),
+        (["crashed", "done", "failed"], 3, 5),
+        (["twice"] * 3, 3, 3),
+        ([], 50, PIECES),
+        (["queued"] * 3, 3, 3),
+    ],
+    ids=["unbroken", "lost", "twice", "more-than-pieces", "no-worker"],
+)
+def test_shards_write_what_one_process_writes(
+    coder: Coder,
+    tiny_bundle: Path,
+    table: Path,
+    tmp_path: Path,
+    coded: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    fates: list[str],
+    number: int,
+    asked: int,
+) -> None:
+    """The same bytes and the same counts, whatever became of the workers; each piece was coded once."""
+    expected = run(coder, job(coder, table, tmp_path / "whole.csv"))
+    coded.clear()
+    workers = played_workers.play(monkeypatch, on_a_worker, *fates)
+    patience = 0.1 if "queued" in fates else 1000
+    done = spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle, number, patience_seconds=patience)
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert (done.rows, done.blank, done.review, done.resumed) == (*vars(expected).values(),)
+    assert sorted(part.name for part in coded) == [f"{n:08}.parquet" for n in range(PIECES)]
+    assert len(workers.asked) == asked
+    assert set(workers.deployments) == {"code-shard/code-shard"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.csv", "whole.csv"]
+
+
+def test_nothing_of_a_narrative_goes_through_prefect(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths, a digest and numbers."""
+    workers = played_workers.play(monkeypatch, on_a_worker)
+    spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    words = {w for line in table.read_text().splitlines() for w in json.loads(line)["Text"].split() if len(w) > 4}
+    assert words
+    for asked in workers.asked:
+        assert not [word for word in words if word in asked]
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_what_was_coded_before_a_death_is_kept(
+    coder: Coder,
+    tiny_bundle: Path,
+    table: Path,
+    tmp_path: Path,
+    coded: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+) -> None:
+    """A worker dies after so many pieces, and the asking run with it: the next run, spread or not, codes the others."""
+    run(coder, job(coder, table, tmp_path / "whole.csv"))
+    real = coding_job._write_part
+    written = 0
+
+    def dies(*arguments: Any) -> None:
+        nonlocal written
+        if written == after:
+            raise KeyboardInterrupt  # nothing of ours catches it
+        written += 1
+        real(*arguments)
+
+    played_workers.play(monkeypatch, on_a_worker)
+    with monkeypatch.context() as patch:
+        patch.setattr(coding_job, "_write_part", dies)
+        with pytest.raises(KeyboardInterrupt):
+            spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    coded.clear()
+    one = job(coder, table, tmp_path / "out.csv")
+    done = run(coder, one) if after == 1 else spread(coder, one, tiny_bundle, 5)
+    assert len(coded) == PIECES - after
+    assert done.resumed == 4 * after
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_late_worker_of_another_job_changes_nothing(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job was given up, and another one writes to the same file: it finds no place to write to, and says so."""
+    one = job(coder, table, tmp_path / "out.csv")
+    late = PiecesAsked.model_validate_json(_told(coder, one, tiny_bundle))
+    played_workers.play(monkeypatch, on_a_worker, "failed")
+    with pytest.raises(StorageError, match="lost 1 times"):
+        spread(coder, one, tiny_bundle, attempts=1)
+    run(coder, replace(one, added=replace(one.added, top_k=1)))
+    before = (tmp_path / "out.csv").read_bytes()
+    with pytest.raises(StorageError, match="the run that asked has ended"):
+        shards.compute(late)
+    assert (tmp_path / "out.csv").read_bytes() == before
+
+
+def _told(coder: Coder, one: CodingJob, bundle: Path) -> str:
+    told = shards.told(coder, one, bundle=bundle)
+    return told.model_copy(update={"key": shards._key(told)}).model_dump_json()
+
+
+def test_other_files_and_other_versions_are_refused(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose table was changed meanwhile, or whose code is another; answers that never arrive."""
+    one = job(coder, table, tmp_path / "out.csv")
+    told = PiecesAsked.model_validate_json(_told(coder, one, tiny_bundle))
+    with pytest.raises(StorageError, match="another version"):
+        shards.compute(told.model_copy(update={"key": "0" * 32}))
+    played_workers.play(monkeypatch, on_a_worker, "elsewhere")
+    with pytest.raises(StorageError, match="give all workers of the queue the folder of the output"):
+        spread(coder, one, tiny_bundle)
+    table.write_text(table.read_text().replace("fell", "fall"))
+    with pytest.raises(StorageError, match=r"in\.jsonl or the bundle is another here"):
+        shards.compute(told)
+
+
+def test_what_a_shard_is_not_told_of_is_refused(coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path) -> None:
+    """A template would be left out, and the answers be wrong."""
+    one = replace(job(coder, table, tmp_path / "out.csv"), narratives=Narratives(("Text",), "It says {Text}"))
+    with pytest.raises(InputError, match="without a template"):
+        shards.told(coder, one, bundle=tiny_bundle)
