@@ -15,7 +15,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import Loss, OwnModel, clipping_of, maker_of, records_of
+from mechanisms.model.own import Loss, OwnModel, RecordInputs, clipping_of, inputs_of, maker_of, records_of
 from mechanisms.model.per_record import PerRecordClipping
 
 CE = nn.functional.cross_entropy
@@ -110,7 +110,9 @@ def test_few_records_at_once_where_there_are_many_parameters() -> None:
 class Own(nn.Module):
     """A linear layer and whatever else."""
 
-    def __init__(self, forward: Callable[[Own, Tensor], Tensor]) -> None:
+    seen: Tensor
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 3)
         self.register_buffer("seen", torch.zeros(()))
@@ -135,7 +137,7 @@ def _branching(own: Own, x: Tensor) -> Tensor:
     return own.linear(x) if float(x.sum()) > -1e9 else own.linear(-x)
 
 
-BAD: dict[str, tuple[Callable[[], nn.Module], str]] = {
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
         r"`1` \(BatchNorm1d\) mixes records.*layer norm",
@@ -154,8 +156,8 @@ BAD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "doubles": (lambda: nn.Linear(6, 3).double(), "`weight` is torch.float64; train in torch.float32"),
     "lazy": (lambda: nn.LazyLinear(3), "has no parameters yet"),
     "embeddings of a norm": (lambda: nn.Sequential(nn.Embedding(4, 6, max_norm=1.0)), "max_norm"),
-    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "answer one tensor"),  # pyright: ignore[reportArgumentType]
-    "no module": (lambda: len, "torch.nn.Module"),  # pyright: ignore[reportReturnType]
+    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "answer one tensor"),
+    "no module": (lambda: len, "torch.nn.Module"),
 }
 
 
@@ -236,9 +238,6 @@ def test_large_modules_use_all_threads() -> None:
     """By their parameters; a likelihood is the same through either form of the records."""
     module, x, y = own_modules.made("attention")
     model = OwnModel(Attention(), CE, device=CPU)
-    assert isinstance(model, OwnModel)
-    from mechanisms.model.own import RecordInputs, inputs_of
-
     assert isinstance(inputs_of(x, module), FeatureInputs)
     with torch.device("meta"):
         assert isinstance(inputs_of(x, nn.Linear(1000, 1000)), RecordInputs)
