@@ -65,7 +65,7 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
                 parts.append(f"![What the cell above draws]({posixpath.basename(name)})")
             elif text.strip():
-                parts.append(f'```text {{ .output title="Output" }}\n{text.rstrip()}\n```')
+                parts.append(f'```text title="Output"\n{text.rstrip()}\n```')
     return "\n\n".join(parts) + "\n", pictures
 
 

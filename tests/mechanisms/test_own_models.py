@@ -118,7 +118,7 @@ def test_no_seed_and_the_given_model_as_it_was() -> None:
     ends = []
     for _ in range(2):
         torch.manual_seed(0)
-        private = dp_sgd(module, CE, (x, y), target_epsilon=5, epochs=1, batch_size=20)
+        private = dp_sgd(module, CE, (x, y), target_epsilon=5, epochs=1, batch_size=20, optimiser="sgd")
         ends.append(torch.cat([p.detach().flatten() for p in private.model.parameters()]))
         assert not private.model.training
         assert all(p.untyped_storage().nbytes() == p.nbytes for p in private.model.parameters()), "no views"
