@@ -35,6 +35,8 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.own import OwnModel, clipping_of
+from mechanisms.model.per_record import PerRecordClipping
 from mechanisms.model.seeding import seeded
 from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, gaussian_cost, schedules
@@ -277,7 +279,9 @@ def run_plan(
     assert config.epochs is not None
     sampler = sampler or PoissonSampler(len(inputs), sgd.sampling_prob)
     _check(sgd, inputs, sampler, physical_batch_size)
-    clipper = HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
+    clipper = _clipping(classifier, inputs)
+    if isinstance(clipper, PerRecordClipping):
+        physical_batch_size = min(physical_batch_size, clipper.most_records)
     theta = nn.Parameter(classifier.flat)
     optimiser = _optimiser(theta, config)
     state = _State(folder, plan, optimiser, theta)
@@ -288,7 +292,9 @@ def run_plan(
     stream = SecretStream(state.key)
     device = classifier.device
     gradient = torch.zeros_like(classifier.flat)
-    dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules())
+    dropout = isinstance(classifier, OwnModel) or any(
+        isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules()
+    )
     tally = torch.zeros(3, device=device)
     classifier.part.train()
     if state.step == 0:
@@ -334,6 +340,12 @@ def run_plan(
     finally:
         classifier.part.eval()
     return state.result()
+
+
+def _clipping(classifier: Classifier, inputs: Inputs) -> HeadClipping | GhostClipping | PerRecordClipping:
+    if isinstance(classifier, OwnModel):
+        return clipping_of(classifier, inputs)
+    return HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
 
 
 def _remaining(sgd: DpSgdEvent, done: int) -> list[tuple[int, NoiseSegment]]:

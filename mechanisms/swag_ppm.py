@@ -113,8 +113,11 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         classifier = run.classifier()
         start = classifier.flat.clone()
         figures: dict[str, Any] = {}
+        alpha: Tensor | None = None
 
         def posterior_of(name: RoundName, weights: Tensor | None) -> RiskPass:
+            nonlocal alpha
+            alpha = weights
             bounded = config.bounded if name in BOUNDED else None
             classifier.flat.copy_(start)
             losses = self._posterior(classifier, records, run, folder / name, weights, bounded)
@@ -144,7 +147,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             sensitivity=figures["sensitivity"],
             draws=figures["draws"],
         )
-        model = PosteriorDraw(classifier, posterior, folder / self.round, seed=run.seed, purpose="evaluate")
+        model = PosteriorDraw(
+            classifier, posterior, folder / self.round, seed=run.seed, purpose="evaluate", weights=alpha
+        )
         return Fitted(model, event, figures)
 
     def _posterior(
@@ -233,6 +238,8 @@ class PosteriorDraw(ClassifierModel):
     folder: Path
     seed: int
     purpose: str
+    weights: Tensor | None = None
+    """Risk weights alpha of the fit, float32 [n]; None where there were none, or where it was read from a folder."""
 
     def __post_init__(self) -> None:
         risks.load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0)

@@ -1,11 +1,14 @@
 """Hooks of the documentation's site: pages that lie outside `docs/`, and links that lead out of it.
 
 README, PRIVACY.md and their like stay where a reader of the repository looks for them; here they become pages of the
-site, with their links made right. Links to code and settings have no page to lead to: they become plain text.
+site, with their links made right. Links to code and settings have no page to lead to: they become plain text. A
+notebook becomes a page as it lies there, with the outputs that it holds: nothing is run here.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -22,6 +25,8 @@ PAGES = {
 }
 """Path in the repository: page of the site."""
 HOME = {"README.md": "index.md"}
+NOTEBOOKS = {"examples/own_model.ipynb": "own-model.md"}
+"""Path in the repository: page of the site, which its pictures lie beside."""
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -30,12 +35,45 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages from outside."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for source, page in NOTEBOOKS.items():
+        content, pictures = page_of(ROOT / source, page)
+        files.append(File.generated(config, page, content=content))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, name, content=picture))
     return files
+
+
+def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by name.
+
+    Raises:
+        ValueError: a cell of code was not run, or ended in an error.
+    """
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        if cell["cell_type"] == "code" and cell["execution_count"] is None:
+            raise ValueError(f"{notebook.name} has cells that were not run: scripts/run_notebook.py {notebook}")
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "error":
+                raise ValueError(f"{notebook.name} holds an error: run it again with scripts/run_notebook.py")
+            text = "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+            if "image/png" in output.get("data", {}):
+                name = f"{page.removesuffix('.md')}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
+                parts.append(f"![What the cell above draws]({posixpath.basename(name)})")
+            elif text.strip():
+                parts.append(f'```text title="Output"\n{text.rstrip()}\n```')
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Lead each relative link to the page that its file has become."""
-    origin = {page_: source for source, page_ in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    origin = {page_: source for source, page_ in (PAGES | NOTEBOOKS).items()}.get(
+        page.file.src_uri, f"docs/{page.file.src_uri}"
+    )
     known = {file.src_uri for file in files}
 
     def led(match: re.Match[str]) -> str:
@@ -43,7 +81,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not target or "://" in match["target"] or target.startswith("mailto:"):
             return match[0]
         place = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
-        inside = (PAGES | HOME).get(place, place.removeprefix("docs/"))
+        inside = (PAGES | HOME | NOTEBOOKS).get(place, place.removeprefix("docs/"))
         if inside not in known:
             if not (ROOT / place).exists():
                 return match[0]  # leads nowhere, which the strict build tells

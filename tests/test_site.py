@@ -52,3 +52,14 @@ def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
         "mechanisms.mechanism.Mechanism",
     ):
         assert words in index
+
+
+def test_the_notebook_is_a_page_with_what_it_showed(site: Path) -> None:
+    """Outputs and picture, from the file alone; the calls that it uses are on the Python page."""
+    page = (site / "own-model.html").read_text()
+    assert "guarantee: asymptotic-local" in page
+    assert 'src="own-model-1.png"' in page
+    assert (site / "own-model-1.png").read_bytes().startswith(b"\x89PNG")
+    python = (site / "api.html").read_text()
+    assert 'id="mechanisms.own_models.dp_sgd"' in python
+    assert 'id="mechanisms.own_models.swag_ppm"' in python

@@ -1,0 +1,270 @@
+"""A torch module and a loss of one's own under the mechanisms of this project: one call each.
+
+    private = dp_sgd(model, nn.functional.cross_entropy, (x, y), target_epsilon=5, delta=1e-5)
+    private.model, private.claim
+
+The call plans, fits and claims as a branch of the pipeline with the same settings does; what is new is the module
+(`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle, so adding up what several
+calls on the same records cost is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.dp_sgd import DpSgd, descent_of
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
+from mechanisms.model.own import (
+    Dataset,
+    Loss,
+    OwnModel,
+    inputs_of,
+    is_cross_entropy,
+    maker_of,
+    records_of,
+    unchanged_buffers,
+)
+from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.posterior import risks, swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.rounds import BOUNDED
+from mechanisms.posterior.swag import SwagConfig
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.entropy import system_normal
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
+from mechanisms.privacy.schedules import ConstantSchedule, Schedule
+from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
+
+_PUBLIC = "the model as it was given, its layers and the parameters that training starts at"
+_GIBBS = (
+    "the likelihood is exp(-loss) of a loss that the caller brought; it was checked to be at least 0 at these records "
+    "and draws, not at others"
+)
+
+
+@dataclass(frozen=True)
+class Private:
+    """What one call gives.
+
+    model: a copy of the given one, in evaluation mode, with the parameters that the claim is of. claim: epsilon, delta
+    or why there is none, the kind of guarantee, neighbours, unit, and all that it rests on. figures: aggregates of the
+    run; those in nats are read from the records without protection and are no part of what is claimed. event: what ran,
+    in numbers, which the claim is computed from.
+    """
+
+    model: nn.Module
+    claim: Claim
+    figures: Mapping[str, Any]
+    event: Event
+
+
+def dp_sgd(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Dataset,
+    *,
+    target_epsilon: float,
+    delta: float = 1e-5,
+    epochs: int = 30,
+    batch_size: int | None = None,
+    l2_clip_norm: float = 1.0,
+    clipping: Literal["clip", "normalise"] = "clip",
+    optimiser: Literal["adamw", "sgd"] = "adamw",
+    learning_rate: float = 1e-3,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    schedule: Schedule | None = None,
+    records_per_unit: int = 1,
+    privacy_unit: str = "record",
+    unprotected_inputs: tuple[str, ...] = (),
+    device: torch.device | str = "cpu",
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Private:
+    """Train by DP-SGD: Poisson samples, per-record gradients clipped, Gaussian noise solved for the target.
+
+    Noise and samples come from a key of the operating system's entropy; there is no seed, and two calls differ.
+
+    Args:
+        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied, not changed.
+        loss: (output, target) of one record as a batch of one -> one number; torch's losses as they are.
+        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs. Read once.
+        target_epsilon: of one privacy unit, add or remove; the claim is at most this.
+        delta: the probability of failure that the claim is stated at; well below 1/n.
+        epochs: in expectation: epochs * n / batch_size steps.
+        batch_size: expected size of a Poisson sample; None: 512, or all records where there are fewer.
+        l2_clip_norm: of each record's gradient.
+        schedule: of noise and clip; None: both stay.
+        records_per_unit: how many records one unit may have. The caller sees to it that none has more.
+        unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
+        folder: private; keeps a checkpoint an epoch, with the key of the noise until the run ends. None: none.
+
+    Raises:
+        MechanismError: the module mixes records, cannot be taken record by record, or changes a buffer; a setting
+            contradicts another; the target cannot be met; training diverged.
+        ValueError: a setting is out of its range, by name (MechanismError is one too).
+    """
+    records, made = _prepared(model, loss, dataset, device=device)
+    mechanism = DpSgd(
+        target_epsilon=target_epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=min(512, len(records)) if batch_size is None else batch_size,
+        l2_clip_norm=l2_clip_norm,
+        clipping=clipping,
+        optimiser=optimiser,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        schedule=schedule or ConstantSchedule(),
+    )
+    fitted = _fit(mechanism, records, made, seed=0, folder=folder, progress=progress, records_per_unit=records_per_unit)
+    claim = claim_of(
+        fitted.event,
+        delta=delta,
+        privacy_unit=privacy_unit,
+        max_records_per_unit=records_per_unit,
+        unprotected_inputs=unprotected_inputs,
+        public_inputs=(_PUBLIC,),
+    )
+    descent = descent_of(fitted.event)
+    public = {"noise_multiplier": descent.segments[-1].noise_multiplier, "sampling_prob": descent.sampling_prob}
+    return Private(_copied(model, made), claim, public | dict(fitted.figures), fitted.event)
+
+
+def swag_ppm(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Dataset,
+    *,
+    draws: int = 500,
+    round: Literal["weighted", "reweighted", "censored", "both"] = "reweighted",
+    target_epsilon: float | None = None,
+    fine_tune: OptimiserPhase | None = None,
+    collect: OptimiserPhase | None = None,
+    moments: SwagConfig | None = None,
+    c: float = 1.0,
+    g: float = 0.0,
+    k: float = 0.95,
+    records_per_unit: int = 1,
+    privacy_unit: str = "record",
+    unprotected_inputs: tuple[str, ...] = (),
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Private:
+    """One draw from a SWAG pseudo posterior (Chew et al.), and what its guarantee, asymptotic and local, amounts to.
+
+    The draw is made here, once, with the operating system's entropy and no seed; Delta is measured at it too, and the
+    larger value is claimed. **A small epsilon of this kind is no evidence of privacy**: audit it.
+
+    Args:
+        model, loss, dataset, records_per_unit, unprotected_inputs: as in `dp_sgd`. The loss is a negative
+            log-likelihood of a discrete target, never below 0: cross-entropy.
+        draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability 1/(S+1).
+        round: the posterior that is drawn from; `censored` and `both` bound the likelihood by `target_epsilon` / 2.
+        fine_tune, collect: the two optimiser phases of a round. None: AdamW at 0.001 for 10 epochs, then SGD at 0.05
+            for 20, batches of 32; the paper's own rates are for a large pretrained model.
+        moments: rank of the posterior and its scale.
+        c, g, k: of the weight map and of equation 7.
+        seed: of orders, masks and the draws that are measured, none of which is released.
+        folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which goes.
+
+    Raises:
+        MechanismError: the module mixes records or changes a buffer; the loss is below 0; a bounded round without a
+            target, or a target without one; training diverged.
+    """
+    if target_epsilon is not None and round not in BOUNDED:
+        raise MechanismError(
+            f"target_epsilon goes with round `censored` or `both`; what `{round}` costs is measured, not aimed at"
+        )
+    records, made = _prepared(model, loss, dataset, device=device, likelihood=True)
+    mechanism = SwagPpm(
+        round=round,
+        fine_tune=fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=1e-3, epochs=10, batch_size=32),
+        collect=collect or OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=20, batch_size=32),
+        moments=moments,
+        pseudo_posterior=PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k),
+    )
+    fitted = _fit(
+        mechanism,
+        records,
+        made,
+        seed=seed,
+        folder=folder,
+        progress=progress,
+        records_per_unit=records_per_unit,
+        target_epsilon=target_epsilon,
+    )
+    assert isinstance(fitted.model, PosteriorDraw)
+    swag.sample(fitted.model.posterior, normal=system_normal, out=made.flat)
+    event, at_draw = _with_draw(fitted, records, made)
+    claim = claim_of(
+        event,
+        delta=None,
+        privacy_unit=privacy_unit,
+        max_records_per_unit=records_per_unit,
+        unprotected_inputs=unprotected_inputs,
+        public_inputs=(_PUBLIC,),
+    )
+    if not is_cross_entropy(loss):
+        claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
+    return Private(_copied(model, made), claim, dict(fitted.figures) | {"sensitivity_at_draw": at_draw}, event)
+
+
+def _with_draw(fitted: Fitted, records: Records, made: OwnModel) -> tuple[Event, float]:
+    """The event with the draw that the model now holds counted in, and Delta there, in nats."""
+    assert isinstance(fitted.model, PosteriorDraw)
+    weights = fitted.model.weights
+    alpha = torch.ones(len(records)) if weights is None else weights
+    at_draw = risks.at_draw(made, records.inputs, records.labels, weights=alpha.to(made.device))
+    event = fitted.event
+    if isinstance(event, SwagPpmEvent):  # a bound holds at every draw
+        event = event.model_copy(update={"sensitivity": max(event.sensitivity, at_draw)})
+    return event, at_draw
+
+
+def _prepared(
+    model: nn.Module, loss: Loss, dataset: Dataset, *, device: torch.device | str, likelihood: bool = False
+) -> tuple[Records, OwnModel]:
+    inputs, targets = records_of(dataset)
+    make = maker_of(model, loss, inputs, targets, device=torch.device(device), likelihood=likelihood)
+    return Records(inputs_of(inputs, model), targets), make()
+
+
+def _fit(
+    mechanism: Mechanism,
+    records: Records,
+    made: OwnModel,
+    *,
+    seed: int,
+    folder: Path | None,
+    progress: Progress | None,
+    records_per_unit: int,
+    target_epsilon: float | None = None,
+) -> Fitted:
+    # The number of classes is the module's own affair: neither of the two mechanisms plans by it.
+    task = Task(records=len(records), classes=1, records_per_unit=records_per_unit, target_epsilon=target_epsilon)
+    run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress)
+    with unchanged_buffers(made.part):
+        return mechanism.plan(task).fit(records, run)
+
+
+def _copied(model: nn.Module, made: OwnModel) -> nn.Module:
+    """The given module with the trained parameters, and nothing else that training may have left in its copy."""
+    copied = copy.deepcopy(model).to(made.device)
+    trained: dict[str, Tensor] = dict(made.part.named_parameters())
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            parameter.copy_(trained[name])
+            parameter.grad = None
+    return copied.eval()

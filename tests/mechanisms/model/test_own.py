@@ -1,0 +1,247 @@
+"""Per-record gradients of modules that are somebody's own, and the modules that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import own_modules
+import pytest
+import torch
+from own_modules import MODULES, Attention, one_by_one
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.ghost import GhostClipping
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.own import Loss, OwnModel, RecordInputs, clipping_of, inputs_of, maker_of, records_of
+from mechanisms.model.per_record import PerRecordClipping
+
+CE = nn.functional.cross_entropy
+CPU = torch.device("cpu")
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """No cross-entropy: nothing has a closed form for it."""
+    return (output - (target[:, None] == torch.arange(3)).float()).square().sum(1).mean()
+
+
+def clipped(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Any, Tensor, Tensor]:
+    """The way that is taken, its sum and its norms."""
+    model = maker_of(module, loss, x, y, device=CPU)()
+    clipper, out = clipping_of(model, FeatureInputs(x)), torch.zeros(model.num_parameters)
+    with clipper:
+        norms, _ = clipper.add_clipped_sum(
+            {"features": x}, y, coefficients=lambda norms: (clip / norms).clamp(max=1), out=out
+        )
+    return clipper, out, norms
+
+
+@pytest.mark.parametrize("loss", [CE, squared], ids=["cross-entropy", "squared"])
+@pytest.mark.parametrize("name", MODULES)
+def test_the_clipped_sum_is_that_of_records_one_by_one(name: str, loss: Loss) -> None:
+    """Sum and norms, for every way there is; the clip cuts some records and leaves others."""
+    module, x, y = own_modules.made(name)
+    clip = float(one_by_one(module, loss, x, y, clip=1.0)[1].median())
+    expected, norms = one_by_one(module, loss, x, y, clip=clip)
+    way, found, found_norms = clipped(module, loss, x, y, clip=clip)
+    ways = {"layered": GhostClipping, "linear": HeadClipping if loss is CE else PerRecordClipping}
+    assert type(way) is ways.get(name, PerRecordClipping)
+    torch.testing.assert_close(found_norms, norms, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, one_by_one(module, loss, x, y, clip=2 * clip)[0], rtol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_opacus_has_the_same_gradients() -> None:
+    """On the convolutional network, parameter by parameter, before they are clipped."""
+    from opacus.grad_sample import GradSampleModule
+
+    module, x, y = own_modules.made("convolutional")
+    model = maker_of(module, CE, x, y, device=CPU)()
+    sampled: Any = GradSampleModule(module, loss_reduction="sum")
+    CE(sampled(x), y, reduction="sum").backward()
+    theirs = torch.cat([p.grad_sample.flatten(1) for p in sampled.parameters()], dim=1)
+    clipper = clipping_of(model, FeatureInputs(x))
+    for record in range(len(x)):
+        only = torch.zeros(len(x))
+        only[record] = 1.0
+        out = torch.zeros(model.num_parameters)
+        clipper.add_clipped_sum({"features": x}, y, coefficients=lambda _, only=only: only, out=out)
+        torch.testing.assert_close(out, theirs[record], rtol=1e-4, atol=1e-6)
+
+
+def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
+    """Its neighbours' sum is what it would be without it: an infinite norm has no clip."""
+    module, x, y = own_modules.made("tied")
+
+    def breaking(output: Tensor, target: Tensor) -> Tensor:
+        return (CE(output, target, reduction="none") * torch.where(target == 2, float("inf"), 1.0)).sum()
+
+    kept = y != 2
+    _, found, norms = clipped(module, breaking, x, y, clip=0.5)
+    assert not norms[~kept].isfinite().any()
+    torch.testing.assert_close(found, one_by_one(module, CE, x[kept], y[kept], clip=0.5)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_each_record_has_a_mask_of_its_own() -> None:
+    """Dropout is random state that is taken: equal records have unlike gradients."""
+    module = nn.Sequential(nn.Conv1d(1, 4, 1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(24, 3))
+    x, y = torch.ones(20, 1, 6), torch.zeros(20, dtype=torch.int64)
+    model = maker_of(module, CE, x, y, device=CPU)()
+    model.part.train()
+    out = torch.zeros(model.num_parameters)
+    norms, _ = clipping_of(model, FeatureInputs(x)).add_clipped_sum(
+        {"features": x}, y, coefficients=torch.ones_like, out=out
+    )
+    assert len(norms.unique()) > 10
+
+
+def test_few_records_at_once_where_there_are_many_parameters() -> None:
+    """Their gradients are held side by side: at most 2^25 numbers, and at least one record."""
+    for width, most in ((10, 512), (2**21, 16), (2**26, 1)):
+        with torch.device("meta"):
+            part = nn.Linear(width, 1, bias=False)
+        spans = {id(part.weight): slice(0, width)}
+        assert PerRecordClipping(part, spans, lambda output, _: output.sum()).most_records == most
+
+
+class Own(nn.Module):
+    """A linear layer and whatever else."""
+
+    seen: Tensor
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self._how = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._how(self, x)
+
+
+def _counting(own: Own, x: Tensor) -> Tensor:
+    own.seen += 1
+    return own.linear(x)
+
+
+def _remembering(own: Own, x: Tensor) -> Tensor:
+    if own.training:
+        own.seen = 0.9 * own.seen + x.detach().mean()
+    return own.linear(x)
+
+
+def _branching(own: Own, x: Tensor) -> Tensor:
+    return own.linear(x) if float(x.sum()) > -1e9 else own.linear(-x)
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
+        r"`1` \(BatchNorm1d\) mixes records.*layer norm",
+    ),
+    "running statistics": (
+        lambda: nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True), nn.Linear(6, 3)),
+        "keeps statistics of the records",
+    ),
+    "a mean over the batch": (lambda: Own(lambda own, x: own.linear(x - x.mean(0))), "mixes records: its answer"),
+    "softmax over the batch": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)), "mixes records: its answer"),
+    "a counter": (lambda: Own(_counting), "buffer `seen` of the model changes"),
+    "a running mean": (lambda: Own(_remembering), "buffer `seen` of the model changes|torch.func cannot take"),
+    "a branch on values": (lambda: Own(_branching), "torch.func cannot take the model .*no branching on values"),
+    "another width": (lambda: nn.Linear(7, 3), r"fails on invented records of shape \[3, 6\]"),
+    "no parameter": (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter has requires_grad"),
+    "doubles": (lambda: nn.Linear(6, 3).double(), "`weight` is torch.float64; train in torch.float32"),
+    "lazy": (lambda: nn.LazyLinear(3), "has no parameters yet"),
+    "embeddings of a norm": (lambda: nn.Sequential(nn.Embedding(4, 6, max_norm=1.0)), "max_norm"),
+    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "answer one tensor"),
+    "no module": (lambda: len, "torch.nn.Module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+@pytest.mark.parametrize("which", BAD)
+def test_a_module_that_has_no_gradient_a_record_is_refused(which: str) -> None:
+    """Before a record is read, by name, with what to do instead."""
+    build, said = BAD[which]
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    with pytest.raises(MechanismError, match=said):
+        maker_of(build(), CE, x, y, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda output, target: CE(output, target) * torch.ones(2), "one number"),
+        (lambda output, target: output.nonsense(), "the loss fails on the model's output"),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), "reduction='sum'"),
+        (nn.Linear(3, 1), "has parameters"),
+        ("cross-entropy", "give a function"),
+    ],
+)
+def test_a_loss_that_is_none_of_a_record(loss: Any, said: str) -> None:
+    with pytest.raises(MechanismError, match=said):
+        maker_of(nn.Linear(6, 3), loss, torch.randn(8, 6), torch.arange(8) % 3, device=CPU)
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """A data set of one's own."""
+
+    def __init__(self, *pairs: Any) -> None:
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._pairs[index]
+
+
+def test_records_of_any_data_set() -> None:
+    """A pair of tensors, a TensorDataset, a data set or a list of pairs say the same."""
+    x, y = torch.randn(5, 2, 3), torch.arange(5)
+    pairs = [(x[i].numpy(), int(y[i])) for i in range(5)]
+    for dataset in ((x, y), torch.utils.data.TensorDataset(x, y), Pairs(*pairs), pairs, (x.double(), y)):
+        found = records_of(dataset)
+        torch.testing.assert_close(found[0], x)
+        assert torch.equal(found[1], y)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(4)), "one first dimension"),
+        ((torch.zeros(3, 2),), "1 tensors; give inputs and targets"),
+        ((torch.zeros(0, 2), torch.zeros(0)), "no records"),
+        ([], "no records"),
+        (iter([1]), "a pair of tensors"),
+        ([1, 2], "has to be a pair"),
+        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], "differ in shape"),
+        ((torch.tensor([[1.0, float("nan")]]), torch.zeros(1)), "not finite"),
+    ],
+)
+def test_a_data_set_that_is_none(dataset: Any, said: str) -> None:
+    with pytest.raises(MechanismError, match=said):
+        records_of(dataset)
+
+
+def test_a_target_that_is_no_class() -> None:
+    """The text has no value of a record."""
+    with pytest.raises(MechanismError, match="some targets are no class of the model, which has 3") as caught:
+        maker_of(nn.Linear(6, 3), CE, torch.randn(8, 6), torch.full((8,), 7), device=CPU)
+    assert "7" not in str(caught.value)
+
+
+def test_large_modules_use_all_threads() -> None:
+    """By their parameters; a likelihood is the same through either form of the records."""
+    module, x, y = own_modules.made("attention")
+    model = OwnModel(Attention(), CE, device=CPU)
+    assert isinstance(inputs_of(x, module), FeatureInputs)
+    with torch.device("meta"):
+        assert isinstance(inputs_of(x, nn.Linear(1000, 1000)), RecordInputs)
+    index = torch.tensor([3, 1])
+    for form in (FeatureInputs(x), RecordInputs(x)):
+        found = model.log_likelihood(form.batch(index, CPU), y[index])
+        torch.testing.assert_close(found, -CE(model.part(x[index]), y[index], reduction="none"))
