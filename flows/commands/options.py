@@ -309,6 +309,11 @@ class OutputOptions:
 
         return ConsoleListener(quiet=self.quiet, bars=bars)
 
+    def warn(self, sentences: Sequence[str]) -> None:
+        """What whoever ran the command has to know, on stderr."""
+        for sentence in sentences:
+            say(f"warning: {sentence}", err=True)
+
     def answer(self, result: BaseModel, text: str) -> None:
         """The result as JSON where that was asked for, else the text."""
         say(result.model_dump_json(indent=2) if self.as_json else text)

@@ -99,11 +99,20 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     expected = (coder.scores(text).log() / 4).softmax(-1)
     torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
     assert soft.threshold_for(0.8) == 0.7
-    for accuracy, said in ((0.9, "no score reached 0.9 on a test"), (0.5, "there are 0.8, 0.9")):
+    for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "there are 0.8, 0.9")):
         with pytest.raises(InputError, match=said):
             soft.threshold_for(accuracy)
     with pytest.raises(InputError, match="autocoder calibrate"):
         coder.threshold_for(0.8)
+    best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
+    (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
+    said = (
+        r"83\.0% right, of the surest 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
+    )
+    with pytest.raises(InputError, match=said):
+        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
+    with pytest.raises(InputError, match="generated narratives of injuries, which say nothing of other codes"):
+        replace(coder, classification="SOC").threshold_for(0.9)
 
 
 def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp_path: Path) -> None:
