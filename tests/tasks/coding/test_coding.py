@@ -41,6 +41,19 @@ def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
     assert found[3][0] in {"152", "197"}
 
 
+def test_no_group_holds_what_everybody_knows_already() -> None:
+    """Of the published list only levels that split it: no `1`, which holds nearly all injuries, but 11, 13, 152."""
+    lines = Path(__file__).with_name("oiics_codes.txt").read_text().split()
+    groups = groups_of(lines, classification="OIICS")
+    assert groups is not None
+    assert min(map(len, groups.names)) == 2
+    assert {"11", "13", "152"} <= set(groups.names)
+    assert float(groups.members.sum(0).max()) <= len(lines) / 4
+    scores = torch.zeros(1, len(lines))
+    scores[0, [at for at, code in enumerate(lines) if code.startswith("1") and len(code) == 3]] = 1.0
+    assert groups.broadest_sure(scores / scores.sum(), threshold=0.9) == [None], "sure of 1 alone is sure of nothing"
+
+
 @pytest.mark.parametrize(
     ("codes", "classification", "wanted", "there"),
     [
