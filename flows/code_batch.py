@@ -12,7 +12,7 @@ from flows.server.form import Workspace, titled
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
 from storage.tables.reading import survey
-from tasks.coding.coder import Coder, newest_bundle
+from tasks.coding.coder import Coder, newest_bundle, require_standing
 from tasks.coding.columns import Added
 from tasks.coding.job import CodingJob, run
 from tasks.running.failures import private_errors
@@ -57,6 +57,7 @@ def code_batch(
     with private_errors("code-batch"):
         table = survey(Path(data).expanduser(), text_columns=(column,))
         coder = Coder.open(Path(bundle).expanduser() if bundle else newest_bundle(home_of(home)))
+        require_standing(coder, home_of(home), otherwise="name a newer one")
         added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
         coded = run(coder, CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added))
         return Coded(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

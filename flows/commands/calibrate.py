@@ -58,6 +58,7 @@ def calibrate(
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)
         with released.opened() as folder:
             coder = Coder.open(folder)
+        released.require_standing(coder)
         with ConsoleListener() as console:
             console.started("calibrate")
             fitted = thresholds_on_table(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.journal import Outside
     from storage.paths import Workspace
+    from tasks.coding.coder import Coder
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -202,6 +203,9 @@ class BundleOptions:
         typer.Option(help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"),
     ] = None
     home: Home = None
+    allow_revoked: Annotated[
+        bool, typer.Option("--allow-revoked", help="Use a bundle that was revoked in this workspace all the same.")
+    ] = False
 
     def opened(self) -> AbstractContextManager[Path]:
         """Its folder, unpacked for as long as the block lasts where it is packed."""
@@ -209,6 +213,18 @@ class BundleOptions:
         from tasks.coding.coder import newest_bundle
 
         return opened(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+
+    def require_standing(self, coder: Coder) -> None:
+        """Refuse what was revoked in this workspace, unless it is wanted all the same.
+
+        Raises:
+            StorageError: it was, or the ledger that would know cannot be read.
+        """
+        from tasks.coding.coder import require_standing
+
+        if not self.allow_revoked:
+            otherwise = "name a newer one with --bundle, or give --allow-revoked"
+            require_standing(coder, home_of(self.home), otherwise=otherwise)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mechanisms.model.precision import Choice, resolved
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
+from storage.paths import Workspace
 from storage.tables.formulas import unquoted
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, reached, read_thresholds
 from tasks.coding.agreement import agrees
@@ -202,6 +204,30 @@ _OTHERWISE = (
     "--thresholds; or choose a score with --threshold"
 )
 """What to do where a bundle has no threshold for an accuracy."""
+
+
+def require_standing(coder: Coder, home: Path, *, otherwise: str) -> None:
+    """Refuse a bundle that was revoked in the house that uses it: by the machine's ledger, or by the workspace's.
+
+    A partner has neither, and asks the agency's list (`autocoder verify --revocations`).
+
+    Args:
+        otherwise: what else can be done, for the message.
+
+    Raises:
+        StorageError: it was revoked, or the ledger that would know cannot be read.
+    """
+    workspace = Workspace(home)
+    url = os.environ.get("AUTOCODER_LEDGER_URL")
+    if not url and not Path(workspace.ledger_url.removeprefix("sqlite:///")).is_file():
+        return
+    from storage.bundle import registry
+    from storage.ledger import Ledger
+
+    try:
+        registry.require_standing(Ledger.existing(url or workspace.ledger_url), coder.release, coder.digest)
+    except StorageError as error:
+        raise StorageError(f"--bundle: {error}; {otherwise}") from None
 
 
 def newest_bundle(home: Path) -> Path:
