@@ -55,13 +55,13 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
         InputError: what that would refuse, a file of another kind, or one of too many rows; quotes no cell.
     """
     if content.startswith(_OTHER_KINDS):
-        raise InputError("file: this takes a CSV; code archives, Parquet and JSON Lines with `autocoder code`")
+        raise InputError("This takes a CSV; code archives, Parquet and JSON Lines with `autocoder code`")
     with _in_memory(content) as path:
         try:
             table = survey(path, text_columns=(column,), option="file")
             if table.rows > most_rows:
                 raise InputError(
-                    f"file: it has {table.rows:,} rows, and {most_rows:,} are coded at a time here; split it, or code "
+                    f"The file has {table.rows:,} rows, and {most_rows:,} are coded at a time here; split it, or code "
                     "it with `autocoder code`, which takes any size"
                 )
             added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
@@ -70,8 +70,8 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
             return Upload(list(table.read()), texts, schema, added)
         except InputError as error:
             said = str(error).removeprefix("--data: ").removeprefix("file: ")
-            said = said.replace(str(path), "the file").replace(path.name + " ", "the file ")
-            raise InputError(f"file: {said}") from None
+            said = said.replace(str(path), "the file")
+            raise InputError(said[0].upper() + said[1:]) from None
 
 
 async def lines(
