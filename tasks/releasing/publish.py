@@ -350,7 +350,8 @@ def record_internal(
             label="internal evaluation on the test half",
             idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
             artifact_digests={"evaluation": evaluated.sha256},
-            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)} | sample,
+            # a share of 0 comes back from a manifest as an integer
+            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)} | sample,
         )
     )
 
