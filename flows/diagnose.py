@@ -23,6 +23,7 @@ from tasks.retraining.run import settled
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
 from tasks.running.stage import Context, Step, submit
+from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
 DiagnoseSection: Any = section(DiagnoseParameters)
@@ -84,9 +85,11 @@ def _diagnose(
     parameters: RetrainParameters, settings: DiagnoseParameters, *, home: str | None, device: str
 ) -> DiagnoseResult:
     context = Context(home=str(home_of(home)), device=device)
-    metrics = MetricsListener(context.workspace.private, "diagnose")
-    with private_errors("diagnose"), listening(prefect_page.PrefectListener(), metrics):
-        run.refuse_early(context, parameters, settings)
+    with private_errors("diagnose"):
+        estimate = run.refuse_early(context, parameters, settings)
+    private = context.workspace.private
+    heard = MetricsListener(private, "diagnose"), TimingsListener(private, estimate.stages)
+    with private_errors("diagnose"), listening(prefect_page.PrefectListener(), *heard):
         context.workspace.create()
         run_id = str(flow_run.get_id() or "") or None
 

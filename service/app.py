@@ -1,4 +1,4 @@
-"""The service: `POST /code`, `GET /version`, `GET /health`, and a page to try it."""
+"""The service: `POST /code`, `POST /file`, `GET /version`, `GET /health`, and a page to try it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Security
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import APIKeyHeader
@@ -24,10 +24,12 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
+from service import files
 from service.batching import Batcher, Overloaded
 from service.clients import State
-from service.guard import Guard
+from service.guard import Bodies, Guard
 from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
+from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
 
 _PAGES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
@@ -108,12 +110,15 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    page = _PAGES.get_template("page.html").render(coder=coder)
+    page = _PAGES.get_template("page.html").render(
+        coder=coder, most_rows=min(files.MOST_ROWS, settings.narratives_per_minute), most_bytes=files.MOST_BYTES
+    )
     app.add_middleware(
         Guard,
         most_bytes=settings.most_bytes,
         headers={"content-security-policy": _content_policy(page)},
         admit=lambda request: door.admit(request, request.headers.get(_KEY_HEADER.model.name)),
+        at={"/file": Bodies(files.MOST_BYTES, most=4, seconds=files.SECONDS)},
     )
     _silence(app)
 
@@ -140,6 +145,41 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         coded = iter(coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
+
+    most_rows, working = min(files.MOST_ROWS, settings.narratives_per_minute), 0
+
+    # The page's own: a program has `autocoder code`, which takes any size and goes on after a death.
+    @app.post("/file", include_in_schema=False)
+    async def file(
+        request: Request,
+        column: Annotated[str, Query(max_length=1000)],
+        top_k: Annotated[int, Query(ge=1, le=20)] = 1,
+        threshold: Annotated[float | None, Query(ge=0, le=1)] = None,
+        name: str = keyed(),
+    ) -> files.Answer:
+        """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
+        nonlocal working
+        door.require_standing()
+        if working >= files.AT_ONCE:
+            raise HTTPException(503, "other files are being coded; wait", headers={"Retry-After": "10"})
+        working += 1
+
+        def done() -> None:
+            nonlocal working
+            working -= 1
+
+        try:
+            how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
+            upload = await asyncio.to_thread(files.read, await request.body(), coder, **how)
+            door.count(name, len(upload.texts))
+        except InputError as error:
+            done()
+            raise HTTPException(422, str(error)) from None
+        except BaseException:
+            done()
+            raise
+        coded = files.lines(upload, coder, batcher, door.require_standing)
+        return files.Answer(coded, rows=len(upload.texts), done=done)
 
     @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
     async def version() -> Version:

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -22,6 +23,18 @@ _HEADERS = {
 }
 
 
+@dataclass
+class Bodies:
+    """What may be sent to one place: its bytes, the seconds that a client has for it, and how many are read at a time;
+    together they bound what half-sent requests hold.
+    """
+
+    most_bytes: int
+    most: int = 64
+    seconds: float = 15.0
+    reading: int = 0
+
+
 class Guard:
     """The outermost layer.
 
@@ -29,9 +42,8 @@ class Guard:
     that it choked on: only its type and place are told, on stderr.
 
     Args:
-        most_bytes: of a request's body.
-        most_bodies: that are read at a time; with `most_bytes` it bounds what half-sent requests hold.
-        body_seconds: that a client has for its body.
+        most_bytes, most_bodies, body_seconds: of a request's body, as `Bodies` has them.
+        at: other bounds, by path.
         admit: looks at a request that has a body before any of it is read; raises `HTTPException`.
     """
 
@@ -44,9 +56,10 @@ class Guard:
         admit: Callable[[Request], object] = lambda request: None,
         most_bodies: int = 64,
         body_seconds: float = 15.0,
+        at: Mapping[str, Bodies] | None = None,
     ) -> None:
-        self._app, self._most, self._admit = app, most_bytes, admit
-        self._most_bodies, self._seconds, self._reading = most_bodies, body_seconds, 0
+        self._app, self._admit = app, admit
+        self._usual, self._at = Bodies(most_bytes, most_bodies, body_seconds), dict(at or {})
         self._headers = [(k.encode(), v.encode()) for k, v in (_HEADERS | dict(headers)).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,33 +116,33 @@ class Guard:
         Raises:
             HTTPException: it is refused before it is read, is too long or too slow, or too many are read just now.
         """
-        headers = dict(scope["headers"])
+        headers, here = dict(scope["headers"]), self._at.get(scope["path"], self._usual)
         told = headers.get(b"content-length", b"0")
-        if not told.isdigit() or int(told) > self._most:
-            raise HTTPException(413, f"a request may have {self._most:,} bytes")
+        if not told.isdigit() or int(told) > here.most_bytes:
+            raise HTTPException(413, f"a request may have {here.most_bytes:,} bytes")
         if told == b"0" and b"transfer-encoding" not in headers:
             return b""
         self._admit(Request(scope))
-        if self._reading >= self._most_bodies:
+        if here.reading >= here.most:
             raise HTTPException(503, "too many requests are being sent", headers={"Retry-After": "1"})
-        self._reading += 1
+        here.reading += 1
         try:
-            async with asyncio.timeout(self._seconds):
-                return await self._read(receive)
+            async with asyncio.timeout(here.seconds):
+                return await self._read(receive, here.most_bytes)
         except TimeoutError:
-            raise HTTPException(408, f"a request has {self._seconds:g} s to arrive") from None
+            raise HTTPException(408, f"a request has {here.seconds:g} s to arrive") from None
         finally:
-            self._reading -= 1
+            here.reading -= 1
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, most_bytes: int) -> bytes | None:
         whole, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 return None
             whole += message.get("body", b"")
-            if len(whole) > self._most:
-                raise HTTPException(413, f"a request may have {self._most:,} bytes")
+            if len(whole) > most_bytes:
+                raise HTTPException(413, f"a request may have {most_bytes:,} bytes")
             more = message.get("more_body", False)
         return bytes(whole)
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from storage.tables.reading import open_table
+
 HEADER = (
     "EventDate", "State", "City", "Primary NAICS", "Hospitalized", "Amputation", "Final Narrative", "Nature",
     "NatureTitle", "Part of Body Title", "EventTitle", "SourceTitle", "Establishment",
@@ -73,6 +75,61 @@ def narratives(records: int, *, seed: int) -> list[str]:
     """The texts alone; a seed gives the same everywhere."""
     at = HEADER.index("Final Narrative")
     return [str(record[at]) for record in _records(_words(), records, random.Random(seed))]
+
+
+def is_demo_data(path: Path) -> bool:
+    """Whether all of a table's rows can be ours, whatever seed and number they are of: its other columns hold nothing
+    but words of our lists, and its narratives hardly any.
+
+    Real records fail at their first rows: their cities, establishments and objects are not of our lists.
+
+    Raises:
+        InputError: the table cannot be read.
+    """
+    table = open_table(path, ())
+    if not set(HEADER) <= set(table.columns):
+        return False
+    ours, known, said = _ours(), _vocabulary(), re.compile(r"[^\W\d_]+")
+    words = strange = 0
+    for row in table.text_rows(HEADER):
+        cells: dict[str, str] = dict(zip(HEADER, row, strict=True))
+        if any(cells[name].strip() not in allowed for name, allowed in ours.items()):
+            return False
+        if not re.fullmatch(r"E\d{7,}", cells["Establishment"].strip()):
+            return False
+        narrative = said.findall(cells["Final Narrative"].casefold())
+        words, strange = words + len(narrative), strange + sum(word not in known for word in narrative)
+        if words > _SOME and strange > _STRANGE * words:
+            return False
+    return strange <= _STRANGE * words
+
+
+_SOME, _STRANGE = 2000, 0.1
+"""From so many words on, narratives of which a larger share is of no list of ours are not ours. Of ours 2 % are
+misspelt."""
+
+
+@cache
+def _ours() -> dict[str, frozenset[str]]:
+    """What may stand in a column, but for dates, numbers and narratives."""
+    words = _words()
+    things = {thing for event in words["events"].values() for thing in event["thing"]}
+    return {
+        "State": frozenset(_STATES),
+        "City": frozenset(_CITIES),
+        "Part of Body Title": frozenset(part.capitalize() for parts in words["parts"].values() for part in parts),
+        "EventTitle": frozenset(event["title"] for event in words["events"].values()),
+        "SourceTitle": frozenset(thing.capitalize() for thing in things),
+    }
+
+
+@cache
+def _vocabulary() -> frozenset[str]:
+    """Every word that a narrative can be made of."""
+    texts = [(Path(__file__).with_name("demo_vocabulary.yaml")).read_text(encoding="utf-8"), " ".join(_STATES)]
+    texts += [word for pronouns in _PRONOUNS for word in pronouns]
+    texts += ["monday tuesday wednesday thursday friday saturday a an am pm m s p"]
+    return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
 @cache

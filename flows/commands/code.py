@@ -117,6 +117,7 @@ def code(
             # to try bfloat16 on the golden narratives takes longer than to code a few
             chosen = "float32" if precision == "auto" and table is None else precision
             coder = Coder.open(folder, thresholds=review.thresholds, by_digits=by_digits, precision=chosen)
+        released.require_standing(coder)
         threshold = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
         if table is None or files.out is None:
             texts = narratives or []

@@ -64,13 +64,16 @@ def diagnose(
     context = run.context()
 
     import flows.diagnose as job
-    from tasks.diagnosing.run import refuse_early
+    from tasks.diagnosing.run import refuse_early, to_compute
     from tasks.diagnosing.stages import DiagnoseParameters
     from tasks.running.failures import private_errors
 
     settings = DiagnoseParameters(**asdict(studies))
     with private_errors("diagnose"):
-        refuse_early(context, parameters, settings)
-    with output.progress(), own_server():
+        estimate = refuse_early(context, parameters, settings)
+        missing = None if parameters.formal is not None else to_compute(context, parameters, settings)
+    with output.progress() as console, own_server():
+        if missing is not None:  # of a formal posterior's sampler nobody knows beforehand when it has mixed
+            console.expect("these diagnostics", estimate.of_labels(missing), measured=estimate.measured)
         result = job.diagnose_retrain(parameters=parameters, settings=settings, home=context.home, device=run.device)
     output.answer(result, result.report)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.journal import Outside
     from storage.paths import Workspace
+    from tasks.coding.coder import Coder
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -212,6 +213,9 @@ class BundleOptions:
         typer.Option(help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"),
     ] = None
     home: Home = None
+    allow_revoked: Annotated[
+        bool, typer.Option("--allow-revoked", help="Use a bundle that was revoked in this workspace all the same.")
+    ] = False
 
     def opened(self) -> AbstractContextManager[Path]:
         """Its folder, unpacked for as long as the block lasts where it is packed."""
@@ -219,6 +223,18 @@ class BundleOptions:
         from tasks.coding.coder import newest_bundle
 
         return opened(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+
+    def require_standing(self, coder: Coder) -> None:
+        """Refuse what was revoked in this workspace, unless it is wanted all the same.
+
+        Raises:
+            StorageError: it was, or the ledger that would know cannot be read.
+        """
+        from tasks.coding.coder import require_standing
+
+        if not self.allow_revoked:
+            otherwise = "name a newer one with --bundle, or give --allow-revoked"
+            require_standing(coder, home_of(self.home), otherwise=otherwise)
 
 
 @dataclass(frozen=True)
@@ -318,6 +334,11 @@ class OutputOptions:
         from flows.commands.console import ConsoleListener
 
         return ConsoleListener(quiet=self.quiet, bars=bars)
+
+    def warn(self, sentences: Sequence[str]) -> None:
+        """What whoever ran the command has to know, on stderr."""
+        for sentence in sentences:
+            say(f"warning: {sentence}", err=True)
 
     def answer(self, result: BaseModel, text: str) -> None:
         """The result as JSON where that was asked for, else the text."""

@@ -66,4 +66,5 @@ def release(
 
     with output.progress(), own_server():
         result = job.release(plan=str(plan), home=str(workspace), device=device, ledger=ledger)
+    output.warn(result.warnings)
     output.answer(result, result.bundle)

@@ -98,6 +98,7 @@ def retrain(
     with output.progress() as console, own_server():
         console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
         result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
+    output.warn(result.release.warnings if result.release is not None else ())
     output.answer(result, _next(parameters, result.plan) if result.release is None else result.release.bundle)
 
 
@@ -163,6 +164,8 @@ def _show_dry_run(
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     """Whose records, coded by what, at what cost: what a release says for good."""
+    from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
+
     data, looked, charge = parameters.data, preview.looked, preview.charge
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())
     yield "population", f"{data.population}; cohorts {_listed(looked.cohorts)}"
@@ -170,6 +173,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     listed = f"; {looked.codes:,} codes on the list" if data.codelist else "; no list"
     yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
     yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
+    if parameters.data.ingest.kind == "text" and not are_generated_for(data.classification):
+        yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"
     else:

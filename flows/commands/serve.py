@@ -90,6 +90,7 @@ def serve(
         with released.opened() as folder:
             sound = _verified(folder, trust)
             coder = Coder.open(folder, thresholds=thresholds, precision=precision)
+        released.require_standing(coder)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
         settings = Settings(state=watch.state, renew=watch, narratives_per_minute=rate, signed_by=sound.signed_by)

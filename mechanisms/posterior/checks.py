@@ -186,6 +186,9 @@ class Density:
         return -0.5 * (float(distance) + self._log_det + len(off) * math.log(2 * math.pi))
 
 
+MOST_VARIANTS = len(_SCALES) + 3
+
+
 def variants(post: swag.Posterior) -> Iterator[tuple[str, float, swag.Posterior]]:
     """(`scales` or `ranks`, the value, the posterior so changed), to see how far a figure hangs on SWAG's settings."""
     for scale in _SCALES:

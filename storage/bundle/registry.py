@@ -107,6 +107,22 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
     return ledger.record(_row("revocation", release, "revoked", requester, details, f"revocation-{release_id}"))
 
 
+def require_standing(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
+    """Refuse a bundle that this ledger says is not to be used any more, by its release or by its content.
+
+    Raises:
+        StorageError: it was revoked; says when and why.
+    """
+    for row in ledger.rows():
+        if row.kind == "revocation" and (
+            row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest
+        ):
+            raise StorageError(
+                f"release {release_id} was revoked on {row.recorded_at[:10]}: {row.details['reason']} "
+                f"(ledger row {row.sequence})"
+            )
+
+
 def handovers(ledger: Ledger) -> list[Handover]:
     """Every handover, oldest first, with the revocation of its release."""
     rows = ledger.rows()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,7 @@ _SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromk
 class Writer(Protocol):
     """Takes rows until it is closed."""
 
-    def __call__(self, rows: Sequence[Row], /) -> None:
+    def __call__(self, rows: Sequence[Row], /) -> object:
         """Write rows, in order."""
         ...
 
@@ -52,11 +53,18 @@ def writing(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         if kind == "csv":
-            lines = csv.writer(file)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
-            lines.writerow(map(_cell, schema.names))
-            yield lambda rows: lines.writerows([_cell(value) for value in row] for row in rows)
+            file.write(csv_lines([tuple(schema.names)]))
+            yield lambda rows: file.write(csv_lines(rows))
         else:
             yield lambda rows: file.writelines(_json_line(schema.names, row) for row in rows)
+
+
+def csv_lines(rows: Iterable[Row]) -> str:
+    """Rows as lines of a CSV, each cell such that no table program takes it for a formula."""
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
+    lines.writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:

@@ -68,7 +68,7 @@ def fill(
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     released = export.load(folder)
     golden.write(released, codes, folder / bundle.GOLDEN)
-    thresholds = calibration.thresholds_on_generated(released)
+    thresholds = calibration.thresholds_on_generated(released, classification=classification)
     if thresholds is not None:
         bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
     text, licence_id = licence_of(context, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from mechanisms.model.precision import Choice, resolved
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
+from storage.paths import Workspace
 from storage.tables.formulas import unquoted
-from tasks.bundle.thresholds import THRESHOLDS, read_thresholds
+from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, reached, read_thresholds
 from tasks.coding.agreement import agrees
 from tasks.coding.groups import Groups, groups_of
 
@@ -173,20 +175,59 @@ class Coder:
             InputError: no thresholds are known, none for this accuracy, or no score reaches it.
         """
         if self.thresholds is None:
-            raise InputError(
-                f"--accuracy: this bundle has no {THRESHOLDS}; give a score with --threshold, or fit one on records "
-                "that you have coded (autocoder calibrate)"
-            )
+            why = "" if are_generated_for(self.classification) else f" ({NONE_FOR_OTHERS.partition(';')[0]})"
+            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}{why}; {_OTHERWISE}")
         known = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
+        there = ", ".join(f"{target:g}" for target, score in sorted(known.items()) if score is not None)
+        lower = f"take one that has a threshold ({there}); or " if there else ""
         if accuracy not in known:
-            listed = ", ".join(map(str, sorted(known))) or "none"
-            raise InputError(f"--accuracy: no threshold is known for {accuracy}; there are {listed}")
+            listed = ", ".join(f"{target:g}" for target in sorted(known)) or "none"
+            raise InputError(
+                f"--accuracy: no threshold is known for {accuracy:g}; there are {listed}: {lower}{_OTHERWISE}"
+            )
         if known[accuracy] is None:
-            raise InputError(f"--accuracy: no score reached {accuracy} on {self.thresholds['fitted_on']}")
+            best = reached(self.thresholds)
+            seen = f"; {best}" if best else ""
+            raise InputError(
+                f"--accuracy: no score reached {accuracy:g} with confidence on {self.thresholds['fitted_on']}{seen}. "
+                f"{(lower + _OTHERWISE)[0].upper()}{(lower + _OTHERWISE)[1:]}"
+            )
         return float(known[accuracy])
 
     def _answer(self, code: str, score: float) -> Answer:
         return Answer(code, self.titles.get(code, ""), score)
+
+
+_OTHERWISE = (
+    "fit thresholds on a few hundred records that you have coded by hand (`autocoder calibrate --data CODED.csv "
+    "--label-column COLUMN --out thresholds.json`, for another accuracy with --accuracy) and give them by "
+    "--thresholds; or choose a score with --threshold"
+)
+"""What to do where a bundle has no threshold for an accuracy."""
+
+
+def require_standing(coder: Coder, home: Path, *, otherwise: str) -> None:
+    """Refuse a bundle that was revoked in the house that uses it: by the machine's ledger, or by the workspace's.
+
+    A partner has neither, and asks the agency's list (`autocoder verify --revocations`).
+
+    Args:
+        otherwise: what else can be done, for the message.
+
+    Raises:
+        StorageError: it was revoked, or the ledger that would know cannot be read.
+    """
+    workspace = Workspace(home)
+    url = os.environ.get("AUTOCODER_LEDGER_URL")
+    if not url and not Path(workspace.ledger_url.removeprefix("sqlite:///")).is_file():
+        return
+    from storage.bundle import registry
+    from storage.ledger import Ledger
+
+    try:
+        registry.require_standing(Ledger.existing(url or workspace.ledger_url), coder.release, coder.digest)
+    except StorageError as error:
+        raise StorageError(f"--bundle: {error}; {otherwise}") from None
 
 
 def newest_bundle(home: Path) -> Path:

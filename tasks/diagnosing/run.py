@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
+from mechanisms.posterior import checks
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
 from tasks.branches.swag_chain import chain
@@ -16,6 +18,8 @@ from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, recorded, rows
 from tasks.releasing.claims import method_digest
+from tasks.releasing.estimate import Estimate
+from tasks.running import timings
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -30,8 +34,8 @@ class DiagnoseResult(BaseModel, frozen=True):
     figures: dict[str, float]
 
 
-def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> None:
-    """What needs no work to be refused; the command asks it before Prefect's server starts.
+def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> Estimate:
+    """What needs no work to be refused; the command asks it before Prefect's server starts. What the stages would take.
 
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
@@ -40,7 +44,32 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
         sampler.refuse_early(parameters)
     elif settings.leave_out and not parameters.model.linear_head:
         raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
-    preflight.check(context, parameters)
+    estimate = preflight.check(context, parameters)
+    refits = 1 + settings.leave_out if settings.leave_out else 0
+    return estimate.with_studies(draws=checks.MOST_VARIANTS * settings.study_draws, refits=refits)
+
+
+def to_compute(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> list[str]:
+    """Labels of the stages that are not finished: of the retrain, of the looks at it, and of its refits."""
+    labels: list[str] = []
+
+    def find(step: Step) -> ArtifactRef | None:
+        found = step.find(context.store)
+        shared = step.label in labels and timings.kind_of(step.label) == "features"  # refits encode nothing anew
+        if found is None and not shared:
+            labels.append(step.label)
+        return found
+
+    fitted = chain(parameters, find)
+    found: Any = {"dataset": fitted.dataset, "prepared": fitted.prepared}
+    measured: Any = fitted.measured
+    posteriors: Any = fitted.posteriors
+    find(stages.look(parameters, settings, posteriors=posteriors, measured=measured, **found))
+    if settings.leave_out:
+        find(stages.leave_out(parameters, settings, measured=measured[parameters.rounds[-1]], **found))
+    for changed in _changed(parameters).values() if settings.refits else ():
+        chain(changed, find)
+    return labels
 
 
 def diagnose(
@@ -103,15 +132,21 @@ def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
 
 def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim, do: Do) -> list[tuple[str, float]]:
     """Epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
+    epsilons = []
+    for name, changed in _changed(parameters).items():
+        figures = context.store.figures(_finished(chain(changed, do).measured)[changed.rounds[-1]])
+        epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
+    return epsilons
+
+
+def _changed(parameters: RetrainParameters) -> dict[str, RetrainParameters]:
+    """The retrain with settings that nobody could justify exactly, changed one at a time."""
     fit, sgd = parameters.fit, parameters.fit.sgd
     changes: dict[str, Mapping[str, object]] = {
         f"SGD rate × {factor:g}": {"sgd": sgd.model_copy(update={"learning_rate": factor * sgd.learning_rate})}
         for factor in (0.5, 2.0)
     }
     changes |= {f"seed + {more}": {"seed": fit.seed + more} for more in (1, 2)}
-    epsilons = []
-    for name, update in changes.items():
-        changed = parameters.model_copy(update={"fit": fit.model_copy(update=update)})
-        figures = context.store.figures(_finished(chain(changed, do).measured)[changed.rounds[-1]])
-        epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
-    return epsilons
+    return {
+        name: parameters.model_copy(update={"fit": fit.model_copy(update=update)}) for name, update in changes.items()
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mechanisms.model import metrics
+from mechanisms.model import calibration, metrics
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
@@ -57,5 +57,7 @@ def evaluate(
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
-    """Weighted and macro F1 and accuracy at the classifier's present parameters."""
-    return asdict(metrics.classification(labels.numpy(), trained.predict(records).argmax(-1).numpy()))
+    """Weighted and macro F1, accuracy, and what it could code alone, at the classifier's present parameters."""
+    given = trained.predict(records)
+    figures = asdict(metrics.classification(labels.numpy(), given.argmax(-1).numpy()))
+    return figures | calibration.coded_alone(given, labels)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from mechanisms.model import metrics
+from mechanisms.model import calibration, metrics
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes
 from tasks.fitting.fits import predictions as read
@@ -44,6 +45,7 @@ def _score(work: Work) -> Mapping[str, Any]:
     coverage = {t: metrics.coverage_at(labels, probabilities, threshold=t) for t in THRESHOLDS}
     return {
         **asdict(metrics.classification(labels, predicted)),
+        **calibration.coded_alone(given["log_probabilities"], torch.from_numpy(labels)),
         "balanced_accuracy": codes.balanced_accuracy,
         "ece": metrics.expected_calibration_error(labels, probabilities),
         **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},

@@ -61,6 +61,14 @@ class Estimate:
         one = epochs * self.train / _BATCH / _HEAD_STEPS_PER_SECOND
         return replace(self, stages=dict(self.stages) | dict.fromkeys(names, one))
 
+    def with_studies(self, *, draws: int, refits: int) -> Estimate:
+        """With the stages of diagnostics: passes over so many draws in all, and so many refits of one round."""
+        studies = {
+            "diagnostics": draws * self.stages["draw"],
+            "leave one out": refits * (self.stages["fine-tune"] + self.stages["SWAG"]),
+        }
+        return replace(self, stages=dict(self.stages) | studies)
+
     def with_trials(self, labels: Iterable[str], *, trials: int, draws: int) -> Estimate:
         """With the stages of an audit's reruns, each rerun with so many draws for risks and for Delta."""
         rounds = max(self.counts["fine-tune"], 1)

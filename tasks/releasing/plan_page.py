@@ -107,6 +107,7 @@ def page_of(
         _promise(planned),
         _cost(planned, ledger, records),
         _accuracy(own, recommended),
+        _alone(own),
         *([_formal(planned, ledger, recommended, own)] if estimated else []),
         *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
         _siblings(planned, ledger, records),
@@ -221,6 +222,12 @@ def _accuracy(own: Mapping[str, float], recommended: Recommendation) -> Answer:
         told |= {"reference": reference, "loss": gap}
         return Answer("accuracy", "look" if gap > _LARGE * reference.weighted_f1 else "fine", told)
     return Answer("accuracy", "fine" if own else "look", told)
+
+
+def _alone(own: Mapping[str, float]) -> Answer:
+    alone = {name.removeprefix("alone_at_"): share for name, share in own.items() if name.startswith("alone_at_")}
+    told = {"alone": alone, "missing": [target for target, share in alone.items() if not share], "own": own}
+    return Answer("alone", "fine" if alone and not told["missing"] else "look", told)
 
 
 _LARGE = 0.1

@@ -9,6 +9,7 @@ from prefect.runtime import deployment
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
+from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
 from storage.ingest import check_source
 from storage.ledger import Ledger, Policy
@@ -44,6 +45,7 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     context.store.check()
     _check_shards(context, parameters)
     source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    _check_demo(parameters)
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
         _check_release(context, parameters)
@@ -74,6 +76,15 @@ def check_device(context: Context) -> str:
     if kind == "cuda" and not _has_cuda():
         raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
     return kind
+
+
+def _check_demo(parameters: RetrainParameters) -> None:
+    """The population of the invented narratives, which is released at once and under no policy, is theirs alone."""
+    if parameters.data.population == DEMO and not is_demo_data(parameters.source_path):
+        raise InputError(
+            f"--population (data.population): {parameters.source_path.name} is not what `autocoder demo-data` writes, "
+            f"and the population {DEMO} is of that alone; say whose records these are: --population NAME"
+        )
 
 
 def _check_shards(context: Context, parameters: RetrainParameters) -> None:

@@ -32,7 +32,7 @@ from storage.ledger.journal import journals_of
 from storage.ledger.records import SAMPLE
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.ledger.siblings import Sibling, siblings
-from tasks.bundle import fill, licence
+from tasks.bundle import fill, licence, thresholds
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
@@ -56,6 +56,8 @@ class Released(BaseModel):
     epsilon: str
     sensitivity: str
     guarantee_kind: str
+    warnings: tuple[str, ...] = ()
+    """What partners will miss in the bundle, in sentences."""
 
 
 def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
@@ -172,6 +174,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
+        warnings = _of_thresholds(folder)
+        figures |= {"thresholds": "; ".join(warnings)} if warnings else {}
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,
@@ -181,7 +185,14 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             epsilon=figures["epsilon"],
             sensitivity=figures["sensitivity"],
             guarantee_kind=row.guarantee_kind,
+            warnings=tuple(warnings),
         )
+
+
+def _of_thresholds(folder: Path) -> list[str]:
+    """What is to be said of a bundle's thresholds."""
+    file = folder / bundle.THRESHOLDS
+    return thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
@@ -339,7 +350,8 @@ def record_internal(
             label="internal evaluation on the test half",
             idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
             artifact_digests={"evaluation": evaluated.sha256},
-            details={name: round(value, 6) for name, value in scores.items() if isinstance(value, float)} | sample,
+            # a share of 0 comes back from a manifest as an integer
+            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)} | sample,
         )
     )
 

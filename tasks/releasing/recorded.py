@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from mechanisms.model.calibration import TARGETS
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, ReleasePlan, Row
@@ -53,18 +54,26 @@ def compared(ledger: Ledger, fingerprint: str) -> list[Figures]:
 
 
 def own_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
-    """Weighted and macro F1 of a plan's own candidate on held-out records; empty where nobody scored it."""
+    """Weighted and macro F1 of a plan's own candidate on held-out records, and what it could code alone
+    (`calibration.coded_alone`) where that was measured; empty where nobody scored it.
+    """
     plan, fitted = planned.plan, planned.candidate.fitted.sha256
     for row in reversed(ledger.rows()):
         if _is_compared(row) and row.artifact_digests.get("fit") == fitted and "weighted_f1" in row.details:
-            return {name: row.details[name] for name in ("weighted_f1", "macro_f1")}
+            return _own(row.details, "")
         same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
         if row.kind == "evaluation" and same and row.label == "internal evaluation on the test half":
             last = [name for name in row.details if name.endswith("_weighted_f1") and "quartile" not in name]
             for name in sorted(last, key=_round, reverse=True)[:1]:
-                stem = name.removesuffix("weighted_f1")
-                return {"weighted_f1": row.details[name], "macro_f1": row.details[f"{stem}macro_f1"]}
+                return _own(row.details, name.removesuffix("weighted_f1"))
     return {}
+
+
+def _own(details: Mapping[str, Any], stem: str) -> dict[str, float]:
+    """Scores of one fit, by their names without the round's."""
+    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
+    named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
+    return {name: details[stem + name] for name in named if stem + name in details}
 
 
 def diagnosed(ledger: Ledger, plan: ReleasePlan) -> Mapping[str, str] | None:

@@ -102,7 +102,7 @@ def test_many_half_sent_bodies() -> None:
         await asyncio.gather(*tasks)
         assert [client.status for client in held] == [None] * 3
         await serve(layer, late)
-        assert layer._reading == 0
+        assert layer._usual.reading == 0
 
     asyncio.run(attack())
 

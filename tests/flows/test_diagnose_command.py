@@ -38,6 +38,7 @@ def test_diagnose_writes_one_private_page_and_releases_nothing(job: Job) -> None
     assert page.is_relative_to(job.home / "private")
     assert (job.home / "private").stat().st_mode & 0o077 == 0
     assert made["epsilon"] > 0
+    assert re.search(r"these diagnostics: about [\d.]+ (s|min) \(", done.stderr), "said before work begins"
     assert {"left-out", "fit-gap", "coverage", "running", "studies"} <= set(made["verdicts"])
     assert set(before) < set(job.stages()), "what the retrain finished is still there"
     assert all(job.stages()[name] == content for name, content in before.items())

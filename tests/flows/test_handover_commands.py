@@ -96,6 +96,22 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
     assert not (tmp_path / "outbox").exists()
 
 
+def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: Path) -> None:
+    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does."""
+    release = str(sealed.row.release_id)
+    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    home, text = ("--home", house), "Employee fell from a ladder."
+    _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
+    bundle = ("--bundle", json.loads(out)["archive"])
+    assert run("code", text, *bundle, *home)[0] == 0
+    run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
+    for given in (home, (*bundle, *home)):
+        with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list .*--allow-revoked"):
+            run("code", text, *given)
+    assert run("code", text, "--allow-revoked", *home)[0] == 0
+    assert run("code", text, *bundle, "--home", tmp_path / "elsewhere")[0] == 0
+
+
 def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     """From the workspace to a partner and back: the archive verifies until the list says otherwise."""
     release, key = str(sealed.row.release_id), sealed.verifier.key

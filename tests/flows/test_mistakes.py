@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from in_process import Told
 
+from storage.demo_data import write_demo_data
 from storage.ledger import Evaluation, Ledger
 
 SECRET = "Worker Jane Roe lost a finger"
@@ -38,6 +39,20 @@ def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) ->
         status, error = told(*arguments)
         assert (status, error.startswith(f"error: {said}"), error.count("\n")) == (2, True, 1), error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy.yaml"]
+
+
+def test_the_population_demo_is_of_the_invented_narratives_alone(told: Told, tmp_path: Path) -> None:
+    """Other records in their columns are refused before anything is made, also where the name is given by hand."""
+    written = write_demo_data(tmp_path / "data", records=250, seed=3)
+    text = written.csv.read_text(encoding="utf-8").replace("EASTBROOK", "AKRON")
+    written.csv.write_text(text, encoding="utf-8")
+    home = tmp_path / "home"
+    given = ("retrain", "--data", written.csv, "--codelist", written.codelist, "--home", home)
+    for more in (("--profile", "demo"), ("--population", "demo"), ("--profile", "demo", "--dry-run")):
+        status, error = told(*given, *more)
+        assert (status, error.count("\n")) == (2, 1), error
+        assert "--population (data.population): injuries.csv is not what `autocoder demo-data` writes" in error
+        assert not (home / "bundles").exists()
 
 
 def test_what_nobody_foresaw(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

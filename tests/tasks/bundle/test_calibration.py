@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from tasks.bundle.thresholds import fit_temperature, read_thresholds, thresholds_for
+from mechanisms.model.calibration import coded_alone, fit_temperature, thresholds_for
+from tasks.bundle.thresholds import are_generated_for, reached, read_thresholds, thresholds_on_generated, warnings
 
 
 def coded(n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6) -> tuple[Tensor, Tensor]:
@@ -47,7 +49,7 @@ def test_a_code_that_the_model_lacks_is_no_evidence_for_a_temperature_but_counts
 
 def test_thresholds_hold_on_new_records() -> None:
     """Above each threshold the accuracy on 50,000 new records is the target's or better; coverage as told."""
-    told = thresholds_for(*coded(8000, temperature=2.0), fitted_on="test")
+    told = thresholds_for(*coded(20_000, temperature=2.0), fitted_on="test")
     logits, labels = coded(50_000, temperature=2.0, seed=1)
     best = (logits / told["temperature"]).softmax(-1).max(-1)
     for entry in told["thresholds"]:
@@ -123,3 +125,43 @@ def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thresholds.json").write_text("[" * 100_000)
     with pytest.raises(MechanismError, match="no thresholds file"):
         read_thresholds(tmp_path / "thresholds.json")
+
+
+def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
+    """Answers right three times in four at whatever score: no threshold, and the best of ranks as it can be counted."""
+    rng = np.random.default_rng(0)
+    score, right = rng.uniform(0.6, 0.99, 2000), rng.random(2000) < 0.75
+    told = thresholds_for(*binary(right, score), fitted_on="a test")
+    assert [entry["threshold"] for entry in told["thresholds"]] == [None, None, None]
+    best = told["reached"]
+    assert best["accuracy_of_all"] == pytest.approx(right[np.arange(2000) % 4 > 0].mean(), abs=1e-4)
+    assert best["accuracy_of_all"] <= best["accuracy"] < 1
+    assert best["coverage"] >= 50 / 1500
+    (said,) = warnings(told)
+    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} right", "a test", "autocoder calibrate"):
+        assert part in said
+    assert reached({}) == "", "a file of before says nothing"
+    assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
+
+
+def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
+    """None at a target that is not reached; nothing at all of too few records, or of scores that are no numbers."""
+    figures = coded_alone(*coded(4000))
+    assert figures["alone_at_80"] > figures["alone_at_90"] > 0
+    assert figures["surest_accuracy"] > 0.9
+    wrong = coded_alone(coded(4000)[0], torch.zeros(4000, dtype=torch.int64))
+    assert (wrong["alone_at_80"], wrong["alone_at_95"]) == (0, 0)
+    logits, labels = coded(4000)
+    assert coded_alone(logits[:99], labels[:99]) == {}
+    assert coded_alone(logits.fill_(float("nan")), labels) == {}
+
+
+def test_another_task_gets_no_thresholds_of_injuries() -> None:
+    """The generated narratives tell of injuries: on codes of jobs they are not even tried, and the operator is told."""
+    assert are_generated_for("OIICS 2.01")
+    assert are_generated_for("")
+    untouched: Any = None
+    assert thresholds_on_generated(untouched, classification="SOC") is None
+    (said,) = warnings(None)
+    assert "has no thresholds" in said
+    assert "autocoder calibrate" in said

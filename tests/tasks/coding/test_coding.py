@@ -41,6 +41,19 @@ def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
     assert found[3][0] in {"152", "197"}
 
 
+def test_no_group_holds_what_everybody_knows_already() -> None:
+    """Of the published list only levels that split it: no `1`, which holds nearly all injuries, but 11, 13, 152."""
+    lines = Path(__file__).with_name("oiics_codes.txt").read_text().split()
+    groups = groups_of(lines, classification="OIICS")
+    assert groups is not None
+    assert min(map(len, groups.names)) == 2
+    assert {"11", "13", "152"} <= set(groups.names)
+    assert float(groups.members.sum(0).max()) <= len(lines) / 4
+    scores = torch.zeros(1, len(lines))
+    scores[0, [at for at, code in enumerate(lines) if code.startswith("1") and len(code) == 3]] = 1.0
+    assert groups.broadest_sure(scores / scores.sum(), threshold=0.9) == [None], "sure of 1 alone is sure of nothing"
+
+
 @pytest.mark.parametrize(
     ("codes", "classification", "wanted", "there"),
     [
@@ -99,11 +112,20 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     expected = (coder.scores(text).log() / 4).softmax(-1)
     torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
     assert soft.threshold_for(0.8) == 0.7
-    for accuracy, said in ((0.9, "no score reached 0.9 on a test"), (0.5, "there are 0.8, 0.9")):
+    for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "there are 0.8, 0.9")):
         with pytest.raises(InputError, match=said):
             soft.threshold_for(accuracy)
     with pytest.raises(InputError, match="autocoder calibrate"):
         coder.threshold_for(0.8)
+    best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
+    (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
+    said = (
+        r"83\.0% right, of the surest 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
+    )
+    with pytest.raises(InputError, match=said):
+        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
+    with pytest.raises(InputError, match="generated narratives of injuries, which say nothing of other codes"):
+        replace(coder, classification="SOC").threshold_for(0.9)
 
 
 def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp_path: Path) -> None:

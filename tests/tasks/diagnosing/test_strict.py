@@ -51,6 +51,8 @@ def test_from_file_to_release(
     assert any("alpha" in line for line in planned.plan.claim.unprotected_inputs) == (mechanism == "both")
     done = publish.release.fn(context, planned, chosen.release)
     assert (done.epsilon, done.sensitivity) == ("3", "1.5")
+    (warned,) = done.warnings
+    assert "no score reached 80% or 90% or 95% right on 800 generated narratives" in warned, "told to whoever released"
     statement = json.loads((Path(done.bundle) / "privacy_statement.json").read_text())
     assert statement["guarantee_kind"] == "asymptotic-local"
     assert "not proven" in " ".join(statement["assumptions"])

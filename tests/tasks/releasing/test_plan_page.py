@@ -177,10 +177,38 @@ def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger)
     told = answer(found, "formal").text
     assert "prior-descent would cost formal, ε 4.988, δ 1e-05, add-remove (not audited)" in told
     assert "0.040 (5.0%) below non-private (0.800); 0.020 below this release" in told
+    assert (answer(found, "alone").verdict, answer(found, "alone").text.split(":")[0]) == ("look", "Not measured")
     accuracy = answer(found, "accuracy")
     assert "Weighted F1 0.780, macro F1 0.390" in accuracy.text
     assert "0.020 (2.5 %) below a fit without privacy" in accuracy.text
     assert "formal" not in {one.key for one in page(ledger, planned(FORMAL)).answers}
+
+
+def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Ledger) -> None:
+    """What held-out records say of each target, and where `code --accuracy` will fail; fine where all are there."""
+    alone = {"alone_at_80": 0.43, "alone_at_90": 0.0, "alone_at_95": 0.0, "surest_accuracy": 0.87, "surest_share": 0.12}
+    scored(ledger, {f"weighted_{name}": value for name, value in alone.items()})
+    found = answer(page(ledger, planned()), "alone")
+    assert found.verdict == "look"
+    assert "80 % right: 43 % of the held-out records" in found.text
+    assert "95 % right: no score reaches it" in found.text
+    assert "87.0 % right, of the surest 12 %. Expect `autocoder code --accuracy` to fail at 90 and 95 %" in found.text
+    scored(ledger, {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
+    assert answer(page(ledger, planned()), "alone").verdict == "fine"
+
+
+def scored(ledger: Ledger, more: dict[str, float]) -> None:
+    """A retrain's own figures on the test half."""
+    ledger.record(
+        Evaluation(
+            label="internal evaluation on the test half",
+            population="injuries",
+            data_fingerprint="f",
+            requester="operator",
+            parameters_digest="p",
+            details={"weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.3} | more,
+        )
+    )
 
 
 def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> None:

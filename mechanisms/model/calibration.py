@@ -1,0 +1,173 @@
+"""How far scores can be believed: a temperature, and scores above which answers are right as often as is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+
+SCHEMA = 1
+TARGETS = (0.80, 0.90, 0.95)
+"""Accuracies among automatically coded records for which a threshold is looked for."""
+CONFIDENCE = 0.95
+"""That the accuracy above a threshold reaches its target, on records like those it was fitted on."""
+
+_GRID = 100
+_FEWEST = 50
+_SHARE = 4
+FEWEST_RECORDS = 2 * _FEWEST
+_LOG_TEMPERATURE = (math.log(0.05), math.log(20.0))
+
+
+def thresholds_for(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    fitted_on: str,
+    targets: Sequence[float] = TARGETS,
+    confidence: float = CONFIDENCE,
+) -> dict[str, Any]:
+    """Temperature and thresholds, as the content of `thresholds.json`.
+
+    The temperature T minimises -sum log softmax(logits / T)[label] (Guo et al. 2017, section 4.2). It is fitted on a
+    quarter of the records (every fourth) and the thresholds on the others, since a threshold found on the records that
+    shaped its scores would promise too much. One number needs few records; a threshold needs all that it can have.
+
+    A threshold is the lowest score above which the accuracy reaches the target with the stated confidence. Candidates
+    are tried from the strictest down, each by an exact binomial test, up to the first that fails: testing in a fixed
+    sequence keeps the confidence over all of them (Angelopoulos et al. 2021, "Learn then test", section 2.3). Several
+    sequences that share the failure probability, or one that begins at more records, found fewer thresholds.
+
+    Args:
+        logits: float [n, codes], in any order of records that owes nothing to the answers.
+        labels: int64 [n], index of the right code; -1 where the model has no such code, which no answer gets right.
+        fitted_on: what the records are; told to everybody who reads a threshold.
+
+    Returns:
+        `{schema, temperature, thresholds, reached, fitted_on, records, confidence}`. Each threshold holds
+        `target_accuracy`, `threshold` (a score in [0, 1]; null where no score reaches the target), `coverage` (share of
+        records at or above it) and `accuracy` among those; null without a threshold. `reached` is the best that was
+        seen above any score that fifty records or more have, without any confidence: its `accuracy`, `threshold` and
+        `coverage`, and `accuracy_of_all`.
+
+    Raises:
+        MechanismError: shapes that do not belong together, values that are no numbers, too few records.
+    """
+    logits, labels = logits.detach().double().cpu(), labels.cpu()
+    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        raise MechanismError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not belong together")
+    if not bool(logits.isfinite().all()):
+        raise MechanismError("calibration: a score is no number; is the model whole?")
+    if len(labels) < FEWEST_RECORDS:
+        raise MechanismError(f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}")
+    if not all(0 < target < 1 for target in targets):
+        raise MechanismError("a target accuracy lies between 0 and 1")
+    shapes = torch.arange(len(labels)) % _SHARE == 0
+    temperature = fit_temperature(logits[shapes], labels[shapes])
+    best = (logits[~shapes] / temperature).softmax(-1).max(-1)
+    ranked = _Ranked.of(best.values.numpy(), (best.indices == labels[~shapes]).numpy())
+    return {
+        "schema": SCHEMA,
+        "temperature": round(temperature, 4),
+        "thresholds": [ranked.threshold(target, 1 - confidence) for target in sorted(set(targets))],
+        "reached": ranked.reached(),
+        "fitted_on": fitted_on,
+        "records": len(labels),
+        "confidence": confidence,
+    }
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The T > 0 under which the right codes are most likely, in [0.05, 20]. Labels of -1 are left out.
+
+    Raises:
+        MechanismError: no record has a code of the model's.
+    """
+    from scipy.optimize import minimize_scalar
+
+    coded = labels >= 0
+    if not bool(coded.any()):
+        raise MechanismError("calibration: none of the records has a code that the model knows")
+    logits, labels = logits[coded], labels[coded]
+
+    def loss(log_temperature: float) -> float:
+        return float(torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), labels))
+
+    minimum: Any = minimize_scalar(loss, bounds=_LOG_TEMPERATURE, method="bounded", options={"xatol": 1e-5})
+    return math.exp(float(minimum.x))
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Records from the surest down."""
+
+    score: NDArray[np.float64]
+    hits: NDArray[np.int64]
+    """How many of the first k + 1 answers are right."""
+
+    @staticmethod
+    def of(score: NDArray[np.float64], right: NDArray[np.bool_]) -> _Ranked:
+        score = np.floor(score * 1e6) / 1e6  # as answers are written, so that a score read back is on the same side
+        order = np.argsort(-score, kind="stable")
+        return _Ranked(score[order], np.cumsum(right[order], dtype=np.int64))
+
+    def candidates(self, first: int) -> list[int]:
+        """Numbers of records to be kept, from `first` on: of records that have the same score all or none."""
+        if first > len(self.score):
+            return []
+        asked = np.unique(np.linspace(first, len(self.score), _GRID).astype(int))
+        return sorted({int(np.searchsorted(-self.score, -self.score[kept - 1], side="right")) for kept in asked})
+
+    def threshold(self, target: float, failure: float) -> dict[str, float | None]:
+        """The lowest score that passes, `failure` being the probability that one passes wrongly."""
+        from scipy.stats import binom
+
+        # Below this many records not even a faultless run would pass, and the sequence would end before it began.
+        first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
+        lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
+        for kept in self.candidates(first):
+            # How likely so many right answers are, were the accuracy only just below the target.
+            if binom.sf(self.hits[kept - 1] - 1, kept, target) > failure:
+                break
+            lowest = self._at(kept)
+        return {"target_accuracy": target} | lowest
+
+    def reached(self) -> dict[str, float | None]:
+        """The best accuracy that was seen, and of all records."""
+        best = max(self.candidates(_FEWEST), key=lambda kept: (self.hits[kept - 1] / kept, kept))
+        return self._at(best) | {"accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)}
+
+    def _at(self, kept: int) -> dict[str, float | None]:
+        return {
+            "threshold": round(float(self.score[kept - 1]), 6),
+            "coverage": round(kept / len(self.score), 4),
+            "accuracy": round(float(self.hits[kept - 1] / kept), 4),
+        }
+
+
+def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """What could be coded without a person, by name: `alone_at_80`, the share of records that the threshold for 80 %
+    right lets through (0 without one), and so on; `surest_accuracy` and `surest_share`, the best that was seen.
+
+    Args:
+        logits: float [n, codes], or logarithms of probabilities.
+        labels: int64 [n], index of the right code.
+
+    Returns:
+        Nothing where there are too few records to say, or scores that are no numbers.
+    """
+    if len(labels) < FEWEST_RECORDS or bool(logits.isnan().any()):
+        return {}
+    # an order that owes nothing to the answers: records of a test half may stand by code
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    told = thresholds_for(logits[order].clamp(-1e4, 1e4), labels.cpu()[order], fitted_on="the test half")
+    alone = {f"alone_at_{round(100 * one['target_accuracy'])}": one["coverage"] or 0.0 for one in told["thresholds"]}
+    return alone | {"surest_accuracy": told["reached"]["accuracy"], "surest_share": told["reached"]["coverage"]}
