@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -89,6 +89,11 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )
+    prior_sentences: dict[str, Annotated[str, Field(max_length=200, pattern=r"^([^{}]*\{\}[^{}]*)?$")]] = Field(
+        default={},
+        title="Sentences of several fields",
+        description='By the field\'s name, in place of the one sentence: `{part: "An employee injured the {}."}`.',
+    )
     precision: Choice = Field(
         default="float32",
         title="Precision of the encoder",
@@ -138,6 +143,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         values = serialise(self)
         unused = {"prior", "prior_scale", "prior_sentence"} if self.prior == "none" else set[str]()
         unused |= set() if self.prior_sentence else {"prior_sentence"}
+        unused |= set() if self.prior_sentences and self.prior != "none" else {"prior_sentences"}
         unused |= {"layers"} if self.layers == "linear" else set()
         unused |= {"precision"} if self.precision == "float32" else set()
         return {name: value for name, value in values.items() if name not in unused}
