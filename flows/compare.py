@@ -97,7 +97,7 @@ def compare(
         context.workspace.create()
         wanted, rivals = parameters.parameters(), CompareParameters.model_validate(settings.model_dump())
         refuse_borrowed_names(wanted)
-        chosen = choose(branches, model=wanted.model, known=rivals.known)
+        chosen = choose(branches, model=wanted.model, known=rivals.known, several=bool(wanted.data.ingest.fields))
         every = _under_each(wanted, rivals)
         estimates = [comparison.refuse_early(context, taken, rivals, chosen) for taken in every]
     with private_errors("compare"), progress.listening(metrics):

@@ -47,7 +47,7 @@ def chain(
     """
     model, fit, config = parameters.model, parameters.fit, parameters.pseudo_posterior
     dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(model, parameters.codelist_path):
+    for step in prior.stages(model, parameters.data.codelists):
         do(step)
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 
