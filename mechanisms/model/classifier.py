@@ -17,6 +17,7 @@ The trainable parameters are views into `Classifier.flat`, float32 [P]: writing 
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
@@ -101,6 +102,10 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="Of features and training steps. `bfloat16` is about twice as fast where the processor has "
         "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are float32 always.",
     )
+
+    def __hash__(self) -> int:
+        """Of equal models the same, though a mapping is among the fields."""
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     @field_validator("precision")
     @classmethod

@@ -55,7 +55,7 @@ def ingest(data: DataParameters) -> Step:
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
         figures = features | named | {name: getattr(result, name) for name in counted}
         if result.fields:
-            figures["fields"] = {name: asdict(field) for name, field in result.fields.items()}
+            figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 
