@@ -21,7 +21,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from torch import Tensor
 
 import mechanisms
@@ -30,6 +37,7 @@ from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.export import Precision, Shapes
 from mechanisms.model.export import save as export
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
@@ -58,6 +66,13 @@ class Task(BaseModel, frozen=True, extra="forbid"):
     """Numbers that a record has as features; None where they are an encoder's or tokens."""
     columns: int | None = None
     """Columns of a table, each of which is one number or one category."""
+    fields: tuple[int, ...] = ()
+    """Classes of each of several fields; empty where there is one."""
+
+    @model_serializer(mode="wrap")
+    def _without_fields_where_there_is_one(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Tasks of one field keep the keys that their plans are found by."""
+        return {name: value for name, value in serialise(self).items() if name != "fields" or value}
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
@@ -77,6 +92,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         Raises:
             MechanismError: other records than planned, training diverged, or another event ran.
         """
+        if run.fields is not None and not self.mechanism.several:
+            raise MechanismError(f"mechanism `{self.mechanism.kind}` codes one field, these records have several")
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
         if run.folder is not None:
@@ -89,7 +106,10 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class Records:
-    """What a fit reads: inputs, and labels int64 [n], indices into the label space."""
+    """What a fit reads: inputs, and labels int64 [n], indices into the label space.
+
+    Of several fields labels are int64 [n, fields], each an index into its own, -1 where a record lacks it.
+    """
 
     inputs: Inputs
     labels: Tensor
@@ -105,6 +125,8 @@ class Run:
     classes: int
     seed: int
     classifier: Callable[[], Classifier]
+    fields: Fields | None = None
+    """Whose classes these are, where they are of several fields."""
     schema: FeatureSchema | None = None
     """What the features of a table are; None: every feature is a number in [0, 1]."""
     folder: Path | None = None
@@ -114,6 +136,11 @@ class Run:
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
     canaries: GradientCanaries | None = None
     """Of an audit: gradients that a descent adds to its sums, and looks at after the noise."""
+
+    @property
+    def layout(self) -> Fields:
+        """The fields; one of all classes where there are not several."""
+        return self.fields or Fields((self.classes,))
 
 
 @runtime_checkable
@@ -165,6 +192,8 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""
+    several: ClassVar[bool] = False
+    """Whether it fits a joint head of several fields, with one claim."""
 
     kind: str
 
@@ -266,15 +295,21 @@ class ClassifierModel:
     classifier: Classifier
 
     def log_probabilities(self, inputs: Inputs) -> Tensor:
-        """Float64 [n, classes]."""
-        return self.classifier.predict(inputs).double().log_softmax(-1)
+        """Float64 [n, classes]; of a joint head they sum to one within each field."""
+        return self.classifier.log_softmax(self.classifier.predict(inputs).double())
 
     def save(self, folder: Path) -> None:
         """One vector, `theta.safetensors`."""
         checkpoint.save(folder / "theta.safetensors", {"theta": self.classifier.flat}, {})
 
     def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
-        """A folder that plain libraries load."""
+        """A folder that plain libraries load.
+
+        Raises:
+            MechanismError: a joint head, which has no bundle yet.
+        """
+        if self.classifier.fields is not None:
+            raise MechanismError("a model of several fields has no bundle yet: release one field")
         return export(self.classifier, folder, codes=codes, precision=precision)
 
     @staticmethod

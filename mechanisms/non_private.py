@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @registered
 class NonPrivate(Mechanism, frozen=True):
     """Minimise the mean loss with one optimiser phase."""
+
+    several: ClassVar[bool] = True
 
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None

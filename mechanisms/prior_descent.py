@@ -4,7 +4,7 @@ The run's untrained classifier is the start: with `prior: titles` its rows W_0 a
 titles (`mechanisms.model.prior`), for which no record is read. The zero-concentrated budget rho pays for four things:
 
     mean_share     the sum of the features, each cut to norm R: sum_i x_i min(1, R/|x_i|)     sensitivity R
-    count_share    the class counts, from which the log prior follows                         sensitivity 1
+    count_share    the class counts, from which the log prior follows             sensitivity 1 (sqrt F of F fields)
     align_share    gradient descent on one map A that all codes share                         sensitivity C a step
     the rest       gradient descent on the rows of the head and its bias                      sensitivity C a step
 
@@ -20,6 +20,11 @@ quite the same directions. With U [width, k] the first right singular vectors of
 
 learns how narratives speak of what titles name. All codes share it, those without a record too, and its k^2 numbers
 take little noise where the head's classes x width take much.
+
+**Several fields.** A joint head has the rows of all fields' codes, and a record's gradient is that of its joint
+log-likelihood, the sum over the fields that it has (`mechanisms.model.fields`): e_i is the fields' residuals side by
+side, cut as one to norm C. So it is one descent with one noise, and one map that all fields share. A record counts
+once in each field, hence the counts' sensitivity is the square root of the number of fields.
 
 **How long to descend.** The noise in a parameter grows with steps times rate, and so does what is learned. What is set
 is the noise nu that a parameter may have at the end, as a standard deviation; the rate follows from it and from the
@@ -40,6 +45,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -52,7 +58,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
-from mechanisms.privacy import class_counts
+from mechanisms.model.fields import Fields
+from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -80,10 +87,10 @@ class PriorDescentEvent(ComposedEvent, frozen=True):
         *before, rows = dp_sgd.descent_of(self).segments
         return (before[0] if before else None), rows
 
-    def is_of(self, config: PriorDescent) -> bool:
+    def is_of(self, config: PriorDescent, fields: int = 1) -> bool:
         """Whether these settings plan it: else what is paid for on one scale would be released on another."""
         scale = self.releases[0].noise_multiplier * math.sqrt(config.mean_share)
-        other = _event(config, scale)
+        other = _event(config, fields, scale)
         noise = [s.noise_multiplier for s in _gaussians(self)], [s.noise_multiplier for s in _gaussians(other)]
         fixed = [s.model_copy(update={"noise_multiplier": 1.0}) for s in _gaussians(self)]
         alike = fixed == [s.model_copy(update={"noise_multiplier": 1.0}) for s in _gaussians(other)]
@@ -103,6 +110,7 @@ class PriorDescent(Aimed, frozen=True):
 
     model_config = ConfigDict(title="Descent from the public prior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["prior-descent"] = "prior-descent"
     mean_share: float = Field(default=0.03, gt=0, lt=1, title="Share of the mean", description="Of rho.")
@@ -155,12 +163,22 @@ class PriorDescent(Aimed, frozen=True):
             MechanismError: the target cannot be met.
         """
         settled = self.at(task)
-        event = dp_sgd.solved(partial(_event, settled), settled, task)
+        event = dp_sgd.solved(partial(_event, settled, len(task.fields) or 1), settled, task)
         return Plan(mechanism=settled, event=event, records=task.records)
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Noise, steps, and epsilon by several accountants."""
-        return dp_sgd.cost_figures(plan, task)
+        """Noise, steps, and epsilon by several accountants; of several fields also what separate releases cost."""
+        figures = dp_sgd.cost_figures(plan, task)
+        if task.fields:
+            assert plan.event is not None
+            apart = gaussian_cost.separately(
+                plan.event,
+                fields=len(task.fields),
+                delta=self.delta or task.delta,
+                records_per_unit=task.records_per_unit,
+            )
+            figures |= {f"separate_{name}": value for name, value in asdict(apart).items()}
+        return figures
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release mean and counts, start at the prior, learn the map, then the rows. Resumes step by step.
@@ -169,23 +187,25 @@ class PriorDescent(Aimed, frozen=True):
             MechanismError: the head is not linear, the plan is another's, or it diverged.
         """
         features, event, classifier = features_of(records), plan.event, run.classifier()
-        if not isinstance(event, PriorDescentEvent) or not event.is_of(self):
+        fields = run.layout
+        fields.check(records.labels)
+        if not isinstance(event, PriorDescentEvent) or not event.is_of(self, len(fields.sizes)):
             raise MechanismError("the plan is not one of this mechanism's settings: plan again")
         head, device = linear_head(classifier), classifier.device
         state = _State(plan, run, features, records.labels, self.feature_clip_norm)
         total, counts = state.kept["total"].to(device), state.kept["counts"].to(device)
         mean, labels = total / plan.records, records.labels.to(device)
         z = features.to(device) - mean
-        log_prior = self._log_prior(counts, event)
+        log_prior = self._log_prior(counts, event, fields)
         rows = torch.cat([head.weight.detach(), log_prior[:, None]], 1)
         map_steps, row_steps = event.phases
         with threads.fitting(records.inputs):
             if map_steps is not None:
                 entries, left, right = _shared_map(rows[:, :-1], self.directions)
-                at = partial(_map_gradient, z, labels, rows, left, right, map_steps.l2_clip_norm)
+                at = partial(_map_gradient, fields, z, labels, rows, left, right, map_steps.l2_clip_norm)
                 entries = state.descend("map", entries, at, map_steps, self._rate(map_steps, self.align_noise, plan))
                 rows[:, :-1] += rows[:, :-1] @ right @ entries @ right.T
-            at = partial(_row_gradient, z, labels, row_steps.l2_clip_norm)
+            at = partial(_row_gradient, fields, z, labels, row_steps.l2_clip_norm)
             rows = state.descend("rows", rows, at, row_steps, self._rate(row_steps, self.weight_noise, plan))
         state.finish()
         with torch.no_grad():
@@ -200,12 +220,13 @@ class PriorDescent(Aimed, frozen=True):
         reach = math.sqrt(sum(((1 - m**left) / (1 - m)) ** 2 for left in range(1, segment.steps + 1)))
         return noise * plan.records / (segment.noise_multiplier * segment.l2_clip_norm * reach)
 
-    def _log_prior(self, counts: Tensor, event: PriorDescentEvent) -> Tensor:
-        """Natural log of the classes' shares. A count that its noise may have made is as good as none: else the many
-        empty classes would together outweigh those that are not."""
-        beyond = torch.where(counts > event.releases[1].noise_multiplier, counts, self.smallest_count)
-        beyond = beyond.clamp(min=self.smallest_count)
-        return (beyond / beyond.sum()).log()
+    def _log_prior(self, counts: Tensor, event: PriorDescentEvent, fields: Fields) -> Tensor:
+        """Natural log of the classes' shares, within each field. A count that its noise may have made is as good as
+        none: else the many empty classes would together outweigh those that are not."""
+        release = event.releases[1]
+        std = release.noise_multiplier * release.l2_sensitivity
+        beyond = torch.where(counts > std, counts, self.smallest_count)
+        return fields.log_shares(beyond.clamp(min=self.smallest_count))
 
 
 def _shared_map(weights: Tensor, directions: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,25 +237,22 @@ def _shared_map(weights: Tensor, directions: int) -> tuple[Tensor, Tensor, Tenso
     return torch.zeros(k, k, device=weights.device), weights @ right / longest, right
 
 
-def _residuals(z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(softmax - onehot [b, classes], losses [b]) of centred features at weights and bias [classes, width + 1]."""
-    log_probabilities = torch.addmm(rows[:, -1], z, rows[:, :-1].T).log_softmax(-1)
-    losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
-    # exp(-60) is nothing beside 1; less would be denormal numbers, on which processors are ten times slower
-    residual = log_probabilities.clamp_(min=-60).exp_()
-    residual[torch.arange(len(labels), device=labels.device), labels] -= 1
-    return residual, losses
+    log_probabilities = fields.log_softmax(torch.addmm(rows[:, -1], z, rows[:, :-1].T))
+    losses = -fields.log_likelihood(log_probabilities, labels)
+    return fields.residuals_(log_probabilities, labels), losses
 
 
 def _map_gradient(
-    z: Tensor, labels: Tensor, rows: Tensor, left: Tensor, right: Tensor, clip: float, entries: Tensor
+    fields: Fields, z: Tensor, labels: Tensor, rows: Tensor, left: Tensor, right: Tensor, clip: float, entries: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sum over records of (left' e_i) (right' z_i)', each cut to norm `clip`, [k, k]; the sum of the losses."""
     weights = rows[:, :-1]
     there = torch.cat([weights + weights @ right @ entries @ right.T, rows[:, -1:]], 1)
     gradient, loss = torch.zeros_like(entries), torch.zeros((), device=z.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-        residual, losses = _residuals(some, own, there)
+        residual, losses = _residuals(fields, some, own, there)
         pulled, along = residual @ left, some @ right
         norms = pulled.norm(dim=1) * along.norm(dim=1)
         gradient.addmm_((pulled * (clip / norms.clamp(min=clip))[:, None]).T, along)
@@ -242,11 +260,11 @@ def _map_gradient(
     return gradient, loss
 
 
-def _row_gradient(z: Tensor, labels: Tensor, clip: float, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _row_gradient(fields: Fields, z: Tensor, labels: Tensor, clip: float, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over records of e_i (z_i, 1)', each cut to norm `clip`, [classes, width + 1]; the sum of the losses."""
     gradient, loss = torch.zeros_like(rows), torch.zeros((), device=z.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-        residual, losses = _residuals(some, own, rows)
+        residual, losses = _residuals(fields, some, own, rows)
         norms = (residual.square().sum(1) * (some.square().sum(1) + 1)).sqrt()
         residual *= (clip / norms.clamp(min=clip))[:, None]
         gradient[:, :-1].addmm_(residual.T, some)
@@ -280,8 +298,8 @@ class _State:
         total = (features * (radius / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)).sum(0)
         std = of_mean.noise_multiplier * of_mean.l2_sensitivity
         self.kept["total"] = self._stream.add_normal_(total, std=std, purpose="mean", step=0)
-        self.kept["counts"] = class_counts.release_counts(
-            labels, num_labels=run.classes, noise_multiplier=of_counts.noise_multiplier, stream=self._stream
+        self.kept["counts"] = class_counts.with_noise(
+            run.layout.counts(labels), std=of_counts.noise_multiplier * of_counts.l2_sensitivity, stream=self._stream
         )
         self._save()
 
@@ -345,7 +363,7 @@ class _State:
         self.step, self.losses = meta["step"], meta["losses"]
 
 
-def _event(config: PriorDescent, noise_multiplier: float) -> PriorDescentEvent:
+def _event(config: PriorDescent, fields: int, noise_multiplier: float) -> PriorDescentEvent:
     """With noise x/sqrt(share) on a release and x sqrt(T/share) on T steps it costs what one Gaussian of x costs."""
     mean = GaussianReleaseEvent(
         what="sum of the features",
@@ -355,7 +373,7 @@ def _event(config: PriorDescent, noise_multiplier: float) -> PriorDescentEvent:
     counts = GaussianReleaseEvent(
         what="class counts",
         noise_multiplier=noise_multiplier / math.sqrt(config.count_share),
-        l2_sensitivity=class_counts.L2_SENSITIVITY,
+        l2_sensitivity=class_counts.L2_SENSITIVITY * math.sqrt(fields),
     )
     phases = [(config.align_steps, config.align_share), (config.steps, config.rest)]
     segments = tuple(

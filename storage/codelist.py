@@ -57,18 +57,18 @@ def shape(values: Collection[str]) -> str:
     return f"{len(set(values)):,} distinct values of {span} characters: {', '.join(kinds)}"
 
 
-def read_codelist(path: Path) -> tuple[Code, ...]:
+def read_codelist(path: Path, *, option: str = "code list") -> tuple[Code, ...]:
     """Read a table with the columns `code` and `title`, and perhaps `description`, in any case; others are ignored.
 
     Raises:
         InputError: names the file, and the row or column at fault.
     """
-    columns, rows = read_small(path, (), option="code list")
+    columns, rows = read_small(path, (), option=option)
     header = [name.strip().lower() for name in columns]
     missing = [name for name in ("code", "title") if header.count(name) != 1]
     if missing or header.count("description") > 1:
         name = (missing or ["description"])[0]
-        raise InputError(f"code list: {path}: column {name} is missing or doubled; it needs code and title")
+        raise InputError(f"{option}: {path}: column {name} is missing or doubled; it needs code and title")
     at_code, at_title = header.index("code"), header.index("title")
     at_description = header.index("description") if "description" in header else None
     codes: dict[str, Code] = {}
@@ -77,12 +77,12 @@ def read_codelist(path: Path) -> tuple[Code, ...]:
         if not any(row):
             continue
         if not code or len(code) > MAX_CODE:
-            raise InputError(f"code list: {path}: row {number} has no code, or one over {MAX_CODE} characters")
+            raise InputError(f"{option}: {path}: row {number} has no code, or one over {MAX_CODE} characters")
         if code in codes:
-            raise InputError(f"code list: {path}: row {number} repeats the code of another; remove one")
+            raise InputError(f"{option}: {path}: row {number} repeats the code of another; remove one")
         codes[code] = Code(code, title, "" if at_description is None else row[at_description].strip())
     if len(codes) < 2:
-        raise InputError(f"code list: {path}: it holds {len(codes)} codes; a classification needs two or more")
+        raise InputError(f"{option}: {path}: it holds {len(codes)} codes; a classification needs two or more")
     return tuple(codes.values())
 
 

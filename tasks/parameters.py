@@ -63,6 +63,18 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     )
     ingest: IngestConfig = Field(title="Columns and sampling")
 
+    @model_validator(mode="after")
+    def _each_field_has_its_list(self) -> DataParameters:
+        if self.codelist is not None and self.ingest.fields:
+            raise ValueError("codelist: several fields have one each: ingest.fields.NAME.codelist; leave this one out")
+        return self
+
+    @property
+    def codelists(self) -> dict[str, Path | None]:
+        """The file of each field's code list; that of a single field has no name."""
+        named = {name: field.codelist for name, field in self.ingest.fields.items()} or {"": self.codelist}
+        return {name: None if file is None else Path(file).expanduser() for name, file in named.items()}
+
 
 class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     """How each of the three posteriors is fitted."""
@@ -293,6 +305,18 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
             raise ValueError("model.pooling is `none`, which reads no narratives: set data.ingest.kind=table or images")
         return self
 
+    @model_validator(mode="after")
+    def _fields_have_linear_heads(self) -> RetrainParameters:
+        several = self.data.ingest.fields
+        if several and not self.model.linear_head:
+            raise ValueError(
+                "data.ingest.fields: several fields are coded by linear heads on one frozen encoding: set "
+                "model.trainable=head and model.pooling=mean"
+            )
+        if unknown := [name for name in self.model.prior_sentences if name not in several]:
+            raise ValueError(f"model.prior_sentences: {unknown[0]} is none of data.ingest.fields")
+        return self
+
     @property
     def rounds(self) -> tuple[RoundName, ...]:
         """The posteriors to fit, in order; the last is the one released from."""
@@ -316,5 +340,5 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @property
     def codelist_path(self) -> Path | None:
-        """The code list, if any."""
+        """The code list of a single field, if any."""
         return None if self.data.codelist is None else Path(self.data.codelist).expanduser()

@@ -75,7 +75,8 @@ def compare(
     values = asdict(shared) | {"target_epsilon": target(shared.target_epsilon), "branches": own_branches(run.profile)}
     values |= {"epsilons": _parts(shared.epsilons), "protocols": _parts(shared.protocols)}
     settings = checked(CompareParameters, values, at="compare: ")
-    chosen = choose(branches, model=parameters.model, known=settings.known)
+    several = bool(parameters.data.ingest.fields)
+    chosen = choose(branches, model=parameters.model, known=settings.known, several=several)
     if results is not None:
         options.require_place("--results", results)
 

@@ -185,6 +185,11 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _columns_of_fields(ingest: dict[str, Any]) -> dict[str, Any]:
+    """The code column of each of several fields, as far as it is said in the form that it should have."""
+    return {name: _section(_section(ingest, "fields"), name).get("label_column") for name in _section(ingest, "fields")}
+
+
 def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str], name: str) -> None:
     """No profile lends its population and classification to other records than its own.
 
@@ -194,6 +199,8 @@ def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str],
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
     other = [key for key in ("text_columns", "label_column") if key in own and ingest.get(key) != own[key]]
+    if _columns_of_fields(ingest) != _columns_of_fields(own):
+        other.append("fields")
     if not other and now.get("population") == theirs.get("population"):
         return
     if "release.enabled" not in said and isinstance(content.get("release"), dict):
@@ -209,7 +216,7 @@ def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str],
         if theirs.get(key) and f"data.{key}" not in said
     ]
     if lacking:
-        option = OPTIONS[f"data.ingest.{other[0]}"]
+        option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
         raise InputError(f"{option}: other columns than profile {name}'s; give {' and '.join(lacking)}")
     for key in ("classification_version", "public"):
         if f"data.{key}" not in said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -119,7 +120,7 @@ def _show_dry_run(
     stages = {step.label: reused for step, reused in preview.steps}
     data, looked, charge, estimate = parameters.data, preview.looked, preview.charge, preview.estimate
     seconds = estimate.of_labels([label for label, reused in stages.items() if not reused])
-    row = preview.row
+    row, listed = preview.row, None not in data.codelists.values()
     if output.as_json:
         content = {
             "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
@@ -127,7 +128,7 @@ def _show_dry_run(
             "release": None if row is None else {"release_id": row.release_id, "state": row.state},
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
-            "codes": {"listed": looked.codes if data.codelist else None, "observed": looked.codes_observed},
+            "codes": {"listed": looked.codes if listed else None, "observed": looked.codes_observed},
             "records": {"read": looked.rows, "usable": looked.usable},
             "cohorts": list(looked.cohorts),
             "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
@@ -135,6 +136,7 @@ def _show_dry_run(
                 {"cohort": one.cohort, "spent": str(one.spent), "cap": None if one.cap is None else str(one.cap)}
                 for one in charge.accounts
             ],
+            **({} if preview.separately is None else {"separate_releases": asdict(preview.separately)}),
             "estimated_seconds": round(seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
         }
@@ -170,7 +172,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())
     yield "population", f"{data.population}; cohorts {_listed(looked.cohorts)}"
     named = " ".join(part for part in (data.classification, data.classification_version) if part)
-    listed = f"; {looked.codes:,} codes on the list" if data.codelist else "; no list"
+    lists = data.codelists.values()
+    listed = "; no list" if None in lists else f"; {looked.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
     yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
     yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
     if parameters.data.ingest.kind == "text" and not are_generated_for(data.classification):
@@ -181,6 +184,16 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
     for line in charge.budget:
         yield "budget", line
+    if preview.separately is not None:
+        count, apart = len(data.ingest.fields), preview.separately
+        yield (
+            "fields",
+            (
+                f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
+                f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
+                f"{apart.together_epsilon:.2f} together"
+            ),
+        )
     if preview.row is None and charge.exceeds:
         yield "", "that is not enough: the release would be refused"
 
@@ -202,6 +215,8 @@ def _search(parameters: RetrainParameters) -> str:
 
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
+    if parameters.data.ingest.fields:
+        return "several fields are compared, not released yet: `autocoder compare`"
     if row is None and not parameters.release.enabled:
         return "not by this command: it stops at the plan"
     if row is None:

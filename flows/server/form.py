@@ -65,7 +65,9 @@ def _field(info: FieldInfo) -> tuple[Any, FieldInfo]:
         else:
             changed = FieldInfo.merge_field_infos(info, annotation=own)
         return own, changed
-    if get_origin(kind) is not None and any(isinstance(a, type) and issubclass(a, BaseModel) for a in get_args(kind)):
+    if get_origin(kind) not in (None, dict) and any(
+        isinstance(a, type) and issubclass(a, BaseModel) for a in get_args(kind)
+    ):
         raise TypeError(f"a section that may be absent: {info.title}")
     return info.rebuild_annotation(), info
 
@@ -206,6 +208,11 @@ def refuse_borrowed_names(parameters: RetrainParameters) -> None:
     data, ingest = parameters.data, parameters.data.ingest
     columns = {"text_columns": list(ingest.text_columns), "label_column": ingest.label_column}
     changed = [name for name, value in columns.items() if name in own and list_of(own[name]) != list_of(value)]
+    theirs = ((own.get("advanced") or {}).get("sampling") or {}).get("fields") or {}
+    if {name: field["label_column"] for name, field in theirs.items()} != {
+        name: field.label_column for name, field in ingest.fields.items()
+    }:
+        changed.append("fields")
     kept = [name for name in ("population", "classification") if own.get(name) and own[name] == getattr(data, name)]
     if changed and kept:
         raise InputError(

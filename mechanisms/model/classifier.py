@@ -17,9 +17,10 @@ The trainable parameters are views into `Classifier.flat`, float32 [P]: writing 
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.convolutional import Convolutional
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.precision import Choice, Precision, computing, resolved
@@ -89,6 +91,11 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )
+    prior_sentences: dict[str, Annotated[str, Field(max_length=200, pattern=r"^([^{}]*\{\}[^{}]*)?$")]] = Field(
+        default={},
+        title="Sentences of several fields",
+        description='By the field\'s name, in place of the one sentence: `{part: "An employee injured the {}."}`.',
+    )
     precision: Choice = Field(
         default="float32",
         title="Precision of the encoder",
@@ -96,11 +103,20 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are float32 always.",
     )
 
+    def __hash__(self) -> int:
+        """Of equal models the same, though a mapping is among the fields."""
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
     @field_validator("precision")
     @classmethod
     def _by_this_processor(cls, value: Choice) -> Precision:
         """In the place of `auto` what it amounts to here: keys, plans and cards say what ran."""
         return resolved(value)
+
+    def of_field(self, name: str) -> ModelConfig:
+        """The same with this field's own sentence in the place of the one."""
+        sentence = self.prior_sentences.get(name, self.prior_sentence)
+        return self.model_copy(update={"prior_sentence": sentence, "prior_sentences": {}})
 
     @property
     def linear_head(self) -> bool:
@@ -138,6 +154,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         values = serialise(self)
         unused = {"prior", "prior_scale", "prior_sentence"} if self.prior == "none" else set[str]()
         unused |= set() if self.prior_sentence else {"prior_sentence"}
+        unused |= set() if self.prior_sentences and self.prior != "none" else {"prior_sentences"}
         unused |= {"layers"} if self.layers == "linear" else set()
         unused |= {"precision"} if self.precision == "float32" else set()
         return {name: value for name, value in values.items() if name not in unused}
@@ -184,8 +201,11 @@ class Classifier:
         part: nn.Module,
         pool: Callable[[Batch], Tensor] | None,
         device: torch.device,
+        fields: Fields | None = None,
     ) -> None:
         self.config = config
+        self.fields = fields
+        """Of a joint head; None: all classes are of one field."""
         self.whole = whole.to(device)
         self.part = part
         self.device = device
@@ -221,8 +241,13 @@ class Classifier:
         return output if isinstance(output, Tensor) else output.logits
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0."""
+        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0.
+
+        Of a joint head the sum over the fields that a record has; labels are then [b, fields].
+        """
         logits = self.logits(batch).float()
+        if self.fields is not None:
+            return self.fields.log_likelihood(self.fields.log_softmax(logits), labels)
         return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
     def encode(
@@ -260,6 +285,10 @@ class Classifier:
                     on_batch(index, part)
         return FeatureInputs(features=features)
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """Log-probabilities of the classes, within each field of a joint head."""
+        return logits.log_softmax(-1) if self.fields is None else self.fields.log_softmax(logits)
+
     def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
         """Logits of every record, float32 [n, labels], in the records' order."""
 
@@ -291,17 +320,21 @@ def build(
     device: torch.device | str = "cpu",
     width: int | None = None,
     shape: tuple[int, ...] | None = None,
+    fields: Fields | None = None,
 ) -> Classifier:
     """Load the encoder and put a new head on it, initialised from `seed`.
 
     Args:
         width: features a record, for pooling `none`.
         shape: of an image, (h, w) or (h, w, channels), for layers `convolutional`.
+        fields: of a joint head on pooled features, whose classes add up to `num_labels`.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
     """
     device = torch.device(device)
+    if fields is not None and not (config.linear_head and config.pooling == "mean"):
+        raise MechanismError("several fields are coded by one linear layer: set trainable `head` and pooling `mean`")
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:
@@ -332,7 +365,7 @@ def build(
             return encoders.base(whole)(**batch).last_hidden_state[:, 0]
 
     part.requires_grad_(True)
-    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device)
+    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device, fields=fields)
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:

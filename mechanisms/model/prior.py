@@ -40,12 +40,13 @@ def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     return nn.functional.normalize(about, dim=1), centre.mean((0, 1))
 
 
-def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
+def start(classifier: Classifier, embeddings: Tensor, known: Tensor, *, rows: slice = slice(None)) -> None:
     """Put the prior into the untrained classifier's head, at the scale of its configuration.
 
     Args:
         embeddings: float32 [kinds of text, classes, width].
         known: bool [classes], which codes have a text.
+        rows: of the head that these classes are, of several fields; the others stay as they are.
 
     Raises:
         MechanismError: the head is not one linear layer on mean-pooled features.
@@ -53,8 +54,8 @@ def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
     unit, centre = directions(embeddings, known)
     head = head_of(classifier)
     with torch.no_grad():
-        head.weight.copy_(classifier.config.prior_scale * unit)
-        head.bias.copy_(-(head.weight @ centre.to(head.weight.device)))
+        head.weight[rows] = (classifier.config.prior_scale * unit).to(head.weight.device)
+        head.bias[rows] = -(head.weight[rows] @ centre.to(head.weight.device))
 
 
 def head_of(classifier: Classifier) -> nn.Linear:

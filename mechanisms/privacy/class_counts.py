@@ -69,8 +69,12 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
 def release_counts(labels: Tensor, *, num_labels: int, noise_multiplier: float, stream: SecretStream) -> Tensor:
     """Class counts plus N(0, noise_multiplier^2) each, float32 [num_labels]; may be negative."""
     counts = torch.bincount(labels.cpu(), minlength=num_labels).to(torch.float32)
-    noise = stream.normal_(torch.empty(num_labels), purpose="class counts", step=0)
-    return counts + noise_multiplier * L2_SENSITIVITY * noise
+    return with_noise(counts, std=noise_multiplier * L2_SENSITIVITY, stream=stream)
+
+
+def with_noise(counts: Tensor, *, std: float, stream: SecretStream) -> Tensor:
+    """Counts float32 [classes] plus N(0, std^2) each."""
+    return counts + std * stream.normal_(torch.empty(len(counts)), purpose="class counts", step=0)
 
 
 def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:

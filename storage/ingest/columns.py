@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -41,12 +41,30 @@ _US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
+class FieldSurvey:
+    """The codes of one field, one entry a row of the source."""
+
+    name: str
+    """Empty where there is one field."""
+    column: str
+    codes: NDArray[np.int32]
+    """Index into `code_names`, -1 where there is none."""
+    code_names: list[str]
+    blank: int
+    """Rows whose cell is empty."""
+    unknown: Counter[str]
+    """Rows by code that the field's list lacks."""
+    respelt: int
+    """Cells whose code was written otherwise, such as 111.0."""
+
+
+@dataclass(frozen=True)
 class Survey:
     """One entry a row of the source."""
 
     state: NDArray[np.int8]
-    codes: NDArray[np.int32]
-    """Index into `code_names`, -1 where there is none."""
+    fields: tuple[FieldSurvey, ...]
+    """One; of several fields, each."""
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 where not looked at."""
     units: NDArray[np.uint64] | None
@@ -56,13 +74,14 @@ class Survey:
     """Of each record, where its use follows from them."""
     unit_identities: Digests | None
     """Of each record's unit, where all records of a unit go the same way by it."""
-    code_names: list[str]
     cohort_names: list[str]
-    unknown: Counter[str]
-    respelt: int
-    """Cells whose code was written otherwise, such as 111.0."""
     missing: str
     """What records without content lack."""
+
+    @property
+    def codes(self) -> NDArray[np.int32]:
+        """Those of a single field, or of the first."""
+        return self.fields[0].codes
 
     def dropped(self) -> dict[str, int]:
         """Rows a reason, those with none left out."""
@@ -74,16 +93,15 @@ class Survey:
 class Surveyor:
     """Takes the batches of a source in order; `finish` refuses or returns the survey."""
 
-    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None, content: Content) -> None:
+    def __init__(
+        self, source: Source, config: IngestConfig, codelists: Mapping[str, Sequence[Code] | None], content: Content
+    ) -> None:
         self._source, self._config, self._content = source, config, content
-        self._fixed = codelist is not None
-        self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
+        self._fields = [_Field(source, name, column, codelists[name]) for name, column in config.label_columns.items()]
         self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
-        self._unknown: Counter[str] = Counter()
-        self._respelt = 0
         self._kept: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
-        self._inner_records: dict[int, list[str]] = {}
+        self._inner_records: dict[int, list[tuple[int, str]]] = {}
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -100,7 +118,10 @@ class Surveyor:
         lacking = self._content.lacking(batch, int(rows[0]))
         self._no_content.add(rows[lacking])
         state[lacking] = NO_CONTENT
-        codes = self._codes(trimmed(batch, config.label_column), state)
+        found = [field.take(trimmed(batch, field.column)) for field in self._fields]
+        # A record that lacks some of its codes is kept for those that it has.
+        none = np.logical_and.reduce([reason != USABLE for reason in found])
+        state[none] = np.maximum.reduce(found)[none]
         cohorts = np.zeros(n, dtype=np.int32)
         if config.dates_from is not None:
             cohorts, late, outside = self._dates(trimmed(batch, config.dates_from))
@@ -120,7 +141,7 @@ class Surveyor:
             self._kept["identities"].append(digests(known_by))
             if config.unit_column is not None and config.split_by_unit:
                 self._kept["unit_identities"].append(digests([trimmed(batch, config.unit_column)]))
-        for name, values in (("state", state), ("codes", codes), ("cohorts", cohorts)):
+        for name, values in (("state", state), ("cohorts", cohorts)):
             self._kept[name].append(values)
 
     def look_into(self, row: int, cells: tuple[str, ...]) -> None:
@@ -132,18 +153,20 @@ class Surveyor:
         config, columns = self._config, self._source.columns
         lines = self._source.delimiter.join(cells).splitlines()
         split = [line.split(self._source.delimiter) for line in lines]
-        codes: list[str] = []
-        whole = 0
+        codes: list[tuple[int, str]] = []
+        whole = records = 0
         for at, fields in enumerate(split):
             if len(fields) != len(columns):
                 continue
-            code = fields[columns.index(config.label_column)]
+            there = [(n, fields[columns.index(field.column)]) for n, field in enumerate(self._fields)]
+            coded = [(n, normalise_code(code)) for n, code in there if 0 < len(code) <= MAX_CODE]
             dated = config.dates_from is None or _day(fields[columns.index(config.dates_from)], config.date_format)
-            if dated and 0 < len(code) <= MAX_CODE:
-                codes.append(normalise_code(code))
+            if dated and coded:
+                codes += coded
+                records += 1
                 whole += 0 < at < len(split) - 1
         # The first and the last line alone have the cells beside the broken one, so either says nothing by itself.
-        if whole or len(codes) > 1:
+        if whole or records > 1:
             self._inner_records[row] = codes
 
     def finish(self) -> Survey:
@@ -156,20 +179,23 @@ class Surveyor:
         if self.rows == 0:
             raise InputError(f"{source.label} has a header and no records")
         for row, inner in self._inner_records.items():
-            if any(code in self._code_at for code in inner):
+            if any(code in self._fields[at].code_at for at, code in inner):
+                lines = Counter(at for at, _ in inner).most_common(1)[0][1]
                 raise InputError(
-                    f"{source.label}, row {row}: a cell with line breaks, of which {len(inner)} lines would read "
+                    f"{source.label}, row {row}: a cell with line breaks, of which {lines} lines would read "
                     "as records of their own; is a quote left open there? Close it, or take the line breaks out"
                 )
         self._content.check()
-        state, codes, cohorts = (np.concatenate(self._kept[name]) for name in ("state", "codes", "cohorts"))
+        state, cohorts = (np.concatenate(self._kept[name]) for name in ("state", "cohorts"))
         column = f"{source.label}, column"
-        if self._unknown and config.unknown_codes == "refuse":
-            raise InputError(
-                f"{column} {config.label_column!r}: {self._unknown.total()} of {self.rows} records have a code that "
-                f"the code list lacks ({shape(self._unknown)}); give the right list or column, or set "
-                "unknown_codes=drop"
-            )
+        for field in self._fields:
+            if field.unknown and config.unknown_codes == "refuse":
+                listed = f"its code list (data.ingest.fields.{field.name}.codelist)" if field.name else "the code list"
+                raise InputError(
+                    f"{field.told}: {field.unknown.total()} of {self.rows} records have a code that "
+                    f"{listed} lacks ({shape(field.unknown)}); give the right list or column, or set "
+                    "unknown_codes=drop"
+                )
         if self._no_content.count and config.empty_text == "refuse":
             what = "text" if config.kind == "text" else "a value in every column"
             raise InputError(
@@ -191,63 +217,33 @@ class Surveyor:
         if self._no_id.count:
             raise InputError(f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id})")
         self._check_ids()
-        usable = codes[state == USABLE]
-        if len(usable) == 0:
-            reasons = ", ".join(
-                f"{name} {count}" for name, count in self._survey(state, codes, cohorts).dropped().items()
-            )
+        survey = self._survey(state, cohorts)
+        if not (state == USABLE).any():
+            reasons = ", ".join(f"{name} {count}" for name, count in survey.dropped().items())
             raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons})")
-        if (usable == usable[0]).all():
-            raise InputError(
-                f"{column} {config.label_column!r}: all {len(usable)} usable records have one code; a coder needs two"
-            )
-        return self._survey(state, codes, cohorts)
+        for field, found in zip(self._fields, survey.fields, strict=True):
+            usable = found.codes[(state == USABLE) & (found.codes >= 0)]
+            if len(usable) == 0:
+                raise InputError(f"{field.told}: no usable record has a code; check the column, or leave the field out")
+            if (usable == usable[0]).all():
+                raise InputError(f"{field.told}: all {len(usable)} usable records have one code; a coder needs two")
+        return survey
 
-    def _survey(self, state: NDArray[np.int8], codes: NDArray[np.int32], cohorts: NDArray[np.int32]) -> Survey:
+    def _survey(self, state: NDArray[np.int8], cohorts: NDArray[np.int32]) -> Survey:
         return Survey(
             state=state,
-            codes=codes,
+            fields=tuple(field.survey() for field in self._fields),
             cohorts=cohorts,
             units=self._all("units"),
             late=self._all("late") if self._config.train_before is not None else None,
             identities=self._all("identities"),
             unit_identities=self._all("unit_identities"),
-            code_names=list(self._code_at),
             cohort_names=list(self._cohort_at),
-            unknown=self._unknown,
-            respelt=self._respelt,
             missing=self._content.missing,
         )
 
     def _all(self, name: str) -> NDArray[Any] | None:
         return np.concatenate(self._kept[name]) if self._kept[name] else None
-
-    def _codes(self, column: pa.Array, state: NDArray[np.int8]) -> NDArray[np.int32]:
-        encoded = column.dictionary_encode()
-        raw = encoded.dictionary.to_pylist()
-        indices = np.asarray(encoded.indices)
-        counts = np.bincount(indices, minlength=len(raw))
-        found = np.full(len(raw), -1, dtype=np.int32)
-        reason = np.full(len(raw), USABLE, dtype=np.int8)
-        for at, cell in enumerate(raw):
-            if not cell:
-                reason[at] = NO_CODE
-                continue
-            code = normalise_code(cell, self._code_at if self._fixed else ())
-            self._respelt += int(counts[at]) * (code != cell)
-            if self._fixed and code not in self._code_at:
-                reason[at] = UNKNOWN_CODE
-                self._unknown[code] += int(counts[at])
-                continue
-            if len(code) > MAX_CODE:
-                raise InputError(
-                    f"{self._source.label}, column {self._config.label_column!r} holds values of over {MAX_CODE} "
-                    "characters; is it the narrative?"
-                )
-            found[at] = self._code_at.setdefault(code, len(self._code_at))
-        faults = reason[indices]
-        state[faults != USABLE] = faults[faults != USABLE]
-        return found[indices]
 
     def _dates(self, column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
         """Of each row: the cohort's index (-1: no date), whether it is past the day of the split, or not declared."""
@@ -278,6 +274,56 @@ class Surveyor:
         raise InputError(
             f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
             f"another ({doubled}); an id must name one record"
+        )
+
+
+class _Field:
+    """The codes of one field, batch by batch."""
+
+    def __init__(self, source: Source, name: str, column: str, codelist: Sequence[Code] | None) -> None:
+        self.name, self.column = name, column
+        self.told = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
+        self.code_at = {code.code: at for at, code in enumerate(codelist or ())}
+        self.unknown: Counter[str] = Counter()
+        self._fixed = codelist is not None
+        self._respelt = self._blank = 0
+        self._kept: list[NDArray[np.int32]] = []
+
+    def take(self, column: pa.Array) -> NDArray[np.int8]:
+        """Keep a batch's codes; return for each row `USABLE`, `NO_CODE` or `UNKNOWN_CODE`."""
+        encoded = column.dictionary_encode()
+        raw = encoded.dictionary.to_pylist()
+        indices = np.asarray(encoded.indices)
+        counts = np.bincount(indices, minlength=len(raw))
+        found = np.full(len(raw), -1, dtype=np.int32)
+        reason = np.full(len(raw), USABLE, dtype=np.int8)
+        for at, cell in enumerate(raw):
+            if not cell:
+                reason[at] = NO_CODE
+                self._blank += int(counts[at])
+                continue
+            code = normalise_code(cell, self.code_at if self._fixed else ())
+            self._respelt += int(counts[at]) * (code != cell)
+            if self._fixed and code not in self.code_at:
+                reason[at] = UNKNOWN_CODE
+                self.unknown[code] += int(counts[at])
+                continue
+            if len(code) > MAX_CODE:
+                raise InputError(f"{self.told} holds values of over {MAX_CODE} characters; is it the narrative?")
+            found[at] = self.code_at.setdefault(code, len(self.code_at))
+        self._kept.append(found[indices])
+        return reason[indices]
+
+    def survey(self) -> FieldSurvey:
+        """All batches together."""
+        return FieldSurvey(
+            name=self.name,
+            column=self.column,
+            codes=np.concatenate(self._kept),
+            code_names=list(self.code_at),
+            blank=self._blank,
+            unknown=self.unknown,
+            respelt=self._respelt,
         )
 
 

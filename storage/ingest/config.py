@@ -26,7 +26,7 @@ CohortsSource = Literal["constant", "declared", "records"]
 _Bound = Annotated[float, Field(allow_inf_nan=False)]
 
 
-_LATER = ("cohorts", "outside_cohorts", "train_before", "sampling")
+_LATER = ("cohorts", "outside_cohorts", "train_before", "sampling", "fields")
 """Fields that came after the first releases: left out of a stored configuration that does not set them."""
 
 
@@ -94,6 +94,25 @@ class ImageFeatures(BaseModel):
     )
 
 
+FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
+
+
+class FieldColumns(BaseModel):
+    """One of the fields that a record is coded in, such as the part of the body."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="A field")
+
+    label_column: str = Field(
+        min_length=1, title="Code column", description="The codes of this field; a record may lack its own."
+    )
+    codelist: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Code list",
+        description="CSV of this field's published classification (code, title); without it, the observed codes.",
+    )
+
+
 class IngestConfig(BaseModel):
     """Columns of the source, and the sampling of Chew et al., section 3.1.
 
@@ -120,6 +139,13 @@ class IngestConfig(BaseModel):
         title="Code column",
         description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. Records without a "
         "code are dropped and counted.",
+    )
+    fields: dict[Annotated[str, Field(pattern=FIELD_NAME)], FieldColumns] = Field(
+        default={},
+        title="Fields",
+        description="Where a record is coded in several fields at once: `{nature: {label_column: Nature, codelist: "
+        "nature.csv}, part: …}`, in place of one code column and one code list. A record that lacks some of its codes "
+        "is kept for the others; needs sampling `per-record`. Compared, not released yet. Empty: one field.",
     )
     id_column: str | None = Field(
         default=None,
@@ -228,9 +254,16 @@ class IngestConfig(BaseModel):
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read as text, each once: what says which record it is and, of narratives, the text."""
-        others = (self.label_column, self.id_column, self.unit_column, self.dates_from)
+        others = (*self.label_columns.values(), self.id_column, self.unit_column, self.dates_from)
         texts = self.text_columns if self.kind == "text" else ()
         return tuple(dict.fromkeys([*texts, *(name for name in others if name is not None)]))
+
+    @property
+    def label_columns(self) -> dict[str, str]:
+        """The column of codes of each field by its name; the one of a single field has none."""
+        if not self.fields:
+            return {"": self.label_column}
+        return {name: field.label_column for name, field in self.fields.items()}
 
     @property
     def dates_from(self) -> str | None:
@@ -274,7 +307,9 @@ class IngestConfig(BaseModel):
                 "cap_per_code": None,
                 "split_by_unit": by_unit and values.get("train_before") is None,
             }
-        if values.get("sampling") == "per-record":
+        if values.get("fields"):
+            defaults["sampling"] = "per-record"
+        if values.get("sampling", defaults.get("sampling")) == "per-record":
             defaults |= {"cap_per_code": None, "min_per_code": 1}
         return defaults | values
 
@@ -297,9 +332,12 @@ class IngestConfig(BaseModel):
         if self.kind == "text" and (fault := template_fault(self.text_columns, self.template)):
             raise ValueError(fault)
         features = {"text": self.text_columns, "table": self.table.named, "images": (self.images.pixels,)}[self.kind]
-        if self.label_column in features:
-            field = {"text": "text_columns", "table": "table", "images": "images.pixels"}[self.kind]
-            raise ValueError(f"label_column is among {field}: the coder would read the answer")
+        for name, column in self.label_columns.items():
+            if column in features:
+                field = {"text": "text_columns", "table": "table", "images": "images.pixels"}[self.kind]
+                of = f"fields.{name}.label_column" if name else "label_column"
+                raise ValueError(f"{of} is among {field}: the coder would read the answer")
+        self._check_fields()
         if self.max_per_unit is not None and self.unit_column is None:
             raise ValueError("max_per_unit needs unit_column")
         if self.split_by_unit and self.unit_column is None:
@@ -311,6 +349,23 @@ class IngestConfig(BaseModel):
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
             raise ValueError("date_format gives no year; use %Y")
         return self
+
+    def _check_fields(self) -> None:
+        if not self.fields:
+            return
+        if self.kind != "text":
+            raise ValueError(f"fields: several fields go with kind `text`, not `{self.kind}`")
+        if "label_column" in self.model_fields_set:
+            raise ValueError(
+                "label_column and fields: each field has a label_column of its own; leave out one or other"
+            )
+        if len(self.fields) == 1:
+            raise ValueError("fields: name two or more; of a single field give label_column and the code list alone")
+        if self.sampling != "per-record":
+            raise ValueError("fields: sampling by code is of one field; set sampling=per-record")
+        columns = list(self.label_columns.values())
+        if twice := [name for name, column in self.label_columns.items() if columns.count(column) > 1]:
+            raise ValueError(f"fields: {' and '.join(twice)} have one label_column; a field is a column of its own")
 
     def _check_dates(self) -> None:
         if self.train_before is not None and self.date_column is None:
@@ -350,4 +405,5 @@ class IngestConfig(BaseModel):
             unused += ("split_by_unit",)
         fields = type(self).model_fields
         unused += tuple(name for name in _LATER if getattr(self, name) == fields[name].default)
+        unused += ("label_column",) if self.fields else ()
         return {name: value for name, value in values.items() if name not in unused}

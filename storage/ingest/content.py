@@ -252,7 +252,10 @@ def named_by(config: IngestConfig) -> dict[str, str]:
         config.id_column: "data.ingest.id_column",
         config.unit_column: "data.ingest.unit_column",
         config.dates_from: '--date, "" for none',
-        config.label_column: "--label",
+        **{
+            column: f"data.ingest.fields.{name}.label_column" if name else "--label"
+            for name, column in config.label_columns.items()
+        },
     } | ({name: "--text" for name in config.text_columns} if config.kind == "text" else {})
     return {name: by for name, by in named.items() if name is not None}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import pyarrow as pa
 
 from storage.artifacts import file_digest
 from storage.codelist import Code, read_codelist
-from storage.datasets import CODES, FEATURES, split_file
+from storage.datasets import CODES, FEATURES, FIELDS, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest.columns import USABLE, Survey, Surveyor
+from storage.ingest.columns import USABLE, FieldSurvey, Survey, Surveyor
 from storage.ingest.config import IngestConfig
 from storage.ingest.content import Content, looked_at, opened
-from storage.ingest.report import IngestResult, LabelSpaceSource, Looked, SourceCheck
+from storage.ingest.report import FieldResult, IngestResult, LabelSpaceSource, Looked, SourceCheck
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.writer import RecordWriter, enough_disk
 from storage.tables.arrays import Arrays
@@ -42,8 +43,7 @@ def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> S
         InputError: names the file, column or row and what to do.
     """
     found, features = looked_at(source, config)
-    if codelist is not None:
-        read_codelist(codelist)
+    _codelists(config, codelist)
     return SourceCheck(found.columns, found.bytes, found.estimated_rows, features)
 
 
@@ -53,7 +53,7 @@ def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
     Raises:
         InputError: what `ingest` would refuse of rows, dates, codes and ids.
     """
-    listed = None if codelist is None else read_codelist(codelist)
+    listed = _codelists(config, codelist)
     records, content = opened(source, config)
     surveyor = Surveyor(records.source, config, listed, content)
     for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns])), on_lines=surveyor.look_into):
@@ -64,10 +64,29 @@ def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
         rows=surveyor.rows,
         usable=int(usable.sum()),
         dropped=survey.dropped(),
-        codes=len(survey.code_names),
-        codes_observed=len(np.unique(survey.codes[usable])),
+        codes=sum(len(field.code_names) for field in survey.fields),
+        codes_observed=sum(len(np.unique(f.codes[usable & (f.codes >= 0)])) for f in survey.fields),
         cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
     )
+
+
+def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[Code, ...] | None]:
+    """The published classification of each field, None where there is none.
+
+    Raises:
+        InputError: names the field and the file.
+    """
+    if not config.fields:
+        return {"": None if codelist is None else read_codelist(codelist)}
+    if codelist is not None:
+        raise InputError("code list: each field has its own: give data.ingest.fields.NAME.codelist, and no other")
+    found: dict[str, tuple[Code, ...] | None] = {}
+    for name, field in config.fields.items():
+        file = None if field.codelist is None else Path(field.codelist).expanduser()
+        if file is not None and not file.is_file():
+            raise InputError(f"data.ingest.fields.{name}.codelist: no file {file}")
+        found[name] = None if file is None else read_codelist(file, option=f"code list of field {name}")
+    return found
 
 
 def ingest(
@@ -80,19 +99,19 @@ def ingest(
     """Read, check, sample and split records; write `out_dir`.
 
     `out_dir` gets train.parquet, test.parquet, holdout.parquet (where a share is kept), codes.json (the label space
-    in order), report.json (counts, no narratives) and, of a table or images, features.json (how values become
-    features). Files of a killed run are overwritten.
+    in order; of several fields fields.json, each with its own), report.json (counts, no narratives) and, of a table or
+    images, features.json (how values become features). Files of a killed run are overwritten.
 
     Args:
         codelist: published classification, which becomes the label space whole and in its order, so that what was
-            observed shows nowhere. Without it the sorted codes of the sample do.
+            observed shows nowhere. Without it the sorted codes of the sample do. Several fields name their own.
         progress: called with rows done and rows expected; both passes count half.
 
     Raises:
         InputError: the source, the code list or the columns named for it are at fault.
         StorageError: no space left, or the source changed meanwhile.
     """
-    listed = None if codelist is None else read_codelist(codelist)
+    listed = _codelists(config, codelist)
     records, content = opened(source, config)
     columns = tuple(dict.fromkeys([*config.columns, *content.columns]))
     report_progress = progress or (lambda done, total: None)
@@ -112,55 +131,84 @@ def ingest(
         identities=survey.identities,
         unit_identities=survey.unit_identities,
     )
-    space, labels = _label_space(survey, selection, listed, records.source, config)
-    _require_halves(selection, records.source, config)
+    classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
+    _require_halves(survey, selection, records.source, config)
 
     with enough_disk(out_dir):
         for split in SPLITS:
             split_file(out_dir, split).unlink(missing_ok=True)
         splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
-        with RecordWriter(out_dir, splits, content.field, named_ids=config.id_column is not None) as writer:
+        named_ids, fields = config.id_column is not None, tuple(config.fields)
+        with RecordWriter(out_dir, splits, content.field, named_ids=named_ids, fields=fields) as writer:
             done = 0
             for batch in records.texts(columns):
-                _write(writer, batch, done, survey, selection, labels, config, content)
+                _write(writer, batch, done, survey, selection, classes, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if file_digest(source) != records.sha256:
                 raise StorageError(f"{records.source.label} changed while it was read; run again")
-        result = _result(records, survey, selection, space, listed is not None, writer, config)
+        result = _result(records, survey, selection, classes, writer, config)
         features = content.schema()
-        (out_dir / FEATURES).unlink(missing_ok=True)
+        for name in (FEATURES, CODES, FIELDS):
+            (out_dir / name).unlink(missing_ok=True)
         if features is not None:
             _write_json(out_dir / FEATURES, features)
-        _write_json(out_dir / CODES, [code.as_json() for code in space])
+        if config.fields:
+            spaces = {one.survey.name: [code.as_json() for code in one.space] for one in classes}
+            _write_json(out_dir / FIELDS, spaces)
+        else:
+            _write_json(out_dir / CODES, [code.as_json() for code in classes[0].space])
         _write_json(out_dir / REPORT, result.report)
     return result
 
 
-def _require_halves(selection: Selection, source: Source, config: IngestConfig) -> None:
-    """Records on both sides, which a day or a draw of each record by itself does not promise."""
-    for at, name in enumerate(SPLITS[:2]):
-        if not (selection.split == at).any():
-            day, side = config.train_before, "before" if name == "train" else "on or after"
-            by = f"train_before: none is dated {side} {day}" if day else "test_share and holdout_share leave none"
-            raise InputError(f"{source.label}: no usable records for the {name} half; {by}")
+def _require_halves(survey: Survey, selection: Selection, source: Source, config: IngestConfig) -> None:
+    """Records on both sides, which a day or a draw of each record by itself does not promise; for each field."""
+    for field in survey.fields:
+        for at, name in enumerate(SPLITS[:2]):
+            if not ((selection.split == at) & (field.codes >= 0)).any():
+                day, side = config.train_before, "before" if name == "train" else "on or after"
+                by = f"train_before: none is dated {side} {day}" if day else "test_share and holdout_share leave none"
+                of = f", field `{field.name}`, column {field.column!r}" if field.name else ""
+                raise InputError(f"{source.label}{of}: no usable records for the {name} half; {by}")
 
 
-def _label_space(
-    survey: Survey, selection: Selection, listed: Sequence[Code] | None, source: Source, config: IngestConfig
-) -> tuple[list[Code], np.ndarray]:
-    """The classes in order, and the label of each of the survey's codes (-1: not a class)."""
-    observed = selection.codes_of(survey.codes)
+@dataclass(frozen=True)
+class _Classes:
+    """The classes of one field in order, and the label of each of the survey's codes (-1: not a class)."""
+
+    survey: FieldSurvey
+    space: list[Code]
+    labels: np.ndarray
+    source: LabelSpaceSource
+
+    def label(self, row: int) -> int:
+        """Of a row of the source; -1 where the record lacks a code of this field."""
+        code = int(self.survey.codes[row])
+        return -1 if code < 0 else int(self.labels[code])
+
+    def code(self, row: int) -> str | None:
+        """Of a row of the source."""
+        code = int(self.survey.codes[row])
+        return None if code < 0 else self.survey.code_names[code]
+
+
+def _classes(
+    field: FieldSurvey, selection: Selection, listed: Sequence[Code] | None, source: Source, config: IngestConfig
+) -> _Classes:
+    observed = selection.codes_of(field.codes)
     if len(observed) < 2:
+        of = f", field `{field.name}`" if field.name else ""
         raise InputError(
-            f"{source.label}, column {config.label_column!r}: {len(observed)} codes have {config.min_per_code} "
+            f"{source.label}{of}, column {field.column!r}: {len(observed)} codes have {config.min_per_code} "
             "records or more; a coder needs two. Lower min_per_code, or check the column"
         )
     if listed is not None:
-        return list(listed), np.arange(len(listed))
-    names = sorted(survey.code_names[at] for at in observed)
+        return _Classes(field, list(listed), np.arange(len(listed)), "codelist")
+    names = sorted(field.code_names[at] for at in observed)
     place = {name: at for at, name in enumerate(names)}
-    return [Code(name) for name in names], np.array([place.get(name, -1) for name in survey.code_names])
+    labels = np.array([place.get(name, -1) for name in field.code_names])
+    return _Classes(field, [Code(name) for name in names], labels, "observed")
 
 
 def _write(
@@ -169,7 +217,7 @@ def _write(
     start: int,
     survey: Survey,
     selection: Selection,
-    labels: np.ndarray,
+    classes: Sequence[_Classes],
     config: IngestConfig,
     content: Content,
 ) -> None:
@@ -180,13 +228,12 @@ def _write(
     cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
     values = content.values(batch, chosen, start)
     for at, row in enumerate((chosen + start).tolist()):
-        code = int(survey.codes[row])
         writer.add(
             SPLITS[selection.split[row]],
             record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
             content=values[at],
-            label=int(labels[code]),
-            code=survey.code_names[code],
+            labels=tuple(one.label(row) for one in classes),
+            codes=tuple(one.code(row) for one in classes),
             cohort=survey.cohort_names[survey.cohorts[row]],
             unit=None if config.unit_column is None else _pseudonym(cells[config.unit_column][at].strip()),
         )
@@ -201,8 +248,7 @@ def _result(
     records: Table | Arrays,
     survey: Survey,
     selection: Selection,
-    space: list[Code],
-    fixed: bool,
+    classes: Sequence[_Classes],
     writer: RecordWriter,
     config: IngestConfig,
 ) -> IngestResult:
@@ -210,7 +256,9 @@ def _result(
     cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
     counted = {name: int(n) for name, n in sorted(zip(survey.cohort_names, cohort_counts, strict=True)) if n}
     cohorts = {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)}
-    label_space_source: LabelSpaceSource = "codelist" if fixed else "observed"
+    label_space_source: LabelSpaceSource = (
+        "observed" if any(one.source == "observed" for one in classes) else "codelist"
+    )
     dropped = survey.dropped() | {
         "over_unit_cap": selection.over_unit_cap,
         "rare_code": selection.rare_code,
@@ -223,6 +271,7 @@ def _result(
             f"{records.source.label}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
             f"{sum(dropped.values()):,} dropped: rows are not accounted for; run again, and report it if it stays"
         )
+    fields = {one.survey.name: _field_report(one, survey, selection, records.source) for one in classes}
     source = records.source
     report: dict[str, Any] = {
         "rows_counted": records.rows,
@@ -230,14 +279,13 @@ def _result(
         "sampled": int(sampled.sum()),
         "splits": dict(writer.counts),
         "dropped": dropped,
-        "codes_respelt": survey.respelt,
-        "codes_not_on_list": dict(sorted(survey.unknown.items())),
-        "codes_observed": len(selection.codes_of(survey.codes)),
-        "label_space": len(space),
+        **({"fields": fields} if config.fields else {name: fields[""][name] for name in _CODES_OF}),
+        "codes_observed": sum(field["codes_observed"] for field in fields.values()),
+        "label_space": sum(field["label_space"] for field in fields.values()),
         "label_space_source": label_space_source,
         "cohorts": cohorts,
         "cohorts_source": config.cohorts_source,
-        "codes": _per_code(survey, selection),
+        **({} if config.fields else {"codes": fields[""]["codes"]}),
         "fingerprint": writer.fingerprint,
         "source": {"kind": source.kind, "encoding": source.encoding, "member": source.member, "bytes": source.bytes},
         "config": config.model_dump(mode="json"),
@@ -248,22 +296,57 @@ def _result(
         test=writer.counts["test"],
         holdout=writer.counts.get("holdout", 0),
         codes_observed=report["codes_observed"],
-        label_space=len(space),
+        label_space=report["label_space"],
         label_space_source=label_space_source,
         cohorts=tuple(cohorts),
         cohorts_source=config.cohorts_source,
         fingerprint=writer.fingerprint,
+        fields={
+            name: FieldResult(**{key: field[key] for key in ("codes_observed", "label_space", "label_space_source")})
+            for name, field in fields.items()
+            if name
+        },
         report=report,
     )
 
 
-def _per_code(survey: Survey, selection: Selection) -> dict[str, dict[str, int]]:
+_CODES_OF = ("codes_respelt", "codes_not_on_list")
+
+
+def _field_report(one: _Classes, survey: Survey, selection: Selection, source: Source) -> dict[str, Any]:
+    """Where the rows of one field went, and its records a code.
+
+    Raises:
+        StorageError: rows are not accounted for.
+    """
+    field = one.survey
+    coded = field.codes >= 0
+    rows = {"coded": int(coded.sum()), "blank": field.blank, "not_on_list": field.unknown.total()}
+    if sum(rows.values()) != len(field.codes):
+        raise StorageError(
+            f"{source.label}, column {field.column!r}: {len(field.codes):,} rows, {sum(rows.values()):,} of them "
+            "accounted for; run again, and report it if it stays"
+        )
+    return {
+        "column": field.column,
+        "rows": rows,
+        "splits": {name: int((coded & (selection.split == at)).sum()) for at, name in enumerate(SPLITS)},
+        "codes_respelt": field.respelt,
+        "codes_not_on_list": dict(sorted(field.unknown.items())),
+        "codes_observed": len(selection.codes_of(field.codes)),
+        "label_space": len(one.space),
+        "label_space_source": one.source,
+        "codes": _per_code(field, survey.state, selection),
+    }
+
+
+def _per_code(field: FieldSurvey, state: np.ndarray, selection: Selection) -> dict[str, dict[str, int]]:
     """Records a code: usable ones, and those of each split."""
-    size = len(survey.code_names)
-    columns = {"usable": np.bincount(survey.codes[survey.state == USABLE], minlength=size)}
+    size, coded = len(field.code_names), field.codes >= 0
+    columns = {"usable": np.bincount(field.codes[coded & (state == USABLE)], minlength=size)}
     for at, split in enumerate(SPLITS):
-        columns[split] = np.bincount(survey.codes[selection.split == at], minlength=size)
-    named = sorted(enumerate(survey.code_names), key=lambda item: item[1])
+        columns[split] = np.bincount(field.codes[coded & (selection.split == at)], minlength=size)
+    named = sorted(enumerate(field.code_names), key=lambda item: item[1])
     return {
         name: {key: int(counts[at]) for key, counts in columns.items()} for at, name in named if columns["usable"][at]
     }

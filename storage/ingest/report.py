@@ -11,6 +11,15 @@ LabelSpaceSource = Literal["codelist", "observed"]
 
 
 @dataclass(frozen=True)
+class FieldResult:
+    """Of one of several fields: codes with a record in the sample, classes, and where these are from."""
+
+    codes_observed: int
+    label_space: int
+    label_space_source: LabelSpaceSource
+
+
+@dataclass(frozen=True)
 class IngestResult:
     """Counts of one ingest. All but `report` are aggregate figures; `report` holds counts a code and stays private."""
 
@@ -28,6 +37,8 @@ class IngestResult:
     cohorts_source: CohortsSource
     fingerprint: str
     """SHA-256 over the sampled records; see `storage.ingest.writer`."""
+    fields: dict[str, FieldResult]
+    """Of several fields, in their order; empty where there is one. The counts above are then those of all together."""
     report: dict[str, Any] = field(repr=False)
 
 

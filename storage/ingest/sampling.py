@@ -38,8 +38,8 @@ class Selection:
     over_code_cap: int
 
     def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The distinct codes of the sample."""
-        return np.unique(codes[self.split != UNUSED])
+        """The distinct codes of the sample; -1, where a record has none of its field, is not one."""
+        return np.unique(codes[(self.split != UNUSED) & (codes >= 0)])
 
 
 def select(
@@ -57,7 +57,7 @@ def select(
     All arrays have one entry a row.
 
     Args:
-        codes: index of the code, at least 0 where `usable`.
+        codes: index of the code, at least 0 where `usable`; `per-record` does not look at it.
         units: hash of the unit; None where there are no units.
         usable: rows with text, a code and a unit.
         late: rows that the configuration's date puts into the test half; None where halves are drawn.

@@ -65,7 +65,7 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
         last = SwagPpm(round=parameters.rounds[-1])
         released = next(branch.name for branch in known.values() if branch.mechanism == last)
     asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
-    return choose(",".join(asked), model=parameters.model, known=known)
+    return choose(",".join(asked), model=parameters.model, known=known, several=bool(parameters.data.ingest.fields))
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
@@ -74,6 +74,8 @@ def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
     Raises:
         InputError: too few to say anything, or of a model that has no fast trials.
     """
+    if parameters.data.ingest.fields:
+        raise InputError("data.ingest.fields: several fields are compared, not audited yet; name one by label_column")
     if 0 < settings.trials < FEWEST_TRIALS:
         raise InputError(f"--trials: {settings.trials} say nothing; give at least {FEWEST_TRIALS}, or 0 for none")
     if settings.trials and not (parameters.model.linear_head and parameters.data.ingest.kind == "text"):

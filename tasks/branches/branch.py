@@ -49,7 +49,8 @@ class Branch(BaseModel):
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """The run's model, with the branch's own prior where that can be."""
         model = parameters.model
-        possible = self.prior != "titles" or (parameters.data.codelist is not None and model.pooling == "mean")
+        listed = None not in parameters.data.codelists.values()
+        possible = self.prior != "titles" or (listed and model.pooling == "mean")
         return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
     def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
@@ -153,8 +154,13 @@ def standard() -> dict[str, Branch]:
     return parsed(yaml.safe_load(STANDARD.read_text(encoding="utf-8")), STANDARD.name)
 
 
-def choose(names: str, *, model: ModelConfig, known: Mapping[str, Branch] | None = None) -> tuple[Branch, ...]:
+def choose(
+    names: str, *, model: ModelConfig, known: Mapping[str, Branch] | None = None, several: bool = False
+) -> tuple[Branch, ...]:
     """Branches by comma-separated names, `all` for every one that the model allows.
+
+    Args:
+        several: the records are coded in several fields, which few mechanisms fit at once.
 
     Raises:
         InputError: an unknown branch, or one whose mechanism this model does not fit.
@@ -163,12 +169,16 @@ def choose(names: str, *, model: ModelConfig, known: Mapping[str, Branch] | None
     chosen: dict[str, Branch] = {}
     for name in (part.strip() for part in names.split(",")):
         if name == "all":
-            chosen |= {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
+            fits = {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
+            chosen |= {n: b for n, b in fits.items() if b.mechanism.several or not several}
         elif name and name not in known:
             raise InputError(f"--branches: no branch {name}; there are {', '.join(known)}")
         elif name:
             if form not in known[name].mechanism.reads:
                 raise InputError(f"--branches: {name} needs {_needs(known[name].mechanism)}")
+            if several and not known[name].mechanism.several:
+                can = ", ".join(n for n, b in known.items() if b.mechanism.several)
+                raise InputError(f"--branches: {name} codes one field; several at once are fitted by {can}")
             chosen[name] = known[name]
     if not chosen:
         raise InputError(f"--branches: name at least one of {', '.join(known)}")

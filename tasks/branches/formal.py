@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mechanisms.mechanism import Task
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.gaussian_cost import Separately
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import one_fit, plan
@@ -17,7 +20,8 @@ from tasks.branches.branch import Branch, CompareParameters, choose, standard
 from tasks.branches.outcome import Outcome, Study, runner_of
 from tasks.fitting import data, fits, prior, scores
 from tasks.parameters import FormalParameters, RetrainParameters
-from tasks.releasing.claims import method_digest, release_key
+from tasks.releasing.claims import method_digest, privacy_unit, release_key
+from tasks.releasing.delta import usual_delta
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step
 
@@ -39,7 +43,7 @@ def asked_for(parameters: RetrainParameters) -> FormalParameters:
     known = standard()
     if wanted.branch not in known:
         raise InputError(f"formal.branch: no branch {wanted.branch}; there are {', '.join(known)}")
-    (branch,) = choose(wanted.branch, model=parameters.model)
+    (branch,) = choose(wanted.branch, model=parameters.model, several=bool(parameters.data.ingest.fields))
     if (
         not branch.releasable
         or not branch.mechanism.aims
@@ -100,6 +104,29 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
     return study, one_fit.run(study, branch, parameters.fit.seed)
 
 
+def separately(context: Context, parameters: RetrainParameters, *, records: int) -> Separately:
+    """What one release a field would cost in the place of one of them all; no record is read for it.
+
+    Args:
+        records: about how many train; the price does not hang on it.
+    """
+    branch, settings = branch_of(parameters)
+    fields = parameters.data.ingest.fields
+    task = Task(
+        records=records,
+        classes=len(fields),
+        records_per_unit=privacy_unit(parameters.data.ingest)[1],
+        target_epsilon=_target(settings),
+        delta=settings.delta or usual_delta(context, parameters),
+        fields=(1,) * len(fields),
+    )
+    planned = branch.settled(parameters, settings).plan(task)
+    assert planned.event is not None
+    return gaussian_cost.separately(
+        planned.event, fields=len(fields), delta=task.delta, records_per_unit=task.records_per_unit
+    )
+
+
 def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
     """The release of that fit: the same records, method and label have one, for ever."""
     parameters, fingerprint = study.parameters, study.facts["fingerprint"]
@@ -139,7 +166,7 @@ def look(
 def _prepared(parameters: RetrainParameters, branch: Branch, do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
     """Records and features."""
     dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(branch.model(parameters), parameters.codelist_path):
+    for step in prior.stages(branch.model(parameters), parameters.data.codelists):
         do(step)
     return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
 

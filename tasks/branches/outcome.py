@@ -76,6 +76,7 @@ class Study:
             delta=self.delta(branch),
             features=self.facts.get("features"),
             columns=self.facts.get("columns"),
+            fields=tuple(field["label_space"] for field in self.facts.get("fields", ())),
         )
 
     def claim(self, branch: Branch, event: Event) -> Claim:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.parameters import RetrainParameters
 
@@ -25,7 +26,13 @@ _SAMPLING: dict[Protocol, dict[str, Any]] = {
 
 
 def under(parameters: RetrainParameters, protocol: Protocol) -> RetrainParameters:
-    """The same run on what the protocol takes; with all records a date that the run trains before stays."""
+    """The same run on what the protocol takes; with all records a date that the run trains before stays.
+
+    Raises:
+        InputError: it cannot take these records.
+    """
+    if protocol == "paper" and parameters.data.ingest.fields:
+        raise InputError("--protocols: `paper` samples by the code of one field; several go with `all-records`")
     own = parameters.data.ingest.model_dump() | _SAMPLING[protocol]
     data = parameters.data.model_copy(update={"ingest": IngestConfig.model_validate(own)})
     return parameters.model_copy(update={"data": data})

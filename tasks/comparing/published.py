@@ -80,7 +80,7 @@ class Publication(_Strict):
         own = (self.population, self.classification, self.classification_version)
         named = own == (data.population, data.classification, data.classification_version)
         sampled = all(getattr(data.ingest, name) == value for name, value in self.sampling.items())
-        return self.population is None or (named and sampled)
+        return self.population is None or (named and sampled and not data.ingest.fields)
 
     @property
     def columns(self) -> list[str]:

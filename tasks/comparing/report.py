@@ -109,6 +109,13 @@ def _section(one: Decided, number: int) -> Mapping[str, Any]:
     losses = {o.branch.title: o.losses for name, o in first.items() if o.losses and name not in swept}
     if losses:
         pictures["training"] = figures.curves(losses)
+    fields = tuple(study.parameters.data.ingest.fields)
+    of_fields = {}
+    if fields:
+        of_fields = {
+            "F1 by field": tables.fields_table(summaries, fields),
+            "One release against one a field": tables.separate_table(summaries, len(fields)),
+        }
     return {
         "title": protocols.title(study.parameters),
         "prefix": f"protocol-{number + 1}-" if number else "",
@@ -120,6 +127,7 @@ def _section(one: Decided, number: int) -> Mapping[str, Any]:
         "rows": decision.branch_rows(one, number),
         "tables": {
             PRIVACY: tables.claims_table(summaries, beside),
+            **of_fields,
             "Utility in full": tables.utility_table(summaries),
             QUARTILES: tables.quartile_table(summaries, beside),
             "F1 by code, first seed": tables.code_table(by_code, beside),

@@ -76,7 +76,8 @@ def page(
         others: title and branches of every further protocol, whose tables have no paper's figures beside them.
         refused: branches that are in no table, and why.
     """
-    beside = published.beside(parameters.data)
+    beside, names = published.beside(parameters.data), tuple(parameters.data.ingest.fields)
+    fields = {"F1 by field": tables.fields_table(summaries, names)} if names else {}
     return render(
         "results.md",
         kinds=KINDS,
@@ -92,6 +93,7 @@ def page(
         orderings=list(tables.orderings(summaries, beside)),
         tables={
             "Table 1: privacy and utility": tables.claims_table(summaries, beside),
+            **fields,
             "Utility in full": tables.utility_table(summaries),
             "Table 2: by quartile of class sizes": tables.quartile_table(summaries, beside),
             "Table 4: over δ": tables.delta_table(summaries, beside, delta=delta),

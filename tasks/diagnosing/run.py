@@ -40,6 +40,7 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
+    preflight.require_one_field(parameters, "diagnosed")
     if parameters.formal is not None:
         sampler.refuse_early(parameters)
     elif settings.leave_out and not parameters.model.linear_head:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from mechanisms.model import checkpoint, classifier, encoders
@@ -16,7 +19,7 @@ from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.schema import FeatureSchema
 from storage import ingest as ingestion
 from storage.artifacts import ArtifactRef, file_digest, files_digest
-from storage.datasets import load_split, load_values
+from storage.datasets import load_labels, load_split, load_values
 from storage.errors import InputError
 from tasks.fitting.prepared import SPLITS, feature_schema
 from tasks.parameters import DataParameters
@@ -26,23 +29,33 @@ from tasks.running.stage import Step, Work
 def ingest(data: DataParameters) -> Step:
     """Read, validate, sample and split the records."""
     source = Path(data.source).expanduser()
-    codelist = Path(data.codelist).expanduser() if data.codelist else None
-    for path in filter(None, (source, codelist)):
+    lists = data.codelists
+    for path in filter(None, (source, *lists.values())):
         if not path.is_file():
             raise InputError(f"no file {path}")
     named = {"classification": data.classification, "classification_version": data.classification_version}
     config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
-    if codelist is not None:
-        config["codelist"] = file_digest(codelist)
+    for name, path in lists.items():
+        known = None if path is None else file_digest(path)
+        if name:
+            config["ingest"]["fields"][name]["codelist"] = known  # what it holds, wherever it lies
+        elif known is not None:
+            config["codelist"] = known
 
     def body(work: Work) -> Mapping[str, Any]:
         result = ingestion.ingest(
-            source, work.out, data.ingest, codelist, progress=lambda done, total: work.progress(done, total or done)
+            source,
+            work.out,
+            data.ingest,
+            lists.get(""),
+            progress=lambda done, total: work.progress(done, total or done),
         )
         schema = feature_schema(work.out)
         features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
         figures = features | named | {name: getattr(result, name) for name in counted}
+        if result.fields:
+            figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 
@@ -93,7 +106,7 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
         made.save(work.out / f"{name}.safetensors")
         done += len(split)
         work.progress(done, total)
-        save_labels(work.out, name, split["label"])
+        save_labels(work.out, name, load_labels(dataset, name))
     figures = {"precision": model.precision} if model.trainable == "head" else {}
     figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
     return {"records": total} | figures
@@ -110,7 +123,7 @@ def _scale(work: Work) -> Mapping[str, Any]:
     schema.save(work.out)
     for name in SPLITS:
         FeatureInputs(features=schema.encode(values[name])).save(work.out / f"{name}.safetensors")
-        save_labels(work.out, name, load_split(dataset, name)["label"])
+        save_labels(work.out, name, load_labels(dataset, name))
     return {
         "records": sum(map(len, values.values())),
         "features": len(schema.names),
@@ -152,6 +165,6 @@ def _features(
     return made
 
 
-def save_labels(folder: Path, split: str, labels: Sequence[int]) -> None:
-    """Labels of a split, beside its inputs, where `load_inputs` looks for them."""
-    save_file({"labels": torch.tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")
+def save_labels(folder: Path, split: str, labels: Sequence[int] | NDArray[np.int64]) -> None:
+    """Labels of a split ([n]; of several fields [n, fields]), beside its inputs, where `load_inputs` looks for them."""
+    save_file({"labels": torch.as_tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")

@@ -18,7 +18,7 @@ from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, feature_schema, label_count, load_inputs
+from tasks.fitting.prepared import build, feature_schema, fields_of, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -101,6 +101,7 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         classes=label_count(work.inputs["dataset"]),
         seed=seed,
         classifier=classifier,
+        fields=fields_of(work.inputs["dataset"]),
         schema=feature_schema(work.inputs["dataset"]),
         folder=work.scratch,
         progress=work.progress,
@@ -122,12 +123,13 @@ def predict(
     """Log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
 
     def body(work: Work) -> Mapping[str, Any]:
-        fitted = mechanism.load(work.inputs["fitted"], run_of(work, model, seed), purpose=purpose)
+        run = run_of(work, model, seed)
+        fitted = mechanism.load(work.inputs["fitted"], run, purpose=purpose)
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
             scores = fitted.log_probabilities(inputs)
             # in float32, with the most probable class as float64 has it: rounding makes ties
-            kept = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
+            kept = {"log_probabilities": scores.float(), "predicted": run.layout.predicted(scores)}
             checkpoint.save(work.out / f"{split}.safetensors", kept, {})
         return {}
 
@@ -143,5 +145,5 @@ def predict(
 
 
 def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
-    """`log_probabilities` float32 [n, classes] and `predicted` int64 [n] of one half."""
+    """`log_probabilities` float32 [n, classes] and `predicted` int64 [n] of one half; of several fields [n, fields]."""
     return checkpoint.load(folder / f"{split}.safetensors")[0]

@@ -92,7 +92,9 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     """What reached the model without a record being read, beside the encoder."""
     if model.prior == "none":
         return ()
-    said = f", in their hierarchy and in the sentence `{model.prior_sentence}`" if model.prior_sentence else ""
+    sentences = dict.fromkeys(one for one in (model.prior_sentence, *model.prior_sentences.values()) if one)
+    quoted = " or ".join(f"`{one}`" for one in sentences)
+    said = f", in their hierarchy and in the sentence {quoted}" if quoted else ""
     return (
         f"the titles of the code list{said or ', in their hierarchy'}, through the encoder: where the head starts (its "
         f"scale {model.prior_scale:g} is a setting)",

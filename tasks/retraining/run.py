@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mechanisms.privacy.gaussian_cost import Separately
 from storage.artifacts import ArtifactRef
 from storage.ingest import Looked, look
 from storage.ledger import Row
@@ -36,7 +37,7 @@ class Retrained:
     """Delta after each draw, where it was measured over draws."""
 
 
-def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
+def refuse_early(context: Context, parameters: RetrainParameters, *, to_release: bool = True) -> Estimate:
     """Refuse what cannot work; the command asks it before Prefect's server starts.
 
     Raises:
@@ -44,7 +45,9 @@ def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
     """
     if parameters.formal is not None:
         formal.branch_of(parameters)
-    return preflight.check(context, parameters, to_release=True)
+    else:
+        preflight.require_one_field(parameters, "released")
+    return preflight.check(context, parameters, to_release=to_release)
 
 
 def settled(
@@ -115,6 +118,8 @@ class Preview:
     looked: Looked
     estimate: Estimate
     charge: Charge
+    separately: Separately | None = None
+    """Of several fields in one formal release: what one release a field would cost in its place."""
 
 
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
@@ -134,7 +139,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         return found
 
     with private_errors("dry run"):
-        estimate = refuse_early(context, parameters)
+        several = bool(parameters.data.ingest.fields)
+        estimate = refuse_early(context, parameters, to_release=not several)
         looked = look(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
         planned = None
         if parameters.formal is not None:
@@ -144,7 +150,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
             dataset, planned = made.dataset, _measured_already(context, parameters, made)
         row = publish.standing(context, parameters, dataset)
         charge = Charge.of(context, parameters, looked.cohorts, claim=None if planned is None else planned.plan.claim)
-        return Preview(steps, row, looked, estimate, charge)
+        apart = formal.separately(context, parameters, records=estimate.train) if several else None
+        return Preview(steps, row, looked, estimate, charge, apart)
 
 
 def _measured_already(context: Context, parameters: RetrainParameters, made: Chain) -> PlannedRelease | None:

@@ -64,7 +64,7 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
     """With what to do about it."""
     with pytest.raises(InputError, match="--data"):
         parameters("demo", [])
-    known = "demo, demo-formal, digits, digits-convolutional, images, osha-formal, osha-head, paper, table"
+    known = "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-head, paper, table"
     with pytest.raises(InputError, match=known):
         parameters("dmeo", [], data=DATA)
 

@@ -15,6 +15,7 @@ from mechanisms import dp_sgd, prior_descent
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.prior_descent import PriorDescent, PriorDescentEvent
 from mechanisms.privacy import gaussian_cost
@@ -22,6 +23,7 @@ from mechanisms.privacy.events import GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
 
 WIDTH, CLASSES = 8, 4
+ONE = Fields((CLASSES,))
 TITLES = 3 * torch.eye(CLASSES, WIDTH)
 """What is publicly known of the classes: here, the narratives of a class lie elsewhere (`TURNED`)."""
 TURNED = torch.linalg.qr(
@@ -120,8 +122,8 @@ def test_a_record_moves_no_release_by_more_than_its_sensitivity(monkeypatch: pyt
     rows = torch.cat([TITLES, torch.zeros(CLASSES, 1)], 1)
     entries, left, right = prior_descent._shared_map(TITLES, 4)
     gradients = {
-        "rows": lambda z, y: prior_descent._row_gradient(z, y, clip, rows)[0],
-        "map": lambda z, y: prior_descent._map_gradient(z, y, rows, left, right, clip, entries)[0],
+        "rows": lambda z, y: prior_descent._row_gradient(ONE, z, y, clip, rows)[0],
+        "map": lambda z, y: prior_descent._map_gradient(ONE, z, y, rows, left, right, clip, entries)[0],
     }
     for name, gradient in gradients.items():
         whole = gradient(features, labels)

@@ -45,7 +45,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
     assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
-    (step,) = prior.stages(model(tiny_bert), written.codelist)
+    (step,) = prior.stages(model(tiny_bert), {"": written.codelist})
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
 
 

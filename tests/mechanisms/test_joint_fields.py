@@ -1,0 +1,285 @@
+"""Several fields under one head: one clip a record, one claim, and a single field as it always was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_heads import claim, head_of
+from torch import Tensor, nn
+
+from mechanisms import dp_sgd, prior_descent
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, kinds
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.training import OptimiserPhase
+from mechanisms.non_private import NonPrivate
+from mechanisms.prior_descent import PriorDescent, PriorDescentEvent
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import NonPrivateEvent
+from mechanisms.privacy.noise import SecretStream
+
+WIDTH = 8
+FIELDS = Fields((4, 3, 5))
+N = 60
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+
+
+def start() -> Tensor:
+    """Weights that a public prior might have given, [classes, width]."""
+    return 3 * torch.randn(FIELDS.classes, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def untrained(fields: Fields = FIELDS) -> Classifier:
+    part = nn.Linear(WIDTH, fields.classes)
+    with torch.no_grad():
+        part.weight.copy_(start()[: fields.classes])
+        part.bias.zero_()
+    built = head_of(part)
+    built.fields = fields if len(fields.sizes) > 1 else None
+    return built
+
+
+def problem(n: int = N, *, seed: int = 0, lacking: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Features [n, width] and labels [n, fields], of which some are lacking, but never all of a record."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.stack([torch.randint(size, (n,), generator=g) for size in FIELDS.sizes], 1)
+    where = torch.stack([start()[span][own] for span, own in zip(FIELDS.spans, labels.unbind(1), strict=True)]).sum(0)
+    gone = torch.rand(labels.shape, generator=g) < lacking
+    gone[torch.arange(n), torch.randint(len(FIELDS.sizes), (n,), generator=g)] = False
+    return where / 6 + 0.3 * torch.randn(n, WIDTH, generator=g), torch.where(gone, -1, labels)
+
+
+def planned(epsilon: float = 4.0, n: int = N, *, fields: Fields = FIELDS, **options: Any) -> Plan:
+    config = PriorDescent.model_validate({"target_epsilon": epsilon, "delta": 1e-5, "directions": 6} | options)
+    several = fields.sizes if len(fields.sizes) > 1 else ()
+    return config.plan(Task(records=n, classes=fields.classes, fields=several))
+
+
+def fit(plan: Plan, features: Tensor, labels: Tensor, *, fields: Fields = FIELDS, folder: Path | None = None) -> Fitted:
+    several = fields if len(fields.sizes) > 1 else None
+    run = Run(fields.classes, 0, lambda: untrained(fields), fields=several, folder=folder)
+    return plan.fit(Records(FeatureInputs(features), labels), run)
+
+
+def by_autograd(features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Gradients of -l_i, one record at a time, [n, classes, width + 1]: a second way to what is clipped."""
+    found = []
+    for x, own in zip(features, labels, strict=True):
+        theta = rows.clone().requires_grad_(True)
+        logits = theta[:, :-1] @ x + theta[:, -1]
+        loss = torch.zeros(())
+        for span, label in zip(FIELDS.spans, own.tolist(), strict=True):
+            if label >= 0:
+                loss = loss - logits[span].log_softmax(-1)[label]
+        loss.backward()
+        assert theta.grad is not None
+        found.append(theta.grad)
+    return torch.stack(found)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), lacking=st.floats(0, 0.9), scale=st.floats(0.01, 50), clip=st.floats(0.1, 4))
+def test_a_record_moves_a_joint_sum_by_no_more_than_the_clip(
+    seed: int, lacking: float, scale: float, clip: float
+) -> None:
+    """Whatever fields it has: the rows' gradient and the map's; and the sum is that of gradients clipped one by one."""
+    features, labels = problem(12, seed=seed, lacking=lacking)
+    features = features * scale
+    rows = torch.cat([start(), torch.zeros(FIELDS.classes, 1)], 1)
+    entries, left, right = prior_descent._shared_map(rows[:, :-1], 6)
+
+    def of_rows(x: Tensor, y: Tensor) -> Tensor:
+        return prior_descent._row_gradient(FIELDS, x, y, clip, rows)[0]
+
+    def of_map(x: Tensor, y: Tensor) -> Tensor:
+        return prior_descent._map_gradient(FIELDS, x, y, rows, left, right, clip, entries)[0]
+
+    for gradient in (of_rows, of_map):
+        whole = gradient(features, labels)
+        for gone in range(len(labels)):
+            keep = torch.arange(len(labels)) != gone
+            assert float((whole - gradient(features[keep], labels[keep])).norm()) <= clip * (1 + 1e-4) + 1e-5
+    own = by_autograd(features, labels, rows)
+    norms = own.flatten(1).norm(dim=1)
+    clipped = own * (clip / norms.clamp(min=clip))[:, None, None]
+    torch.testing.assert_close(of_rows(features, labels), clipped.sum(0), atol=1e-4, rtol=1e-3)
+
+
+def test_the_clip_binds() -> None:
+    """With long features a record does move the sum by the clip: the bound is not idle."""
+    features, labels = problem(2)
+    rows = torch.cat([torch.zeros_like(start()), torch.zeros(FIELDS.classes, 1)], 1)
+    moved = prior_descent._row_gradient(FIELDS, 50 * features[:1], labels[:1], 1.0, rows)[0]
+    assert float(moved.norm()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_record_moves_the_counts_by_the_root_of_its_fields() -> None:
+    """At most by the sensitivity that the event pays for, and by that where it has them all."""
+    _, labels = problem()
+    whole = FIELDS.counts(labels)
+    moves = [float((whole - FIELDS.counts(labels[torch.arange(N) != gone])).norm()) for gone in range(N)]
+    event = planned().event
+    assert isinstance(event, PriorDescentEvent)
+    assert max(moves) == pytest.approx(event.releases[1].l2_sensitivity)
+    assert moves == pytest.approx([float((own >= 0).sum()) ** 0.5 for own in labels])
+
+
+def test_noise_of_the_counts_follows_their_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard deviation is the plan's multiplier times the root of the number of fields."""
+    plan = planned()
+    assert isinstance(plan.event, PriorDescentEvent)
+    release = plan.event.releases[1]
+    monkeypatch.setattr(SecretStream, "normal_", lambda self, tensor, **_: tensor.fill_(1.0))
+    seen: list[Tensor] = []
+    log_prior = PriorDescent._log_prior
+    monkeypatch.setattr(
+        PriorDescent, "_log_prior", lambda self, counts, *rest: (seen.append(counts), log_prior(self, counts, *rest))[1]
+    )
+    features, labels = problem()
+    fit(plan, features, labels)
+    expected = FIELDS.counts(labels) + release.noise_multiplier * 3**0.5
+    torch.testing.assert_close(seen[0], expected)
+
+
+def test_one_event_one_claim() -> None:
+    """The joint head claims the target once, whatever the number of fields."""
+    plan = planned(2.0)
+    fitted = fit(plan, *problem())
+    made = claim(fitted.event, delta=1e-5)
+    assert made.guarantee_kind == "formal"
+    assert made.epsilon == pytest.approx(2.0, rel=0.005)
+
+
+def test_a_joint_head_of_one_field_is_the_mechanism_as_it_was() -> None:
+    """Labels as the one column of a table, or as they always were: the same event, and bit for bit the same head."""
+    one = Fields((4,))
+    features, labels = problem(lacking=0)
+    plan = planned(fields=one)
+    usual = fit(plan, features, labels[:, 0], fields=one)
+    run = Run(4, 0, lambda: untrained(one), fields=one)
+    joint = plan.fit(Records(FeatureInputs(features), labels[:, :1]), run)
+    assert plan.event == usual.event == joint.event
+    assert isinstance(usual.model, ClassifierModel)
+    assert isinstance(joint.model, ClassifierModel)
+    assert torch.equal(usual.model.classifier.flat, joint.model.classifier.flat)
+
+
+def test_a_plan_for_another_number_of_fields_is_refused() -> None:
+    """Its counts would be paid for on another scale; labels outside of their field are refused too."""
+    features, labels = problem()
+    with pytest.raises(MechanismError, match="plan again"):
+        fit(planned(fields=Fields((12,))), features, labels)
+    with pytest.raises(MechanismError, match="field 2 lie outside of its 3"):
+        fit(planned(), features, torch.where(labels >= 0, 3, labels))
+    with pytest.raises(MechanismError, match="3 fields, the records have 2"):
+        fit(planned(), features, labels[:, :2])
+
+
+def test_every_field_is_learned() -> None:
+    """With much data and a large budget each field is coded better than by its prior; what is said sums to one each."""
+    features, labels = problem(3000)
+    test, truth = problem(500, seed=7, lacking=0)
+    fitted = fit(planned(50.0, 3000), features, labels)
+    scores = fitted.model.log_probabilities(FeatureInputs(test))
+    before = ClassifierModel(untrained()).log_probabilities(FeatureInputs(test))
+    for span in FIELDS.spans:
+        torch.testing.assert_close(scores[:, span].exp().sum(1), torch.ones(500, dtype=torch.float64))
+    right = (FIELDS.predicted(scores) == truth).double().mean(0)
+    assert (right > (FIELDS.predicted(before) == truth).double().mean(0) + 0.02).all()
+
+
+def test_a_joint_fit_resumes(tmp_path: Path) -> None:
+    """Killed between two steps, it goes on to the same head, with the noise that it had."""
+    plan, (features, labels) = planned(), problem()
+    whole = fit(plan, features, labels)
+
+    class Killed(Exception):
+        pass
+
+    def killer(step: int, _: int) -> None:
+        if step == 25:
+            raise Killed
+
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path, progress=killer)
+    with pytest.raises(Killed):
+        plan.fit(Records(FeatureInputs(features), labels), run)
+    again = fit(plan, features, labels, folder=tmp_path)
+    assert isinstance(whole.model, ClassifierModel)
+    assert isinstance(again.model, ClassifierModel)
+    assert torch.equal(whole.model.classifier.flat, again.model.classifier.flat)
+
+
+def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
+    """The non-private loss is a sum over fields of a head's own rows: full-batch descent is that of each alone."""
+    phase = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=20, batch_size=N)
+    features, labels = problem(lacking=0)
+    plan = Plan(mechanism=NonPrivate(phase=phase), event=NonPrivateEvent(epochs=20), records=N)
+    joint = fit(plan, features, labels)
+    assert isinstance(joint.model, ClassifierModel)
+    both = joint.model.classifier.part
+    assert isinstance(both, nn.Linear)
+    for span, own in zip(FIELDS.spans, labels.unbind(1), strict=True):
+        part = nn.Linear(WIDTH, span.stop - span.start)
+        with torch.no_grad():
+            part.weight.copy_(start()[span])
+            part.bias.zero_()
+        alone = plan.fit(
+            Records(FeatureInputs(features), own), Run(span.stop - span.start, 0, lambda part=part: head_of(part))
+        )
+        assert isinstance(alone.model, ClassifierModel)
+        torch.testing.assert_close(both.weight[span], alone.model.classifier.part.weight, atol=1e-5, rtol=1e-4)
+
+
+def test_what_separate_releases_cost() -> None:
+    """Three at the smaller epsilon compose to the joint's; three at the joint's cost more than it and less than
+    three times it."""
+    plan = planned(4.0)
+    cost = plan.mechanism.cost(plan, Task(records=N, classes=12, fields=FIELDS.sizes))
+    each, together = cost["separate_each_epsilon"], cost["separate_together_epsilon"]
+    assert each < 4 < together < 12
+    assert plan.event is not None
+    rate = gaussian_cost.gaussian_rate(plan.event)
+    alone = planned(each, fields=Fields((4,))).event
+    assert rate is not None
+    assert alone is not None
+    assert 3**0.5 * (gaussian_cost.gaussian_rate(alone) or 0) == pytest.approx(rate, rel=0.01)
+    assert "separate_each_epsilon" not in plan.mechanism.cost(plan, Task(records=N, classes=12))
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind, one in kinds().items() if not one.several))
+def test_others_refuse_several_fields(kind: str) -> None:
+    """By their name, before they read a record."""
+    plan = Plan(mechanism=_bare(kind), records=N)
+    features, labels = problem()
+    with pytest.raises(MechanismError, match=f"`{kind}` codes one field"):
+        fit(plan, features, labels)
+
+
+def _bare(kind: str) -> Mechanism:
+    return kinds()[kind].model_validate({})
+
+
+def test_tasks_of_one_field_are_stored_as_they_were() -> None:
+    """Their plans keep their keys."""
+    assert "fields" not in Task(records=1, classes=2).model_dump(mode="json")
+    several = Task(records=1, classes=5, fields=(2, 3))
+    assert Task.model_validate_json(several.model_dump_json()) == several
+
+
+def test_a_joint_head_has_no_bundle_yet(tmp_path: Path) -> None:
+    """Refused, and nothing is written."""
+    with pytest.raises(MechanismError, match="no bundle yet"):
+        ClassifierModel(untrained()).release_to(tmp_path, codes=["a"])
+    assert not list(tmp_path.iterdir())

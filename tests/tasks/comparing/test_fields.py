@@ -1,0 +1,165 @@
+"""Several fields from a file to figures by field; what cannot be done with them yet is refused by name."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_jobs
+from pydantic import ValidationError
+
+from mechanisms.model import metrics
+from storage.demo_data import write_demo_data
+from storage.errors import InputError
+from tasks.auditing.settings import AuditParameters
+from tasks.auditing.settings import check as check_audit
+from tasks.branches.branch import CompareParameters, choose
+from tasks.comparing import judged, protocols, summary, tables
+from tasks.comparing import run as comparison
+from tasks.diagnosing.run import DiagnoseParameters
+from tasks.diagnosing.run import refuse_early as refuse_diagnosis
+from tasks.fitting import data, fits
+from tasks.fitting.prepared import fields_of, load_inputs
+from tasks.parameters import RetrainParameters
+from tasks.retraining import run as retraining
+from tasks.running.stage import Context, run_step
+
+SETTINGS = CompareParameters(target_epsilon=6, delta=1e-5, seeds=1, epochs=2)
+
+
+def parameters(folder: Path, encoder: Path, **changed: Any) -> RetrainParameters:
+    """Of invented narratives that are coded in `nature` and, but for every fourth, in `length`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = write_demo_data(folder / "data", records=160, seed=3)
+    with written.csv.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for at, row in enumerate(rows):
+        row["Length"] = "" if at % 4 == 3 else ("long" if len(row["Final Narrative"]) % 2 else "short")
+    source = folder / "in.csv"
+    with source.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "length.csv").write_text("code,title\nlong,A long story\nshort,A short story\nnone,No story\n")
+    ingest = {
+        "fields": {
+            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
+            "length": {"label_column": "Length", "codelist": str(folder / "length.csv")},
+        }
+    }
+    model = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
+    model |= {"prior_sentences": {"length": "It was {}."}}
+    chosen = {"data": {"source": str(source), "ingest": ingest}, "model": model}
+    fit = tiny_jobs.retrain({"source": "x", "ingest": {}}, encoder).fit.model_dump(mode="json")
+    return RetrainParameters.model_validate(chosen | {"fit": fit} | changed)
+
+
+def at(home: Path) -> Context:
+    context = Context(home=str(home), device="cpu")
+    context.workspace.create()
+    return context
+
+
+def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None:
+    """Each field's F1 is that of its own classes on the records that have it; one claim is made, and no plan."""
+    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
+    chosen = choose("non-private-titles,prior-descent", model=wanted.model, several=True)
+    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    study, store = compared.study, context.store
+    sizes = study.task(chosen[1]).fields
+    assert [field["name"] for field in study.facts["fields"]] == ["nature", "length"]
+    assert sizes == (study.facts["fields"][0]["label_space"], 3)
+    labels = load_inputs(store.open(study.prepared), "test")[1].numpy()
+    assert (labels[:, 1] < 0).any()
+    fields = fields_of(store.open(study.dataset))
+    assert fields is not None
+    for outcome in compared.outcomes:
+        model = outcome.branch.model(wanted)
+        step = fits.predict(
+            outcome.branch.name, outcome.mechanism, model, seed=outcome.seed, fitted=outcome.fitted, **study.records
+        )
+        found = step.find(store)
+        assert found is not None
+        given = fits.predictions(store.open(found), "test")
+        for place, name in enumerate(("nature", "length")):
+            there = labels[:, place] >= 0
+            own = given["log_probabilities"][:, fields.spans[place]].argmax(1).numpy()[there]
+            expected = metrics.classification(labels[there, place], own)
+            assert outcome.figures[f"{name}.weighted_f1"] == pytest.approx(expected.weighted_f1)
+            assert outcome.figures[f"{name}.macro_f1"] == pytest.approx(expected.macro_f1)
+        both = [outcome.figures[f"{name}.macro_f1"] for name in ("nature", "length")]
+        assert outcome.figures["macro_f1"] == pytest.approx(float(np.mean(both)))
+    formal = compared.outcomes[1]
+    assert formal.claim.epsilon == pytest.approx(6, rel=0.005)
+    assert formal.cost["separate_each_epsilon"] < 6 < formal.cost["separate_together_epsilon"] < 12
+    assert comparison.plans(compared, prefect_run_id=None) == {}
+    rows = judged.judge(compared, {})
+    assert rows[1].figures.refused == judged.SEVERAL
+    said = summary.summarise(compared.outcomes)
+    head, cells = tables.fields_table(said, ("nature", "length"))
+    assert head == ["branch", "nature: F1 w / m", "length: F1 w / m", "mean of the fields"]
+    assert cells[1][1] == f"{formal.figures['nature.weighted_f1']:.3f} / {formal.figures['nature.macro_f1']:.3f}"
+    assert len(tables.separate_table(said, 2)[1]) == 1
+
+
+def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) -> None:
+    """Moved, it is the same stage; with another line it is not."""
+    wanted = parameters(tmp_path, tiny_bert)
+    store = Context(home=str(tmp_path / "home")).store
+    before = data.ingest(wanted.data).key(store)
+    moved = wanted.data.model_dump(mode="json")
+    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text())
+    moved["ingest"]["fields"]["length"]["codelist"] = str(tmp_path / "moved.csv")
+    read = type(wanted.data).model_validate(moved)
+    assert data.ingest(read).key(store) == before
+    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
+    assert data.ingest(read).key(store) != before
+
+
+def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path) -> None:
+    """Beside the joint's charge; the retrain itself is refused."""
+    formal = {"formal": {"branch": "prior-descent", "target_epsilon": 4.0, "delta": 1e-5}}
+    wanted, context = parameters(tmp_path, tiny_bert, **formal), at(tmp_path / "home")
+    apart = retraining.dry_run(wanted, context).separately
+    assert apart is not None
+    assert 2 < apart.each_epsilon < 4 < apart.together_epsilon < 8
+    with pytest.raises(InputError, match=r"data\.ingest\.fields: several fields are compared .* not released yet"):
+        retraining.refuse_early(context, wanted)
+
+
+def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """SWAG-PPM, its target, audits, diagnoses and the paper's sampling."""
+    wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
+    with pytest.raises(InputError, match="not released yet"):
+        retraining.refuse_early(context, wanted)
+    with pytest.raises(InputError, match="not diagnosed yet"):
+        refuse_diagnosis(context, wanted, DiagnoseParameters())
+    with pytest.raises(InputError, match="not audited yet"):
+        check_audit(wanted, AuditParameters())
+    with pytest.raises(InputError, match=r"swag-ppm codes one field; several at once are fitted by .*prior-descent"):
+        choose("swag-ppm", model=wanted.model, several=True)
+    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, several=True))
+    with pytest.raises(InputError, match="swag-ppm codes one field"):
+        comparison.refuse_early(context, wanted, SETTINGS, choose("swag-ppm", model=wanted.model))
+    match = CompareParameters(target_epsilon="match")
+    with pytest.raises(InputError, match="--target-epsilon: `match`"):
+        comparison.refuse_early(context, wanted, match, choose("prior-descent", model=wanted.model, several=True))
+    with pytest.raises(InputError, match="--protocols: `paper`"):
+        protocols.under(wanted, "paper")
+    assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest
+
+
+def test_contradictions_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """A code list beside those of the fields, an encoder that trains, and a sentence of no field."""
+    content = parameters(tmp_path, tiny_bert).model_dump(mode="json")
+    for section, name, value, said in (
+        ("data", "codelist", "x.csv", "codelist: several fields have one each"),
+        ("model", "trainable", "full", "linear heads on one frozen encoding"),
+        ("model", "prior_sentences", {"part": "{}"}, "part is none of data.ingest.fields"),
+    ):
+        changed = content | {section: content[section] | {name: value}}
+        with pytest.raises(ValidationError, match=said):
+            RetrainParameters.model_validate(changed)
