@@ -252,7 +252,7 @@ def _cases(
     else:
         own = run.parameters()
 
-    from tasks.auditing.settings import AuditParameters, check
+    from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.branch import CompareParameters
 
     def case(parameters: RetrainParameters, branches: str, seeds: int, trials: int) -> _Case:
@@ -263,6 +263,8 @@ def _cases(
         }
         settings = checked(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
         compare = checked(CompareParameters, rivals, at="audit: ")
+        if parameters.formal is None:  # else looking them up brings Prefect, whose settings are not made yet
+            choose_branches(branches, parameters, compare.known)
         check(parameters, settings)
         return _Case(parameters, compare, settings, branches)
 
