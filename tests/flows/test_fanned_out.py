@@ -158,6 +158,14 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     assert not list(tmp_path.glob(".out.csv*")), "nothing is left beside the output"
 
 
+def _with_settings(job: Job, made: Job) -> Path:
+    """The plan of another job as this one's own, and beside it what it was made with."""
+    plan = job.planned_as(made)
+    (settings,) = (made.home / "private" / "plans").glob("*.settings")
+    plan.with_suffix(".settings").write_text(settings.read_text().replace(str(made.home), str(job.home)))
+    return plan
+
+
 def test_an_audit_whose_reruns_two_workers_do(
     house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -165,7 +173,7 @@ def test_an_audit_whose_reruns_two_workers_do(
     what it was at: its heartbeat stops, and another one does the shard.
     """
     here = finished.copy(tmp_path / "alone")
-    planned, origin = Origin.of(here.planned_as(finished))
+    planned, origin = Origin.of(_with_settings(here, finished))
     compare = origin.compare.model_copy(update={"seeds": 1})
     chosen = choose_branches(origin.branch, origin.parameters, compare.known)
     context = Context(home=str(here.home), device="cpu")
@@ -181,7 +189,7 @@ def test_an_audit_whose_reruns_two_workers_do(
     )
 
     there = finished.copy(tmp_path / "home")
-    plan = there.planned_as(finished)
+    plan = _with_settings(there, finished)
     shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in AUDIT.items() if name != "power"]
     with two_workers(house, tmp_path, **shared) as site:
