@@ -125,7 +125,7 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
     narrow = parameters(data, tiny_bert, branch="bounded-posterior", mechanism={"prior_std": 0.25})
     branch, _ = formal.branch_of(narrow)
     assert branch.mechanism.model_dump()["prior_std"] == 0.25
-    assert formal.branch_of(plain)[0].mechanism.model_dump()["prior_std"] == 1.0
+    assert formal.branch_of(plain)[0].mechanism.model_dump()["prior_std"] == 0.3
     assert method_digest(narrow) != method_digest(plain)
     assert "mechanism" not in plain.model_dump()["formal"]
 
