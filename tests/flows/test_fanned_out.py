@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import sqlalchemy as sa
 from jobs import Job, environment, prefect_server
@@ -215,7 +214,7 @@ def test_an_audit_whose_reruns_two_workers_do(
 def test_a_comparison_whose_branches_two_workers_run(
     house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
 ) -> None:
-    """Stages and aggregates are a single process's; a limit of one on the queue keeps to one at a time."""
+    """Stages and aggregates are a single process's."""
     from flows.commands.profiles import parameters
 
     here = finished.copy(tmp_path / "alone")
@@ -227,8 +226,6 @@ def test_a_comparison_whose_branches_two_workers_run(
 
     there = finished.copy(tmp_path / "home")
     shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
-    queue = f"{house}/work_pools/cpu/queues/shards"
-    httpx.patch(queue, json={"concurrency_limit": 1}, timeout=30).raise_for_status()
     with two_workers(house, tmp_path, **shared) as site:
         command = [sys.executable, "-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
         command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
@@ -240,9 +237,8 @@ def test_a_comparison_whose_branches_two_workers_run(
     assert told["branches"] == expected
     names = ("branch-fit", "predictions", "scores", "swag")
     assert manifests(there.home, *names) == manifests(here.home, *names)
-    runs = sorted(runs_of(house, "branch-shard"), key=lambda run: run["start_time"])
+    runs = runs_of(house, "branch-shard")
     assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
-    assert runs[0]["end_time"] <= runs[1]["start_time"]
     assert all(set(run["parameters"]["shard"]) == {"at", "inputs", "key"} for run in runs)
     made = [path for i in range(2) for path in (tmp_path / f"worker-{i}").rglob("branch-shard/*/manifest.json")]
     assert len(made) == 2, "on the workers"
