@@ -36,6 +36,8 @@ def imbalance(
       autocoder imbalance --data imblearn --seeds 10 --results docs/imbalance.md
 
       autocoder imbalance --data imblearn --sets mammography --branches bayes-table,gem --seeds 3
+
+      autocoder imbalance --data imblearn --suite deployments/suites/rare.yaml --results docs/rare-codes/tables.md
     """
     from flows.server.settings import before_prefect, home_of
     from storage.errors import InputError
@@ -71,7 +73,7 @@ def imbalance(
         if not cells:
             raise InputError("nothing is finished" if finished else "the suite limits these branches to other sets")
         if results is not None:
-            page.write(results, given, chosen, tables, cells)
+            page.write(results, given, chosen, tables, cells, suite=(suite or suites.STANDARD).name)
     said = f"{len(cells):,} cells of {len(chosen)} systems on {len(tables)} sets"
     output.answer(run.Summary(cells=len(cells), page=str(results) if results else None), said)
 

@@ -62,6 +62,7 @@ def key_of(table: TableSet, branch: Branch, epsilon: float | None, seed: int, te
         "epsilon": epsilon,
         "seed": seed,
         "test_share": test_share,
+        "kept": table.kept,
         "code": _code(type(branch.mechanism).__module__),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
@@ -84,10 +85,10 @@ class Fits:
         self._plans: dict[tuple[str, str, float | None], Plan] = {}
 
     def fit(self, table: TableSet, branch: Branch, epsilon: float | None, seed: int, key: str) -> Cell:
-        """Split by label with the seed, fit, and score on the rest.
+        """Split by label with the seed, thin label 1 in training if the set says so, fit, and score on the rest.
 
         Raises:
-            MechanismError: what the mechanism refuses.
+            MechanismError: what the mechanism refuses, or a set that keeps more records than it has.
         """
         train, test = train_test_split(
             np.arange(len(table.labels)),
@@ -95,6 +96,8 @@ class Fits:
             stratify=table.labels.numpy(),
             random_state=derive_seed(seed, "imbalance", table.name) % (1 << 32),
         )
+        if table.kept is not None:
+            train = thinned(np.asarray(train), table.labels.numpy(), table.kept)
         task = Task(
             records=len(train),
             classes=2,
@@ -131,6 +134,18 @@ class Fits:
             delta=claim.delta,
             **measured(table.labels[test].numpy(), scores),
         )
+
+
+def thinned(train: np.ndarray, labels: np.ndarray, kept: int) -> np.ndarray:
+    """Rows [n] that train, with the first `kept` of label 1 alone: a split's rows come in random order.
+
+    Raises:
+        MechanismError: there are not as many.
+    """
+    ones = train[labels[train] == 1]
+    if len(ones) < kept:
+        raise MechanismError(f"the suite keeps {kept} training records of label 1, and the split has {len(ones)}")
+    return train[~np.isin(train, ones[kept:])]
 
 
 def measured(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tasks.branches.branch import Branch
 from tasks.imbalance import tables
 from tasks.imbalance.cell import METRICS, Cell
 from tasks.imbalance.run import keep
-from tasks.imbalance.suite import Suite, TableSet
+from tasks.imbalance.suite import STANDARD, Suite, TableSet
 from tasks.imbalance.tables import Cells
 from tasks.pages.render import notes_beside, render
 from tasks.running.provenance import provenance
@@ -31,58 +31,66 @@ def cells_beside(page: Path) -> Path:
 
 
 def write(
-    file: Path, suite: Suite, branches: Mapping[str, Branch], sets: Mapping[str, TableSet], cells: Sequence[Cell]
-) -> None:
-    """The page, and its cells beside it."""
-    keep(cells_beside(file), list(cells))
-    write_atomically(file, page(suite, branches, sets, cells, notes=notes_beside(file)).encode())
-
-
-def page(
-    suite: Suite,
+    file: Path,
+    given: Suite,
     branches: Mapping[str, Branch],
     sets: Mapping[str, TableSet],
     cells: Sequence[Cell],
     *,
+    suite: str,
+) -> None:
+    """The page, and its cells beside it. `suite` is the name of the suite's file."""
+    keep(cells_beside(file), list(cells))
+    write_atomically(file, page(given, branches, sets, cells, suite=suite, notes=notes_beside(file)).encode())
+
+
+def page(
+    given: Suite,
+    branches: Mapping[str, Branch],
+    sets: Mapping[str, TableSet],
+    cells: Sequence[Cell],
+    *,
+    suite: str,
     notes: str,
 ) -> str:
     """The page's text."""
     published: dict[str, Any] = strict_yaml.load(PUBLISHED.read_text(encoding="utf-8"))
-    given = Cells(cells)
+    found = Cells(cells)
     there = {name: branch for name, branch in branches.items() if any(cell.branch == name for cell in cells)}
     private = {name: branch for name, branch in there.items() if isinstance(branch.mechanism, Aimed)}
-    everywhere = {name: branch for name, branch in private.items() if _share(given, suite, name, sets) >= MOST}
+    everywhere = {name: branch for name, branch in private.items() if _share(found, given, name, sets) >= MOST}
     papers = {name: branch for name, branch in private.items() if name in published["ranks"]}
-    places = [(name, epsilon) for name in sets for epsilon in suite.epsilons]
-    seeds = {name: _seeds(given, name, places) for name in there}
+    places = [(name, epsilon) for name in sets for epsilon in given.epsilons]
+    seeds = {name: _seeds(found, name, places) for name in there}
     unprotected = dict.fromkeys(line for table in sets.values() for line in table.unprotected)
     return render(
         "imbalance.md",
-        suite=suite,
+        suite=given,
+        suite_file=None if suite == STANDARD.name else suite,
         source=provenance(),
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        seeds=given.seeds,
-        fewer=[f"{there[name].title}: {said}" for name, said in seeds.items() if said != str(given.seeds)],
+        seeds=found.seeds,
+        fewer=[f"{there[name].title}: {said}" for name, said in seeds.items() if said != str(found.seeds)],
         limited=[branch.title for name, branch in private.items() if name not in everywhere],
         sets=_sets_table(sets),
-        papers=tables.rank_table(given, papers, places, published=published["ranks"]) if len(papers) > 1 else None,
+        papers=tables.rank_table(found, papers, places, published=published["ranks"]) if len(papers) > 1 else None,
         published=published,
-        all=tables.rank_table(given, everywhere, places),
-        ranked=tables.common(given, everywhere, places),
+        all=tables.rank_table(found, everywhere, places),
+        ranked=tables.common(found, everywhere, places),
         places=len(places),
-        ahead=tables.ahead(given, everywhere, places, "gem") if "gem" in everywhere else [],
-        points=tables.points(given, there, places),
-        sanity=tables.sanity(given, published["f1_of_plain_trees"], suite.epsilons[-1]),
-        prototypes=tables.beside_prototypes(given, there, published["prototypes"]),
+        ahead=tables.ahead(found, everywhere, places, "gem") if "gem" in everywhere else [],
+        points=tables.points(found, there, places),
+        sanity=tables.sanity(found, published["f1_of_plain_trees"], given.epsilons[-1]),
+        prototypes=tables.beside_prototypes(found, there, published["prototypes"]),
         over=[
-            tables.over_epsilon(given, everywhere, list(sets), suite.epsilons, metric)
+            tables.over_epsilon(found, everywhere, list(sets), given.epsilons, metric)
             for metric in (*METRICS, "average_precision")
         ],
         full={
-            (name, epsilon): tables.by_set(given, there, name, epsilon)
+            (name, epsilon): tables.by_set(found, there, name, epsilon)
             for name in sets
-            for epsilon in suite.epsilons
-            if epsilon in (1, 5) or len(suite.epsilons) < 3
+            for epsilon in given.epsilons
+            if epsilon in (1, 5) or len(given.epsilons) < 3
         },
         unprotected=list(unprotected),
         notes=notes,
@@ -106,8 +114,9 @@ def _sets_table(sets: Mapping[str, TableSet]) -> tables.Table:
     for name, table in sets.items():
         ones = int(table.labels.sum())
         ratio = (len(table.labels) - ones) / ones
+        own = str(ones) if table.kept is None else f"{ones}, of which {table.kept} train"
         rows.append(
-            [name, f"{len(table.labels):,}", str(ones), f"{ratio:.1f}", str(len(table.schema.columns)),
+            [name, f"{len(table.labels):,}", own, f"{ratio:.1f}", str(len(table.schema.columns)),
              str(table.features.shape[1])]
         )  # fmt: skip
     return ["set", "records", "of label 1", "imbalance", "columns", "features"], rows

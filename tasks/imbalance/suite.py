@@ -29,6 +29,9 @@ class SetConfig(BaseModel, frozen=True, extra="forbid"):
     file: str | None = Field(default=None, description="Empty: the set's name and .csv")
     records: int = Field(ge=10)
     minority: int = Field(ge=2, description="Records of label 1.")
+    kept: int | None = Field(
+        default=None, ge=1, description="Training records of label 1 that are kept, drawn by the seed. Empty: all."
+    )
     numeric: dict[str, tuple[float, float]] = {}
     values: dict[str, tuple[str, ...]] = {}
     one_hot: tuple[str, ...] = ()
@@ -71,7 +74,8 @@ class Suite(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class TableSet:
-    """Features float32 [n, d] in [0, 1], labels int64 [n], schema, and the file's digest."""
+    """Features float32 [n, d] in [0, 1], labels int64 [n], schema, the file's digest, and how many training records of
+    label 1 are kept."""
 
     name: str
     features: Tensor
@@ -79,6 +83,7 @@ class TableSet:
     schema: FeatureSchema
     sha256: str
     unprotected: tuple[str, ...]
+    kept: int | None = None
 
 
 def load(path: Path) -> Suite:
@@ -143,7 +148,7 @@ def _read(suite: Suite, name: str, file: Path) -> TableSet:
     schema = FeatureSchema(columns=columns)
     features = schema.encode(torch.tensor(values, dtype=torch.float64).T)
     taken = torch.tensor(labels, dtype=torch.int64)
-    return TableSet(name, features, taken, schema, file_digest(file), config.unprotected)
+    return TableSet(name, features, taken, schema, file_digest(file), config.unprotected, config.kept)
 
 
 def _columns(

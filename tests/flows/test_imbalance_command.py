@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from mechanisms.errors import MechanismError
 from storage.errors import InputError
 from tasks.imbalance import cell, page, run, suite, tables
 from tasks.imbalance.suite import Suite, TableSet
@@ -108,9 +111,10 @@ def test_the_page_says_ranks_that_add_up(folder: Path) -> None:
     """And its cells lie beside it, which a later run takes up without fitting."""
     given, cells = small(), everything(folder)
     sets = suite.read_sets(given, folder, ("tiny",))
-    page.write(folder / "small.md", given, given.chosen, sets, cells)
+    page.write(folder / "small.md", given, given.chosen, sets, cells, suite="small.yaml")
     text = (folder / "small.md").read_text()
     assert "replace-one, δ 0" in text
+    assert "--suite deployments/suites/small.yaml" in text
     assert "| tiny | 80 | 16 | 4.0 | 2 | 3 |" in text
     assert run.kept(page.cells_beside(folder / "small.md")) == {c.key: c for c in cells}
 
@@ -179,3 +183,29 @@ def test_the_command_from_option_to_page(folder: Path) -> None:
     assert ((folder / "home" / "private").stat().st_mode & 0o777) == 0o700
     with pytest.raises(InputError, match="--branches: no `x`"):
         CliRunner().invoke(cli.app, [*given, "--branches", "x"], catch_exceptions=False)
+
+
+def test_a_rare_class_is_thinned_in_training_alone(folder: Path) -> None:
+    """Of 12 training records of label 1 three stay, another three by another split; nothing else moves, and the
+    key tells the two apart. More than there are is refused."""
+    given = small()
+    whole = suite.read_sets(given, folder, ("tiny",))["tiny"]
+    labels = whole.labels.numpy()
+    train = np.random.default_rng(0).permutation(60)
+    rows = cell.thinned(train, labels, 3)
+    assert labels[rows].sum() == 3
+    assert set(train) - set(rows) == set(train[labels[train] == 1][3:])
+    assert set(cell.thinned(train[::-1], labels, 3)) != set(rows)
+    branch, few = given.chosen["objective"], replace(whole, kept=3)
+    assert cell.key_of(few, branch, 1, 0, 0.25) != cell.key_of(whole, branch, 1, 0, 0.25)
+    assert cell.Fits(0.25).fit(few, given.chosen["plain-logistic"], None, 0, "k").recall <= 1
+    with pytest.raises(MechanismError, match="keeps 90 training records of label 1, and the split has 12"):
+        cell.thinned(train, labels, 90)
+
+
+def test_the_suite_of_rare_classes_is_valid() -> None:
+    """Three sets at four sizes each, within what their training halves hold."""
+    given = suite.load(suite.STANDARD.with_name("rare.yaml"))
+    assert [one.kept for one in given.sets.values()] == [5, 10, 20, 50] * 3
+    assert all(one.kept < one.minority * 0.8 - 1 for one in given.sets.values() if one.kept)
+    assert list(given.chosen) == list(given.branches)
