@@ -5,21 +5,27 @@
     text-5.json …]
 
 Files are named by kind (text) and epsilon. Several may have the same: their branches are put together. Aggregates are
-kept in `--results`, from which alone the page is written. Figures are by bin of training records a code, never by
-code. What a person adds stands in docs/rare-codes.notes.md.
+kept in `--results`, from which alone the page is written, but for tables: their cells lie in `tables/cells.json`
+beside it, where `autocoder imbalance --results …/tables.md` keeps them. Figures are by bin of training records a code,
+never by code. What a person adds stands in docs/rare-codes.notes.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mechanisms.model.metrics import SUPPORT_BINS
 from storage.durable import write_atomically
+from tasks.branches.branch import standard
 from tasks.comparing.tables import mean_and_spread
+from tasks.imbalance.cell import Cell
+from tasks.imbalance.run import kept as cells_of
+from tasks.imbalance.tables import NAMES, spread
 from tasks.pages.render import Table, notes_beside, render
 
 BINS = [f"{low}_up" if high is None else f"{low}_{high}" for low, high in SUPPORT_BINS]
@@ -111,9 +117,36 @@ def main() -> None:
         recall={epsilon: table(branches, "macro_recall") for epsilon, branches in by_epsilon.items()},
         best={epsilon: best(branches) for epsilon, branches in by_epsilon.items()},
         bayes=_bayes(tried),
+        thinned=thinned(list(cells_of(given.results.parent / "tables" / "cells.json").values())),
         notes=notes_beside(given.out),
     )
     write_atomically(given.out, text.encode())
+
+
+def thinned(cells: Sequence[Cell]) -> dict[tuple[float, str], Table]:
+    """By epsilon and metric: systems against training records of the rare class, which end a set's name."""
+    epsilons = sorted({cell.epsilon for cell in cells if cell.epsilon is not None})
+    return {(e, NAMES[m]): _thinned(cells, e, m) for e in epsilons for m in ("auc", "f1", "recall")}
+
+
+def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
+    own = [cell for cell in cells if cell.epsilon in (None, epsilon)]
+    sizes, titles = sorted({_size(cell) for cell in own}), standard()
+    rows = []
+    for name in dict.fromkeys(cell.branch for cell in own):
+        row = [titles[name].title]
+        for size in sizes:
+            by_seed: dict[int, list[float]] = {}
+            for cell in own:
+                if cell.branch == name and _size(cell) == size:
+                    by_seed.setdefault(cell.seed, []).append(getattr(cell, metric))
+            row.append(spread([fmean(values) for values in by_seed.values()]))
+        rows.append(row)
+    return ["system", *map(str, sizes)], rows
+
+
+def _size(cell: Cell) -> int:
+    return int(cell.set.rpartition("_")[2])
 
 
 def _bayes(tried: list[dict[str, Any]]) -> Table:
