@@ -1,0 +1,59 @@
+#!/usr/bin/env python
+"""A code list with titles out of an index of many entries a code, where no published list is at hand, and the rest as
+records.
+
+    python scripts/index_titles.py soc2010_job_title_index.csv --codelist titles.csv --records records.csv
+
+The shortest entry of each code (of several, the first in the alphabet) becomes its title, and is no record any more. An
+index is published, so that this is public; of entries that are records the titles would be taken from records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from storage.durable import write_atomically
+
+COLUMNS = ("title", "code")
+
+
+def titled(entries: list[Mapping[str, str]]) -> dict[str, str]:
+    """The title of each code, in the order of codes."""
+    by_code: dict[str, list[str]] = {}
+    for entry in entries:
+        by_code.setdefault(entry["code"], []).append(entry["title"])
+    return {code: min(own, key=lambda title: (len(title), title)) for code, own in sorted(by_code.items())}
+
+
+def main() -> None:
+    """Read the index, write both files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("index", type=Path, help="CSV with columns title and code")
+    parser.add_argument("--codelist", type=Path, required=True)
+    parser.add_argument("--records", type=Path, required=True)
+    given = parser.parse_args()
+    with given.index.open(encoding="utf-8-sig", newline="") as file:
+        entries = list(csv.DictReader(file))
+    if not entries or not set(COLUMNS) <= entries[0].keys():
+        raise SystemExit(f"{given.index}: no entries with columns title and code")
+    titles = titled(entries)
+    rest = [entry for entry in entries if titles[entry["code"]] != entry["title"]]
+    _write(given.codelist, ("code", "title"), [{"code": code, "title": title} for code, title in titles.items()])
+    _write(given.records, COLUMNS, rest)
+    print(f"{len(titles):,} codes with a title, {len(rest):,} records, of {len(entries):,} entries")
+
+
+def _write(file: Path, columns: tuple[str, ...], rows: list[Mapping[str, str]]) -> None:
+    text = io.StringIO()
+    lines = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(rows)
+    write_atomically(file, text.getvalue().encode())
+
+
+if __name__ == "__main__":
+    main()
