@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from storage.durable import write_atomically
@@ -21,7 +21,7 @@ from storage.durable import write_atomically
 COLUMNS = ("title", "code")
 
 
-def titled(entries: list[Mapping[str, str]]) -> dict[str, str]:
+def titled(entries: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The title of each code, in the order of codes."""
     by_code: dict[str, list[str]] = {}
     for entry in entries:
@@ -47,7 +47,7 @@ def main() -> None:
     print(f"{len(titles):,} codes with a title, {len(rest):,} records, of {len(entries):,} entries")
 
 
-def _write(file: Path, columns: tuple[str, ...], rows: list[Mapping[str, str]]) -> None:
+def _write(file: Path, columns: tuple[str, ...], rows: Sequence[Mapping[str, str]]) -> None:
     text = io.StringIO()
     lines = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     lines.writeheader()
