@@ -2,7 +2,7 @@
 
 It has a password of this run, which `settings.before_prefect` puts into the environment alone. Its port is taken before
 it starts and kept to the end: between Prefect's choice of a port and its server's start lie seconds, in which another
-user of the machine could listen there and be told parameters and password.
+user of the machine could listen there and be told parameters and password. It ends when the run does, killed or not.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def own_server() -> Iterator[None]:
         """Prefect's own, on a socket that is bound already; nobody else can bind to its port any more."""
 
         bound: socket.socket
+        held: int
 
         def find_available_port(self) -> int:
             self.bound = socket.socket()
@@ -44,13 +45,16 @@ def own_server() -> Iterator[None]:
 
             ephemeral = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
             settings = get_current_settings().to_environment_variables(exclude_unset=True)
-            number = self.bound.fileno()
-            command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-            return subprocess.Popen(
-                [*command, "--fd", str(number), "--log-level", "error", "--lifespan", "on"],
-                env=os.environ | ephemeral | settings,
-                pass_fds=[number],
-            )
+            alive, self.held = os.pipe()  # our end is not inherited: it closes when this process ends
+            inherited = (alive, self.bound.fileno())
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-m", "flows.server.attended", *map(str, inherited)],
+                    env=os.environ | ephemeral | settings,
+                    pass_fds=inherited,
+                )
+            finally:
+                os.close(alive)
 
     # Prefect makes one server a process, on demand, and finds it here by the port that was asked for: none.
     known: dict[int | None, SubprocessASGIServer] = SubprocessASGIServer._instances

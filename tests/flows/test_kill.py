@@ -29,12 +29,41 @@ def start(job: Job) -> subprocess.Popen[str]:
     )
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the process, if it still runs, and to the server that Prefect started for it."""
+def kill(process: subprocess.Popen[str], by: signal.Signals = signal.SIGKILL) -> list[psutil.Process]:
+    """Kill the process, if it still runs, and nothing else; its children, which have to end by themselves."""
+    children: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
-        for victim in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            victim.kill()
+        children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(by)
     process.wait()
+    return children
+
+
+SERVED = """
+import sys, time
+from pathlib import Path
+from flows.server.settings import before_prefect
+before_prefect(Path(sys.argv[1]), make_home=True)
+from flows.server.temporary import own_server
+from prefect import get_client
+with own_server(), get_client(sync_client=True) as client:
+    print(len(client.read_flow_runs()), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_no_server(by: signal.Signals, tmp_path: Path) -> None:
+    """The server that it had started for itself ends, so that nobody holds the workspace's database or its port."""
+    env = {name: value for name, value in environment().items() if not name.startswith("PREFECT_")}
+    command = [sys.executable, "-c", SERVED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n", "its server answers"
+        children = kill(process, by)
+    assert len(children) == 1
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
 
 
 @pytest.mark.long
