@@ -50,6 +50,7 @@ def own_server() -> Iterator[None]:
                 [*command, "--fd", str(number), "--log-level", "error", "--lifespan", "on"],
                 env=os.environ | ephemeral | settings,
                 pass_fds=[number],
+                process_group=0,  # Ctrl-C, or a stop of the whole group, is for the run: it tells this server, and ends it
             )
 
     # Prefect makes one server a process, on demand, and finds it here by the port that was asked for: none.
