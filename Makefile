@@ -22,7 +22,7 @@ demo: $(STAMP)  ## generate narratives, run the whole method on them, code three
 stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three workers, on free ports; Ctrl-C stops
 	$(BIN)/python scripts/stack.py --folder "$(or $(STACK_FOLDER),stack)" --data "$(DATA)" --codelist "$(CODELIST)"
 
-screenshots: $(STAMP)  ## the pictures of Prefect's page in docs/, of a stack of its own; needs chromium
+screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs chromium
 	$(BIN)/python scripts/screenshots.py
 
 docs: $(STAMP)  ## the documentation as a site in site/, to be read from the disk; needs no network

@@ -1,37 +1,49 @@
 #!/usr/bin/env python
-"""The pictures of Prefect's page in the docs, taken of a real stack by the steps that the browser's test takes.
+"""The pictures of the docs: of Prefect's page, by the steps that the browser's test takes, and of the service's.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
 Starts a stack on invented narratives (or uses the one that `make stack` is running in FOLDER), has a retrain run and
-its release wait, and writes form.png, run-page.png, release-plan.png and waiting-release.png. Needs Chromium (Debian:
-chromium).
+its release wait, and writes form.png, run-page.png, release-plan.png and waiting-release.png; then the officer signs,
+and the service codes with what was released: service-page.png. Needs Chromium (Debian: chromium).
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
+import subprocess
 import sys
-from contextlib import nullcontext
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
-from browser import browsing, chromium  # noqa: E402  (not a package)
-from runs import ended, in_state, release_run, small, start  # noqa: E402
+from browser import PATIENCE, browsing, chromium  # noqa: E402  (not a package)
+from playwright.sync_api import sync_playwright  # noqa: E402
+from runs import ended, in_state, release_run, releases, small, start  # noqa: E402
 from stacks import Stack, missing, started, with_officer  # noqa: E402
+
+NARRATIVES = (
+    "Employee fell from a ladder and broke his left wrist.",
+    "Worker hurt.",
+    "<img src=x onerror=alert(1)> burned by hot oil",
+)
+"""The last shows that what is typed stays text."""
 
 
 def take(stack: Stack, out: Path) -> None:
-    """Run a small retrain and take the pictures."""
-    with_officer(stack)
+    """Run a small retrain and its release, and take the pictures."""
+    officer = with_officer(stack)
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
-    with browsing(stack, width=1200, height=800) as operator:
-        operator.open_form("retrain/demo")
+    with browsing(stack, width=1200, height=1500) as operator:
+        operator.open_form("retrain/osha-head")
         operator.settle()
         operator.picture(out / "form.png")
-
+    with browsing(stack, width=1200, height=800) as operator:
         done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
         if done["state_type"] != "COMPLETED":
             sys.exit(f"the retrain ended {done['state_type']}: {done['state']['message']}")
@@ -53,6 +65,52 @@ def take(stack: Stack, out: Path) -> None:
         operator.page.get_by_role("dialog").get_by_text("asymptotic-local").first.wait_for()
         operator.settle()
         operator.picture(out / "waiting-release.png")
+
+    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--post")
+    if signed.returncode:
+        sys.exit(f"the officer could not sign: {signed.stderr}")
+    stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
+    (row,) = releases(stack, of_run=run_id)
+    with serving(stack, stack.home / "bundles" / str(row.release_id)) as address:
+        take_service(address, out / "service-page.png")
+
+
+@contextmanager
+def serving(stack: Stack, bundle: Path) -> Iterator[str]:
+    """Address of the service, coding with this bundle for as long as the block lasts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "flows.cli", "serve", "--bundle", str(bundle), "--no-key", "--allow-unsigned"]
+    address = f"http://127.0.0.1:{port}/"
+    process = subprocess.Popen([*command, "--port", str(port)], env=stack.environment(), stdout=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        if process.poll() is not None:
+            sys.exit("the service ended before it answered")
+        with suppress(OSError):
+            return urllib.request.urlopen(address, timeout=5).status == 200
+        return False
+
+    try:
+        stack.wait("the service's answer", answers)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def take_service(address: str, picture: Path) -> None:
+    """Three narratives are coded; the field for a file is above the answers."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 1000})
+        page.goto(address)
+        page.fill("#text", "\n".join(NARRATIVES))
+        page.click("#go")
+        page.locator("#results").get_by_text(NARRATIVES[0]).wait_for(timeout=PATIENCE)
+        page.screenshot(path=picture, full_page=True)
+        browser.close()
 
 
 def main() -> None:

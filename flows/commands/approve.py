@@ -176,7 +176,7 @@ _QUOTED = ("leakage", "cost", "siblings")
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
     from tasks.parameters import LedgerParameters
-    from tasks.releasing import approval, publish
+    from tasks.releasing import approval, gate, publish
     from tasks.running.stage import Context
 
     context = Context(home=str(workspace))
@@ -186,7 +186,12 @@ def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_u
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
     missing = approval.standing(context, ledger, planned).missing
-    return f"approved by {name}; " + (f"{missing} more wanted" if missing else "`autocoder release` may go on")
+    if missing:
+        return f"approved by {name}; {missing} more wanted"
+    stands_in_the_way = gate.obstacle(ledger, planned)
+    if stands_in_the_way is not None:
+        return f"approved by {name}; `autocoder release` will refuse it as things are: {stands_in_the_way}"
+    return f"approved by {name}; `autocoder release` may go on"
 
 
 def _post(plan: Path, decision: Decision) -> str:

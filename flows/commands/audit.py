@@ -127,6 +127,7 @@ def audit(
         result = _of_plan(plan, run, effort, output, shards)
         say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_told(plan, result)))
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
+    options.require_plan_or_records(run)
     cases = _cases(run, chosen, effort, variation)
     if results is not None:
         options.require_place("--results", results)

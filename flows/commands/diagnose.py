@@ -60,6 +60,7 @@ def diagnose(
         origin.require_retrain(plan)
         parameters, run = origin.parameters, replace(run, home=workspace)
     else:
+        options.require_plan_or_records(run)
         parameters = run.parameters()
     context = run.context()
 

@@ -302,6 +302,21 @@ def plans_home(plan: Path, home: Path | None) -> Path:
     return home_of(home) if home else workspace_of(plan)
 
 
+def require_plan_or_records(run: RunOptions) -> None:
+    """Without a plan a command takes records; who gave neither most often forgot the plan.
+
+    Raises:
+        InputError: neither an option, nor a setting, nor the profile names records.
+    """
+    from flows.commands.profiles import load_profile, override
+    from storage.errors import InputError
+
+    home_of(run.home)  # a wrong one is said first
+    section = override(load_profile(run.profile), run.settings or []).get("data")
+    if run.data is None and not (isinstance(section, dict) and section.get("source")):
+        raise InputError("PLAN: name the plan that a retrain ended with; or, without one, its records by --data")
+
+
 def refuse_beside_a_plan(*groups: Any, **single: object) -> None:
     """A plan says what is looked at; an option that says it too would be believed, and is not.
 

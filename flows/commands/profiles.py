@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,7 +158,7 @@ def parameters(
         content, own, {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}, profile
     )
     if not content["data"].get("source"):
-        raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, or Parquet)")
+        raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines)")
     return checked(RetrainParameters, content, at="parameters: ")
 
 
@@ -233,7 +234,7 @@ def checked(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
         return model.model_validate(values)
     except ValidationError as error:
         shown = not model.model_config.get("hide_input_in_errors", False)
-        faults = "; ".join(_explain(entry) for entry in error.errors(include_input=shown))
+        faults = "; ".join(_explain(entry, model) for entry in error.errors(include_input=shown))
         raise InputError(at + faults) from None
 
 
@@ -266,7 +267,7 @@ def target(text: str) -> float | str:
     return value
 
 
-def _explain(entry: Mapping[str, Any]) -> str:
+def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
     """One error of pydantic in one phrase: where, what, and what was given."""
     where = ".".join(str(part) for part in entry["loc"])
     where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
@@ -274,9 +275,31 @@ def _explain(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
         message = "a text; quote it in YAML"
     if entry["type"] == "extra_forbidden":
-        message = "no such parameter"
+        message = f"no such parameter{_meant(where, list(_names(model)))}"
     value = entry.get("input")
     secret = where.endswith("ledger_url")
     plain = "input" in entry and isinstance(value, int | float | str | bool | None)
     shown = f" (got {value!r})" if plain and not secret else ""
     return f"{where}: {message}{shown}" if where else message
+
+
+def _names(annotation: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of all parameters of a model; what a mapping holds has names of its own."""
+    if get_origin(annotation) is dict:
+        return
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield f"{path}{name}"
+            yield from _names(field.annotation, f"{path}{name}.")
+    else:
+        for one in get_args(annotation):
+            yield from _names(one, path)
+
+
+def _meant(wrong: str, names: Sequence[str]) -> str:
+    """The parameters that a misspelt name, or one without its section, can stand for; else where all of them stand."""
+    section, _, last = wrong.rpartition(".")
+    found = [name for name in names if f".{name}".endswith(f".{last}")][:3]
+    beside = [name for name in names if name.rpartition(".")[0] == section]
+    found = found or difflib.get_close_matches(wrong, beside, n=1) or difflib.get_close_matches(wrong, names, n=1)
+    return f"; did you mean {' or '.join(found)}?" if found else " (docs/parameters.md has all)"

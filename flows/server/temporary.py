@@ -52,6 +52,7 @@ def own_server() -> Iterator[None]:
                     [sys.executable, "-m", "flows.server.attended", *map(str, inherited)],
                     env=os.environ | ephemeral | settings,
                     pass_fds=inherited,
+                    process_group=0,  # Ctrl-C, or a stop of the whole group, is for the run: it tells this server, and ends it
                 )
             finally:
                 os.close(alive)

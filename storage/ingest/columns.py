@@ -194,25 +194,26 @@ class Surveyor:
                 raise InputError(
                     f"{field.told}: {field.unknown.total()} of {self.rows} records have a code that "
                     f"{listed} lacks ({shape(field.unknown)}); give the right list or column, or set "
-                    "unknown_codes=drop"
+                    "data.ingest.unknown_codes=drop"
                 )
         if self._no_content.count and config.empty_text == "refuse":
             what = "text" if config.kind == "text" else "a value in every column"
             raise InputError(
                 f"{source.label}: {self._no_content.count} records without {what} ({self._no_content}); fill "
-                "them, or set empty_text=drop"
+                "them, or set data.ingest.empty_text=drop"
             )
         if self._bad_dates.count:
             raise InputError(
                 f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
                 f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}); correct them, set "
-                f"date_format, or set cohort=none{' and no train_before' if config.train_before else ''}"
+                "data.ingest.date_format (such as %m/%d/%y), or set data.ingest.cohort=none"
+                f"{' and no data.ingest.train_before' if config.train_before else ''}"
             )
         if self._outside.count and config.outside_cohorts == "refuse":
             raise InputError(
                 f"{column} {config.date_column!r}: {self._outside.count} records are of a {config.cohort} that "
                 f"data.ingest.cohorts does not declare ({self._outside}); correct their dates, declare it, or set "
-                "outside_cohorts=drop"
+                "data.ingest.outside_cohorts=drop"
             )
         if self._no_id.count:
             raise InputError(f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id})")

@@ -81,7 +81,7 @@ class Ledger(Reading):
         """
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-            raise InputError(f"no ledger at {parsed.database}; the first release makes it (--home, --ledger-url)")
+            raise InputError(f"no ledger at {parsed.database}; the first retrain makes it (--home, --ledger-url)")
         return Ledger.open(url)
 
     # -- releases ------------------------------------------------------------------------------------------

@@ -136,7 +136,12 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
         if header and others:
             known = [repr(column) for column in source.columns[:60] if column in wanted or _usual((column,))]
-            hint += f"It has {len(source.columns)} columns, {', '.join(known)} among them"
+            hint += f"it has {len(source.columns)} columns, {', '.join(known)} among them"
+        elif not near and header:
+            hint = (
+                f"name those that it has: of its {len(source.columns)} columns none is known here (its first row is "
+                "not shown, since it may be a record)"
+            )
         elif not near:
             hint = (
                 "its first row does not look like column names; the first row must hold them (it is not shown here, "
@@ -250,8 +255,11 @@ def _member(path: Path, option: str) -> tuple[str, int]:
         raise InputError(f"{option}: {path} begins like a ZIP but cannot be read; is it whole?")
     csvs = [m for m in members if m.filename.lower().endswith(".csv") and not m.filename.startswith("__MACOSX/")]
     if not csvs:
-        workbook = any(m.filename == "xl/workbook.xml" for m in members)
-        hint = "it is an Excel workbook; save it as CSV" if workbook else "pack the CSV, or give its own path"
+        hint = "pack the CSV, or give its own path"
+        if any(m.filename == "xl/workbook.xml" for m in members):
+            hint = "it is an Excel workbook; save it as CSV"
+        elif members and all(m.filename.endswith(".npy") for m in members):
+            hint = "it is an archive of arrays, which only images are read from (`--profile images`)"
         raise InputError(f"{option}: {path} holds no CSV; {hint}")
     if len(csvs) > 1:
         names = ", ".join(m.filename for m in csvs[:5])

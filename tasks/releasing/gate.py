@@ -262,6 +262,21 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
 
 
+def obstacle(ledger: Ledger, planned: PlannedRelease) -> str | None:
+    """What the gate would refuse a plan for now, in one sentence; nothing is recorded by asking."""
+    found = measured(ledger, planned)
+    if found is not None and _overridden(ledger, planned, found) is not None:
+        return None
+    if found is not None and found.verdict == CONTRADICTED:
+        return f"the audit of row {found.ledger_sequence} contradicts the claim"
+    if ledger.policy().require_audit:
+        try:
+            _require_audit(ledger, planned, found)
+        except BudgetRefused as refused:
+            return str(refused)
+    return None
+
+
 def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | None) -> None:
     """Refuse a plan whose candidate no audit put to a test that it could have failed."""
     policy = ledger.policy()
@@ -279,7 +294,7 @@ def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | No
         why = f"was audited without result: {_not_enough(most, of_one_record(planned.plan.claim))}"
     raise BudgetRefused(
         f"policy {policy.name} asks for an audit that could have contradicted the claim, and this candidate {why}. "
-        "Run `autocoder audit` with the options of the retrain and more --trials"
+        f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
         + (
             f"; or an approver signs for audit row {found.ledger_sequence} as it is: `autocoder override`"
             if found is not None and reran

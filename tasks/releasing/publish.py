@@ -125,7 +125,11 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
     """
     plan, candidate = planned.plan, planned.candidate
-    with private_errors("release"), context.store.locked(f"release-{plan.idempotency_key[:32]}"):
+    with (
+        private_errors("release"),
+        progress.failures_told("release"),
+        context.store.locked(f"release-{plan.idempotency_key[:32]}"),
+    ):
         progress.started("release")
         started = time.monotonic()
         ledger = open_ledger(context, settings)

@@ -84,6 +84,16 @@ def failed(label: str) -> None:
         listener.failed(label)
 
 
+@contextmanager
+def failures_told(label: str) -> Iterator[None]:
+    """Tell all listeners where the block ends in an error."""
+    try:
+        yield
+    except Exception:
+        failed(label)
+        raise
+
+
 def line_of(figures: Mapping[str, Any]) -> str:
     """Figures as one line: `records 2,354, loss 0.61`."""
     return ", ".join(

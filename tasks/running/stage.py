@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -115,7 +114,7 @@ class Step:
 
 def run_step(context: Context, step: Step) -> ArtifactRef:
     """Run one step, or find it finished; return the reference of its output."""
-    with private_errors(step.label), _failures_told(step.label):
+    with private_errors(step.label), progress.failures_told(step.label):
         started = time.monotonic()
         progress.started(step.label)
         store = context.store
@@ -139,15 +138,6 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         assert ref is not None
         progress.finished(step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started)
         return ref
-
-
-@contextmanager
-def _failures_told(label: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        progress.failed(label)
-        raise
 
 
 def _task(step: Step) -> Task[..., ArtifactRef]:

@@ -221,7 +221,7 @@ class MetricsListener(Listener):
         self._write(label, stage, own, result="reused" if reused else "computed")
 
     def failed(self, label: str) -> None:
-        """A stage that ended in an error."""
+        """A stage that ended in an error, which was told: it is neither at work nor interrupted."""
         self._write(label, self._stages.pop(label, _Stage()), {}, result="failed")
 
     def _stage(self, label: str) -> _Stage:
@@ -238,6 +238,8 @@ class MetricsListener(Listener):
         labels = (("flow", self._flow), ("host", self._host), ("stage", label))
         # A full disk ends the stage by itself, with its own words; this must not hide them.
         with suppress(OSError), _adding(self._private, self._host) as samples:
+            if result == "failed":
+                samples.pop(("autocoder_stage_progress_ratio", labels), None)
             samples |= {(name, labels): float(value) for name, value in own.items()}
             if result is not None:
                 ended = ("autocoder_stage_runs", tuple(sorted((*labels, ("result", result)))))

@@ -150,6 +150,8 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert not any(row.kind == "release" for row in site.ledger.rows())
 
     key = str(site.job.home.parent / "officer" / "signing-key.pem")
+    told = command("approve", site.plan, "--key", key)
+    assert "`autocoder release` will refuse it as things are: the audit of row" in told
     with pytest.raises(InputError, match="--reason: say why"):
         command("override", site.plan, "--key", key, "--reason", " ")
     command("keys", "new", "--out", str(tmp_path / "stranger"))

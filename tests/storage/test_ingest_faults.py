@@ -108,15 +108,20 @@ FILE_FAULTS = {
     "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
-        "(--text); did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' among them",
+        "(--text); did you mean 'FinalNarrative'? it has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "piece of a record in the header": (
         text_of(header=("EventDate", "Fell from a ladder", "Nature", "ID")),
-        "no column 'Final Narrative' (--text); It has 4 columns, 'EventDate', 'Nature' among them",
+        "no column 'Final Narrative' (--text); it has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
     "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),
+    "a header of other names": (
+        text_of(header=("Treated", "Age", "Alcohol", "Where")),
+        "(--text); name those that it has: of its 4 columns none is known here",
+    ),
     "no CSV in ZIP": (archive("a.txt", "b.pdf"), "holds no CSV"),
+    "arrays": (archive("images.npy", "labels.npy"), "archive of arrays, which only images are read from"),
     "workbook": (archive("xl/workbook.xml"), "Excel workbook; save it as CSV"),
     "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "holds 2 CSVs (2015.csv, 2016.csv)"),
     "encrypted ZIP": (encrypted_archive(), "is encrypted"),
@@ -177,7 +182,11 @@ RECORD_FAULTS = {
     "bad date": (text_of(with_cell(3, "EventDate", "31/12/2015")), {}, "1 dates are missing or do not read"),
     "impossible date": (text_of(with_cell(3, "EventDate", "2/30/2015")), {}, "(row 3)"),
     "mistyped year": (text_of(with_cell(3, "EventDate", "2/3/0205")), {}, "(row 3)"),
-    "no date": (text_of(with_cell(3, "EventDate", "")), {}, "(row 3); correct them, set date_format, or set cohort"),
+    "no date": (
+        text_of(with_cell(3, "EventDate", "")),
+        {},
+        "(row 3); correct them, set data.ingest.date_format (such as %m/%d/%y)",
+    ),
     "own date format": (text_of(), {"date_format": "%d.%m.%Y"}, "8 dates are missing or do not read as %d.%m.%Y"),
     "same id": (
         text_of(with_cell(6, "ID", "r2")),

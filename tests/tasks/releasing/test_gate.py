@@ -297,8 +297,9 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     assert "require_audit" not in Policy.parse(plain).as_json()
     policy = Policy.parse(plain | {"require_audit": True})
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
-    with pytest.raises(BudgetRefused, match="not audited"):
+    with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
         gate.check(ledger, planned)
+    assert "not audited" in str(gate.obstacle(ledger, planned)), "who approves is told what would still be refused"
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
         ({"trials": 0}, "without reruns"),
@@ -311,6 +312,11 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
             gate.check(ledger, planned)
     _audit(ledger, planned, 0.5)
     assert gate.check(ledger, planned) is not None
+    assert gate.obstacle(ledger, planned) is None
+    rows = len(list(ledger.rows()))
+    _audit(ledger, planned, 99.0)
+    assert "contradicts the claim" in str(gate.obstacle(ledger, planned))
+    assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
