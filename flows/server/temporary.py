@@ -52,7 +52,7 @@ def own_server() -> Iterator[None]:
                     [sys.executable, "-m", "flows.server.attended", *map(str, inherited)],
                     env=os.environ | ephemeral | settings,
                     pass_fds=inherited,
-                    process_group=0,  # Ctrl-C, or a stop of the whole group, is for the run: it tells this server, and ends it
+                    process_group=0,  # Ctrl-C, or a stop of the whole group, is for the run, which ends this server
                 )
             finally:
                 os.close(alive)
