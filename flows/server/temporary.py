@@ -3,6 +3,9 @@
 It has a password of this run, which `settings.before_prefect` puts into the environment alone. Its port is taken before
 it starts and kept to the end: between Prefect's choice of a port and its server's start lie seconds, in which another
 user of the machine could listen there and be told parameters and password.
+
+A signal to the run's whole group (Ctrl-C, a stop by a scheduler) is not for the server: the run would wait for it for
+ever. It ends when the run ends it, or is gone: it reads from a pipe that the run alone holds.
 """
 
 from __future__ import annotations
@@ -14,6 +17,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_WATCHED = """
+import os, runpy, sys, threading
+run = int(sys.argv.pop(1))
+threading.Thread(target=lambda: (os.read(run, 1), os._exit(0)), daemon=True).start()
+runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
+"""
 
 
 @contextmanager
@@ -33,6 +43,7 @@ def own_server() -> Iterator[None]:
         """Prefect's own, on a socket that is bound already; nobody else can bind to its port any more."""
 
         bound: socket.socket
+        held: int
 
         def find_available_port(self) -> int:
             self.bound = socket.socket()
@@ -45,13 +56,23 @@ def own_server() -> Iterator[None]:
             ephemeral = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
             settings = get_current_settings().to_environment_variables(exclude_unset=True)
             number = self.bound.fileno()
-            command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-            return subprocess.Popen(
+            watched, self.held = os.pipe()  # nothing is ever written: it ends with the process that holds it
+            command = [
+                sys.executable,
+                "-c",
+                _WATCHED,
+                str(watched),
+                "--factory",
+                "prefect.server.api.server:create_app",
+            ]
+            server = subprocess.Popen(
                 [*command, "--fd", str(number), "--log-level", "error", "--lifespan", "on"],
                 env=os.environ | ephemeral | settings,
-                pass_fds=[number],
-                process_group=0,  # Ctrl-C, or a stop of the whole group, is for the run: it tells this server, and ends it
+                pass_fds=[number, watched],
+                process_group=0,
             )
+            os.close(watched)
+            return server
 
     # Prefect makes one server a process, on demand, and finds it here by the port that was asked for: none.
     known: dict[int | None, SubprocessASGIServer] = SubprocessASGIServer._instances

@@ -83,6 +83,41 @@ def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Pa
     assert reused == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
 
 
+WAITING = """
+import signal, sys, time
+from pathlib import Path
+from flows.server.settings import before_prefect
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+before_prefect(Path(sys.argv[1]), make_home=True)
+from flows.server.temporary import own_server
+from prefect import flow
+
+@flow
+def waits():
+    print("at work", flush=True)
+    time.sleep(3000)
+
+with own_server():
+    waits()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_its_whole_group_ends_a_run_and_its_server(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, a stop and a kill: the run waits for no server that died first, and leaves none behind."""
+    command = [sys.executable, "-c", WAITING, str(tmp_path / "home")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert servers
+        os.killpg(process.pid, number)
+        assert process.wait() != 0
+        psutil.wait_procs(servers)
+
+
 POINTS = (
     "tasks.releasing.publish.Ledger.reserve",
     "tasks.fitting.candidate.swag.sample",
