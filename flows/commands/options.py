@@ -62,7 +62,7 @@ Profile = Annotated[
     str,
     typer.Option(
         "--profile",
-        help="demo, demo-formal, osha-formal, osha-head, osha-fields, paper, table, images, digits, or a YAML file's path.",
+        help="demo, demo-formal, osha-formal, osha-head, osha-fields, paper, table, images, digits, or a YAML file.",
     ),
 ]
 Settings = Annotated[
