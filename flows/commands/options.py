@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
-Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, or Parquet.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")]
 Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
 Text = Annotated[
     list[str] | None,
@@ -62,7 +62,7 @@ Profile = Annotated[
     str,
     typer.Option(
         "--profile",
-        help="demo, demo-formal, osha-formal, osha-head, paper, table, images, digits, or a YAML file's path.",
+        help="demo, demo-formal, osha-formal, osha-head, osha-fields, paper, table, images, digits, or a YAML file.",
     ),
 ]
 Settings = Annotated[

@@ -2,7 +2,10 @@
 
 It has a password of this run, which `settings.before_prefect` puts into the environment alone. Its port is taken before
 it starts and kept to the end: between Prefect's choice of a port and its server's start lie seconds, in which another
-user of the machine could listen there and be told parameters and password. It ends when the run does, killed or not.
+user of the machine could listen there and be told parameters and password.
+
+A signal to the run's whole group (Ctrl-C, a stop by a scheduler) is not for the server: the run would wait for it for
+ever. It ends when the run ends it, or is gone (`flows.server.attended`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,41 +29,10 @@ def start(job: Job) -> subprocess.Popen[str]:
     )
 
 
-def kill(process: subprocess.Popen[str], by: signal.Signals = signal.SIGKILL) -> list[psutil.Process]:
-    """Kill the process, if it still runs, and nothing else; its children, which have to end by themselves."""
-    children: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(by)
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the process, if it still runs; its server ends by itself."""
+    process.kill()
     process.wait()
-    return children
-
-
-SERVED = """
-import sys, time
-from pathlib import Path
-from flows.server.settings import before_prefect
-before_prefect(Path(sys.argv[1]), make_home=True)
-from flows.server.temporary import own_server
-from prefect import get_client
-with own_server(), get_client(sync_client=True) as client:
-    print(len(client.read_flow_runs()), flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_leaves_no_server(by: signal.Signals, tmp_path: Path) -> None:
-    """The server that it had started for itself ends, so that nobody holds the workspace's database or its port."""
-    env = {name: value for name, value in environment().items() if not name.startswith("PREFECT_")}
-    command = [sys.executable, "-c", SERVED, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "0\n", "its server answers"
-        children = kill(process, by)
-    assert len(children) == 1
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert not left
 
 
 @pytest.mark.long
@@ -110,6 +79,62 @@ def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Pa
     assert job.stages() == finished.stages()
     reused = sum(done.stderr.count("reused") for done in both)
     assert reused == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
+
+
+WAITING = """
+import signal, sys, time
+from pathlib import Path
+from flows.server.settings import before_prefect
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+before_prefect(Path(sys.argv[1]), make_home=True)
+from flows.server.temporary import own_server
+from prefect import flow
+
+@flow
+def waits():
+    print("at work", flush=True)
+    time.sleep(3000)
+
+with own_server():
+    waits()
+"""
+
+
+def _of_the_run(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    process.send_signal(number)
+
+
+def _of_the_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    os.killpg(process.pid, number)
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (_of_the_group, signal.SIGINT),
+        (_of_the_group, signal.SIGTERM),
+        (_of_the_group, signal.SIGKILL),
+        (_of_the_run, signal.SIGTERM),
+        (_of_the_run, signal.SIGKILL),
+    ],
+)
+def test_whatever_ends_a_run_ends_its_server(
+    tmp_path: Path, send: Callable[[subprocess.Popen[str], signal.Signals], None], number: signal.Signals
+) -> None:
+    """Ctrl-C, a stop and a kill, of the run or of its whole group: it waits for no server that died first, and leaves
+    none behind, which would hold the workspace's database and a port."""
+    command = [sys.executable, "-c", WAITING, str(tmp_path / "home")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert servers
+        send(process, number)
+        assert process.wait() != 0
+    _, left = psutil.wait_procs(servers, timeout=60)
+    assert not left
 
 
 POINTS = (
