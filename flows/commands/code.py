@@ -87,7 +87,7 @@ def code(
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
-    precision: options.Precision = "float32",
+    precision: options.Precision = "auto",
 ) -> None:
     """Code narratives with a released model.
 

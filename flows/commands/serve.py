@@ -57,7 +57,7 @@ def serve(
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
     thresholds: options.Thresholds = None,
-    precision: options.Precision = "float32",
+    precision: options.Precision = "auto",
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.
 

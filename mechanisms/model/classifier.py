@@ -32,6 +32,7 @@ from mechanisms.model.convolutional import Convolutional
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
+from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import Choice, Precision, computing, resolved
 from mechanisms.model.seeding import seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes
@@ -272,9 +273,12 @@ class Classifier:
             skip[done] = True
         size = batch_size or forward_batch_size(tokens, self.device)
         left = (index[~skip[index]] for index in length_sorted_batches(tokens, batch_size=size))
-        pool = self._pool
+        pool, packed = self._pool, self._packed()
 
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
+            if packed is not None:
+                with torch.no_grad():
+                    return index, packed.features(tokens, index, pooling=self.config.pooling)
             with torch.no_grad(), computing(self.precision, self.device):
                 return index, pool(tokens.batch(index, self.device)).float().cpu()
 
@@ -284,6 +288,13 @@ class Classifier:
                 if on_batch is not None:
                     on_batch(index, part)
         return FeatureInputs(features=features)
+
+    def _packed(self) -> PackedEncoder | None:
+        """The frozen encoder for passes in bfloat16 on a CPU, where its layout is known."""
+        if self.precision != "bfloat16" or self.device.type != "cpu":
+            return None
+        pooled = isinstance(self.whole, MeanPooled)
+        return PackedEncoder.of(self.whole.encoder if pooled else encoders.base(self.whole))
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the classes, within each field of a joint head."""

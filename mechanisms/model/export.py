@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
-from mechanisms.model.inputs import token_budget_batches
+from mechanisms.model.inputs import TokenInputs, token_budget_batches
+from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import Precision, computing
 from mechanisms.model.threads import forward_passes
 
@@ -138,8 +140,10 @@ def _forget_origin(path: Path) -> None:
 
 
 _MOST_CHARACTERS = 1 << 15
-_BATCH_TOKENS = 1024
-"""Padding included: its activations stay in a core's cache."""
+_BATCH_TOKENS = {"float32": 1024, "bfloat16": 2048}
+"""Padding included. float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
+NEAR_TIE = 0.05
+"""Of a logit: where the two best codes lie closer than this in bfloat16, rounding may have put either first."""
 
 
 @dataclass(frozen=True)
@@ -156,24 +160,62 @@ class Released:
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
 
-        Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of prose: a
-        text of any size costs no more than that.
+        In bfloat16 the texts whose two best codes are a near tie are scored again in float32: rounding chooses no code
+        there. Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of
+        prose: a text of any size costs no more than that.
         """
+        out = self.logits_in(self.precision, texts)
+        if self.precision == "bfloat16" and len(self.codes) > 1:
+            best = out.topk(2, dim=-1).values
+            near = (best[:, 0] - best[:, 1] < NEAR_TIE).nonzero()[:, 0].tolist()
+            if near:
+                out[near] = self.logits_in("float32", [texts[at] for at in near])
+        return out
+
+    def logits_in(self, precision: Precision, texts: Sequence[str]) -> Tensor:
+        """The same with every text in one precision."""
         tokens = encoders.token_inputs(
             self.tokenizer, [text[:_MOST_CHARACTERS] for text in texts], max_length=self.max_length
         )
-        cpu = torch.device("cpu")
         out = torch.empty(len(texts), len(self.codes))
+        packed = self._packed if precision == "bfloat16" else None
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.inference_mode(), computing(self.precision, cpu):
-                answer = self.model(**tokens.batch(index, cpu))
+            with torch.inference_mode():
+                if packed is not None:
+                    return index, packed(tokens, index)
+                with computing(precision, _CPU):
+                    answer = self.model(**tokens.batch(index, _CPU))
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
 
-        with forward_passes(tokens, cpu) as over:
-            for index, answer in over(scores, token_budget_batches(tokens, budget=_BATCH_TOKENS)):
+        with forward_passes(tokens, _CPU) as over:
+            for index, answer in over(scores, token_budget_batches(tokens, budget=_BATCH_TOKENS[precision])):
                 out[index] = answer
         return out
+
+    @cached_property
+    def _packed(self) -> Callable[[TokenInputs, Tensor], Tensor] | None:
+        """Scores of the records at an index through the packed encoder; the head, a small product, is float32."""
+        pooled = isinstance(self.model, MeanPooled)
+        encoder = PackedEncoder.of(self.model.encoder if pooled else encoders.base(self.model))
+        if encoder is None:
+            return None
+        head = self.model.head if pooled else encoders.standard_head(self.model)
+        pooling = "mean" if pooled else "first"
+        return lambda tokens, index: head(encoder.features(tokens, index, pooling=pooling))
+
+
+_CPU = torch.device("cpu")
+
+
+def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
+    """How far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]."""
+    exact, rounded = released.logits_in("float32", texts), released.logits_in("bfloat16", texts)
+    if len(released.codes) < 2:
+        return torch.zeros(len(texts))
+    best = rounded.topk(2, dim=-1)
+    there = exact.gather(1, best.indices)
+    return ((best.values[:, 0] - best.values[:, 1]) - (there[:, 0] - there[:, 1])).abs()
 
 
 def load(folder: Path) -> Released:

@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mechanisms.model.export import NEAR_TIE
 from storage.artifacts import digest, file_digest
 from storage.durable import replacing, sync, write_atomically
 from storage.errors import InputError, StorageError
@@ -90,7 +91,8 @@ class CodingJob:
         thresholds = coder.thresholds or {}
         crosswalk = self.added.crosswalk
         precision = coder.model.precision
-        rounded = {} if precision == "float32" else {"precision": precision}  # so jobs that were begun before go on
+        # nothing for float32, so that jobs that were begun before go on
+        rounded = {} if precision == "float32" else {"precision": precision, "near_tie": NEAR_TIE}
         return digest(
             rounded
             | {

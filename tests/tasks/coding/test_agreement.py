@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mechanisms.model import export
 from storage.bundle.folder import CODELIST, GOLDEN
 from storage.codelist import read_codelist
 from tasks.bundle import golden
+from tasks.coding import agreement
 from tasks.coding.coder import Coder
 from tasks.coding.job import CodingJob
 
@@ -44,6 +47,17 @@ def test_auto_leaves_bfloat16_where_a_code_changes(bundle: Path) -> None:
     (bundle / GOLDEN).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert Coder.open(bundle, precision="auto").model.precision == "float32"
     assert Coder.open(bundle, precision="bfloat16").model.precision == "bfloat16", "who asks for it gets it"
+
+
+def test_auto_leaves_bfloat16_where_rounding_is_wide(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The codes are those of float32, but one that differs elsewhere could lie far from a tie."""
+    quick = replace(Coder.open(bundle).model, precision="bfloat16")
+    texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
+    worst = float(export.margin_errors(quick, texts).max())
+    assert worst > 0
+    for band, taken in ((0.51 * worst, "bfloat16"), (0.49 * worst, "float32")):
+        monkeypatch.setattr(agreement, "NEAR_TIE", band)
+        assert Coder.open(bundle, precision="auto").model.precision == taken
 
 
 @pytest.mark.parametrize("content", [None, "", "{}\n", "[1]\n", '{"text": "a", "codes": ["x"], "scores": []}\n'])
