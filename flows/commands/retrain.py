@@ -215,8 +215,6 @@ def _search(parameters: RetrainParameters) -> str:
 
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
-    if parameters.data.ingest.fields:
-        return "several fields are compared, not released yet: `autocoder compare`"
     if row is None and not parameters.release.enabled:
         return "not by this command: it stops at the plan"
     if row is None:

@@ -145,7 +145,8 @@ class IngestConfig(BaseModel):
         title="Fields",
         description="Where a record is coded in several fields at once: `{nature: {label_column: Nature, codelist: "
         "nature.csv}, part: …}`, in place of one code column and one code list. A record that lacks some of its codes "
-        "is kept for the others; needs sampling `per-record`. Compared, not released yet. Empty: one field.",
+        "is kept for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
+        "Empty: one field.",
     )
     id_column: str | None = Field(
         default=None,
