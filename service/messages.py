@@ -101,7 +101,6 @@ class Origin(BaseModel):
 class CodeResponse(Origin):
     """Results in the order of the narratives."""
 
-    coded_fields: str | None = Field(default=None, description="Names of several fields; null where there is one.")
     results: list[Result] | list[Case]
 
 

@@ -63,22 +63,6 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     return estimate
 
 
-def require_one_field(parameters: RetrainParameters, what: str) -> None:
-    """Refuse several fields where they cannot be dealt with yet.
-
-    Args:
-        what: cannot be done with them, as a participle.
-
-    Raises:
-        InputError: there are several.
-    """
-    if parameters.data.ingest.fields:
-        raise InputError(
-            f"data.ingest.fields: several fields are not {what} yet; for that name one by data.ingest.label_column "
-            "(--label), with its --codelist"
-        )
-
-
 def check_device(context: Context) -> str:
     """`cpu` or `cuda`.
 

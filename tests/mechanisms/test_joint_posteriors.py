@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mechanisms.audit import trials
 from mechanisms.audit.trials import Records as Pool
+from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
@@ -169,3 +170,32 @@ def test_the_audits_log_likelihood_is_the_classifiers() -> None:
     assert torch.allclose(ell[0].double(), FIELDS.log_likelihood(given, labels), atol=1e-5)
     assert torch.allclose(ell[0].double(), by_hand(theta[0], features, labels), atol=1e-5)
     assert right.shape == (1, N)
+
+
+def test_an_exact_draw_is_of_all_fields(tmp_path: Path) -> None:
+    """The sampler's diagnostics bear it out, and Delta is no less than what the released draw says of a record."""
+    features, labels = problem()
+    config = PseudoPosteriorConfig(risk_draws=100, sensitivity_draws=100)
+    plan = ExactPosterior(round="base", prior_std=0.5, pseudo_posterior=config).plan(TASK)
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path)
+    made = plan.fit(Records(FeatureInputs(features), labels), run)
+    assert isinstance(made.event, ExactPosteriorEvent)
+    assert isinstance(made.model, ClassifierModel)
+    theta = trials.from_flat(made.model.classifier.flat, classes=FIELDS.classes)
+    assert made.event.sensitivity >= float(by_hand(theta, features, labels).abs().max()) - 1e-4
+    assert made.figures["r_hat"] < 1.05
+
+
+def test_reruns_of_an_exact_draw_are_of_all_fields() -> None:
+    """Two trials: what each claims is no less than what its draw says of a record that took part."""
+    features, labels = problem()
+    included = torch.rand(2, N, generator=torch.Generator().manual_seed(6)) < 0.7
+    pool = Pool(features, labels, included, seeds=(1, 2), fields=FIELDS)
+    config = PseudoPosteriorConfig(risk_draws=10, sensitivity_draws=10)
+    plan = ExactPosterior(round="base", prior_std=0.5, pseudo_posterior=config).plan(TASK)
+    assert isinstance(plan.mechanism, ExactPosterior)
+    (found,) = plan.mechanism.fit_many(plan, pool, trials.from_flat(untrained().flat, classes=FIELDS.classes)).values()
+    assert found.ell.shape == (2, N)
+    for own, ell, event in zip(included, found.ell, found.events, strict=True):
+        assert isinstance(event, ExactPosteriorEvent)
+        assert event.sensitivity >= float(ell[own].neg().max()) - 1e-4
