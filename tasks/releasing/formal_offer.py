@@ -46,14 +46,20 @@ def command(planned: PlannedRelease, epsilon: Decimal | float) -> str:
     data = _made_with(planned)
     fields = _fields(data)
     files = [("--data", data.get("source") or "RECORDS")]
-    files += [] if fields else [("--codelist", data.get("codelist") or "CODELIST")]
-    words = ["autocoder", "retrain", "--profile", _profile(data), *(word for pair in files for word in pair)]
+    files += [] if planned.fields else [("--codelist", data.get("codelist") or "CODELIST")]
+    profile = formal_profile(planned)
+    words = ["autocoder", "retrain", "--profile", profile, *(word for pair in files for word in pair)]
     if fields:
         told = {name: {key: value for key, value in field.items() if value} for name, field in fields.items()}
         words += ["--set", f"data.ingest.fields={json.dumps(told, ensure_ascii=False)}"]
-    for name, value in _other(data | {"population": planned.plan.population}).items():
+    for name, value in _other(profile, data | {"population": planned.plan.population}).items():
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"]
     return shlex.join([*words, "--target-epsilon", shown])
+
+
+def formal_profile(planned: PlannedRelease) -> str:
+    """The profile that releases as many fields formally."""
+    return OF_FIELDS if planned.fields else PROFILE
 
 
 def _made_with(planned: PlannedRelease) -> dict[str, Any]:
@@ -76,13 +82,9 @@ def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict((data.get("ingest") or {}).get("fields") or {})
 
 
-def _profile(data: Mapping[str, Any]) -> str:
-    return OF_FIELDS if _fields(data) else PROFILE
-
-
-def _other(data: Mapping[str, Any]) -> dict[str, Any]:
+def _other(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Names and columns that the profile has otherwise, by their keys."""
-    profile = yaml.safe_load((_PROFILES / f"{_profile(data)}.yaml").read_text(encoding="utf-8"))["data"]
+    profile = yaml.safe_load((_PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))["data"]
     own, ingest = profile["ingest"], data.get("ingest") or {}
     changed = {f"data.{name}": data[name] for name in _NAMES if name in data and data[name] != profile.get(name)}
     columns = {name: ingest[name] for name in _COLUMNS if name in ingest and ingest[name] != _default(own, name)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import tiny_jobs
 from pydantic import ValidationError
 
+from flows.commands import profiles
 from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 from storage.demo_data import write_demo_data
@@ -24,6 +27,7 @@ from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import data, fits
 from tasks.fitting.prepared import fields_of, load_inputs
 from tasks.parameters import FormalParameters, RetrainParameters
+from tasks.releasing import formal_offer
 from tasks.releasing.claims import method_digest
 from tasks.releasing.plan import PlannedRelease
 from tasks.retraining import run as retraining
@@ -107,6 +111,12 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     with pytest.raises(MechanismError, match="fields: not what ran"):
         told.check(context)
     assert "fields" not in planned.model_copy(update={"fields": ()}).model_dump()
+    words = shlex.split(formal_offer.command(planned, 3.0))
+    settings = [value for word, value in pairwise(words) if word == "--set"]
+    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-fields"]
+    assert "--codelist" not in words
+    asked = profiles.override(profiles.load_profile("osha-fields"), settings)
+    assert asked["data"]["ingest"]["fields"] == wanted.model_dump(mode="json")["data"]["ingest"]["fields"]
     said = summary.summarise(compared.outcomes)
     head, cells = tables.fields_table(said, ("nature", "length"))
     assert head == ["branch", "nature: F1 w / m", "length: F1 w / m", "mean of the fields"]
