@@ -85,8 +85,8 @@ def test_a_rerun_is_the_chain(tmp_path: Path, last: RoundName) -> None:
     assert isinstance(plan.mechanism, SwagPpm)
     initial = trials.from_flat(untrained().flat, classes=FIELDS.classes)
     reruns = plan.mechanism.fit_many(plan, pool, initial)
-    names: tuple[RoundName, ...] = ROUNDS[last]
-    for name, t in ((name, t) for name in names for t in range(2)):
+    runs: list[tuple[RoundName, int]] = [(name, t) for name in ROUNDS[last] for t in range(2)]
+    for name, t in runs:
         own = included[t]
         _, model = fitted(name, (features[own], labels[own]), tmp_path / name / str(t), seed=pool.seeds[t])
         risks.load_draw(model.classifier, model.posterior, seed=pool.seeds[t], purpose="audit", draw=0)

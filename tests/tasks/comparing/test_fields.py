@@ -18,15 +18,17 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
+from storage.ledger.content import anticipated
 from tasks.auditing.settings import choose_branches
 from tasks.branches.branch import CompareParameters, choose, standard
+from tasks.bundle import fill
 from tasks.comparing import judged, protocols, summary, tables
 from tasks.comparing import run as comparison
 from tasks.diagnosing.run import DiagnoseParameters
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import data, fits
 from tasks.fitting.prepared import fields_of, load_inputs
-from tasks.parameters import FormalParameters, RetrainParameters
+from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
 from tasks.releasing import formal_offer
 from tasks.releasing.claims import method_digest
 from tasks.releasing.plan import PlannedRelease
@@ -122,6 +124,26 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     assert head == ["branch", "nature: F1 w / m", "length: F1 w / m", "mean of the fields"]
     assert cells[1][1] == f"{formal.figures['nature.weighted_f1']:.3f} / {formal.figures['nature.macro_f1']:.3f}"
     assert len(tables.separate_table(said, 2)[1]) == 1
+
+
+@pytest.mark.parametrize("branch", ["swag-ppm", "exact-posterior"])
+def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
+    """Its claim is 2 Delta of a record's fields together; the bundle that it would be passes the gate."""
+    few = {"pseudo_posterior": {"risk_draws": 20, "sensitivity_draws": 20}}
+    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert, **few)
+    chosen = choose(branch, model=wanted.model, several=True)
+    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    (outcome,) = compared.outcomes
+    assert outcome.claim.epsilon == pytest.approx(2 * outcome.event.model_dump()["sensitivity"])
+    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    planned = PlannedRelease.load(Path(file))
+    planned.check(context)
+    assert planned.fields == ("nature", "length")
+    fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
+    if planned.candidate.measured is not None:
+        drawn = planned.candidate.sensitivity_at(context, planned.candidate.take(context))
+        assert drawn is not None
+        assert 0 < drawn < 10 * outcome.event.model_dump()["sensitivity"]
 
 
 def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) -> None:
