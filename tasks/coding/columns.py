@@ -164,9 +164,6 @@ def output_schema(table: Table, added: Added | JointAdded, coder: Coder | JointC
     """
     answers = [*added.schema(), *(pa.field(name, pa.string()) for name in coder.origin)]
     reserved = {field.name for field in answers}
-    if len(reserved) < len(answers):
-        twice = next(f.name for f in answers if sum(f.name == other.name for other in answers) > 1)
-        raise InputError(f"--bundle: two of its fields would have a column {twice!r} each; give it to another table")
     for name in table.columns:
         if name in reserved:
             raise InputError(
