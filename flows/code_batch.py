@@ -12,8 +12,9 @@ from flows.server.form import Workspace, titled
 from flows.server.settings import home_of
 from storage.tables.reading import survey
 from tasks.coding import shards
-from tasks.coding.coder import Coder, newest_bundle, require_standing
+from tasks.coding.coder import newest_bundle, require_standing
 from tasks.coding.job import run
+from tasks.coding.joint import open_bundle
 from tasks.parameters import Spread
 from tasks.running import progress
 from tasks.running.failures import private_errors
@@ -64,7 +65,7 @@ def code_batch(
             shards.preflight()
         table = survey(Path(data).expanduser(), text_columns=(column,))
         folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
-        coder = Coder.open(folder)
+        coder = open_bundle(folder)
         require_standing(coder, home_of(home), otherwise="name a newer one")
         job = shards.job_of(coder, table, out=out, column=column, top_k=top_k, threshold=threshold)
 

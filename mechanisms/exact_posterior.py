@@ -117,6 +117,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
     """One round of the chain. What is None is the retrain's own setting."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["exact-posterior"] = "exact-posterior"
     round: Literal["base", "weighted", "reweighted"] = Field(
@@ -158,7 +159,9 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         figures: dict[str, Any] = {}
 
         def posterior(name: RoundName, weights: Tensor | None) -> RiskPass:
-            target = SoftmaxPosterior(features, records.labels, start, self.prior_std, weights=weights)
+            target = SoftmaxPosterior(
+                features, records.labels, start, self.prior_std, weights=weights, fields=run.fields
+            )
             asked = config.risk_draws if name == "base" else config.sensitivity_draws
             told = part_of(run.progress, names.index(name), len(names))
             drawn, checked = draws_of(target, start, self.sampler, asked, purpose=name, run=run, progress=told)
@@ -185,7 +188,14 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
                 alphas = [rounds.weights_after(config, *both) for both in zip(alphas, seen, strict=True)]
             theta, losses = posterior_trials.sample(
                 [
-                    SoftmaxPosterior(pool.padded[own], pool.labels[own], initial, self.prior_std, weights=alpha)
+                    SoftmaxPosterior(
+                        pool.padded[own],
+                        pool.labels[own],
+                        initial,
+                        self.prior_std,
+                        weights=alpha,
+                        fields=pool.fields,
+                    )
                     for own, alpha in zip(members, alphas, strict=True)
                 ],
                 initial,
@@ -193,7 +203,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
                 progress=part_of(progress, part, len(names)),
             )
             seen = [risks_of(*both) for both in zip(losses, alphas, strict=True)]
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
         return {self.kind: Reruns(ell, right, tuple(self._event(one) for one in seen))}
 
     def _event(self, seen: RiskPass) -> ExactPosteriorEvent:

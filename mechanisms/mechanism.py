@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -35,7 +35,7 @@ import mechanisms
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.model.export import Precision, Shapes
+from mechanisms.model.export import Codes, Precision, Shapes
 from mechanisms.model.export import save as export
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import Inputs
@@ -160,7 +160,7 @@ class Model(Protocol):
 class Releasable(Protocol):
     """A model that knows how to become a bundle."""
 
-    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision) -> Mapping[str, Shapes]:
+    def release_to(self, folder: Path, *, codes: Codes, precision: Precision) -> Mapping[str, Shapes]:
         """Write the files that leave; return the shape of each weight by file and name."""
         ...
 
@@ -302,14 +302,8 @@ class ClassifierModel:
         """One vector, `theta.safetensors`."""
         checkpoint.save(folder / "theta.safetensors", {"theta": self.classifier.flat}, {})
 
-    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
-        """A folder that plain libraries load.
-
-        Raises:
-            MechanismError: a joint head, which has no bundle yet.
-        """
-        if self.classifier.fields is not None:
-            raise MechanismError("a model of several fields has no bundle yet: release one field")
+    def release_to(self, folder: Path, *, codes: Codes, precision: Precision = "float32") -> dict[str, Shapes]:
+        """A folder that plain libraries load."""
         return export(self.classifier, folder, codes=codes, precision=precision)
 
     @staticmethod

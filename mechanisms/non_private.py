@@ -67,6 +67,6 @@ class NonPrivate(Mechanism, frozen=True):
         for epoch, _ in enumerate(trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1):
             if progress is not None:
                 progress(epoch, phase.epochs)
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
         events = (NonPrivateEvent(epochs=phase.epochs),) * len(pool.seeds)
         return {self.kind: Reruns(ell, right, events)}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 
 @registered
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
-    """One round of the chain. What is None is the retrain's own setting."""
+    """One round of the chain. What is None is the retrain's own setting.
+
+    Of several fields risks, weights, bounds and Delta are those of a record's log-likelihood over all of its fields.
+    """
+
+    several: ClassVar[bool] = True
 
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")
@@ -214,7 +219,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     def _reruns(self, name: str, drawn: trials.Drawn, pool: Pool) -> Reruns:
         moments, config = self.settings
-        ell, right = trials.log_likelihood(drawn.theta, pool.padded, pool.labels)
+        ell, right = trials.log_likelihood(drawn.theta, pool.padded, pool.labels, pool.fields)
         snapshots = self.phases[1].epochs
         events = tuple(
             event_of(

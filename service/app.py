@@ -31,6 +31,7 @@ from service.guard import Bodies, Guard
 from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
 from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
+from tasks.coding.joint import Case, JointCoder
 
 _PAGES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
 _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")
@@ -85,7 +86,7 @@ class _Doorkeeper:
             )
 
 
-def create_app(coder: Coder, settings: Settings) -> FastAPI:
+def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     """The application for one coder."""
     batcher, door = Batcher(coder.scores), _Doorkeeper(settings)
 
@@ -141,7 +142,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             scores = await batcher.scores([text for text in texts if text.strip()])
         except Overloaded:
             raise HTTPException(503, "too many narratives are waiting", headers={"Retry-After": "1"}) from None
-        blank = Coding((), None if asked.threshold is None else True)
+        blank = coder.blank(asked.threshold)
         coded = iter(coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
@@ -189,7 +190,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             software=app.version,
             codes=len(coder.model.codes),
             signed_by=settings.signed_by,
-            calibrated_on=(coder.thresholds or {}).get("fitted_on"),
+            calibrated_on=_calibrated_on(coder),
             withdrawn=door.state.withdrawn,
         )
 
@@ -206,8 +207,17 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     return app
 
 
-def _result(coding: Coding) -> dict[str, Any]:
-    return {"needs_review": None, "group": None} | coding.as_dict()
+def _result(coding: Coding | Case) -> dict[str, Any]:
+    if isinstance(coding, Coding):
+        return {"needs_review": None, "group": None} | coding.as_dict()
+    fields = {name: _result(own) for name, own in coding.codings.items()}
+    return {"needs_review": None, "conflicts": None} | coding.as_dict() | {"fields": fields}
+
+
+def _calibrated_on(coder: Coder | JointCoder) -> str | None:
+    """What the temperatures were fitted on, field by field where there are several."""
+    known = {name: one.thresholds["fitted_on"] for name, one in coder.fields.items() if one.thresholds}
+    return "; ".join(f"{name}: {said}" if name else said for name, said in known.items()) or None
 
 
 def _silence(app: FastAPI) -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from starlette.responses import StreamingResponse
@@ -22,8 +23,9 @@ from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Row, survey
 from storage.tables.writing import csv_lines
-from tasks.coding.coder import Coder, Coding
-from tasks.coding.columns import Added, output_schema
+from tasks.coding.coder import Coder
+from tasks.coding.columns import Added, JointAdded, added_of, output_schema
+from tasks.coding.joint import JointCoder
 
 MOST_BYTES = 4 << 20
 MOST_ROWS = 5000
@@ -45,10 +47,12 @@ class Upload:
     rows: list[Row]
     texts: list[str]
     schema: pa.Schema
-    added: Added
+    added: Added | JointAdded
 
 
-def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None, most_rows: int) -> Upload:
+def read(
+    content: bytes, coder: Coder | JointCoder, *, column: str, top_k: int, threshold: float | None, most_rows: int
+) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does.
 
     Raises:
@@ -64,7 +68,7 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
                     f"The file has {table.rows:,} rows, and {most_rows:,} are coded at a time here; split it, or code "
                     "it with `autocoder code`, which takes any size"
                 )
-            added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
+            added = added_of(coder, top_k=top_k, threshold=threshold)
             schema = output_schema(table, added, coder)
             texts = Narratives((column,)).texts(table.text_rows((column,)))
             return Upload(list(table.read()), texts, schema, added)
@@ -75,7 +79,7 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
 
 
 async def lines(
-    upload: Upload, coder: Coder, batcher: Batcher, require_standing: Callable[[], None]
+    upload: Upload, coder: Coder | JointCoder, batcher: Batcher, require_standing: Callable[[], None]
 ) -> AsyncIterator[str]:
     """The file's lines with its codes, as they are coded: a few narratives at a time, so that others get their turn.
 
@@ -83,14 +87,15 @@ async def lines(
         require_standing: raises where nothing is to be coded any more; asked before each piece.
     """
     yield csv_lines([tuple(upload.schema.names)])
-    origin, threshold = tuple(coder.origin.values()), upload.added.threshold
-    blank = Coding((), None if threshold is None else True)
+    added: Any = upload.added  # of the coder's own kind
+    origin, threshold = tuple(coder.origin.values()), added.threshold
+    blank = coder.blank(threshold)
     for start in range(0, len(upload.texts), _PIECE):
         require_standing()
         texts = upload.texts[start : start + _PIECE]
         scores = await _scores(batcher, [text for text in texts if text.strip()])
-        coded = iter(coder.from_scores(scores, top_k=upload.added.top_k, threshold=threshold))
-        answers = [upload.added.row(next(coded) if text.strip() else blank) for text in texts]
+        coded = iter(coder.from_scores(scores, top_k=added.top_k, threshold=threshold))
+        answers = [added.row(next(coded) if text.strip() else blank) for text in texts]
         rows = upload.rows[start : start + _PIECE]
         yield csv_lines([row + answer + origin for row, answer in zip(rows, answers, strict=True)])
 

@@ -55,14 +55,38 @@ class Answer(BaseModel):
     score: float = Field(ge=0, le=1)
 
 
-class Result(BaseModel):
-    """What the model makes of one narrative."""
+class FieldResult(BaseModel):
+    """What the model makes of one narrative in one field."""
 
     codes: list[Answer] = Field(description="Best first; none for a blank narrative.")
     needs_review: bool | None = Field(description="Whether a person must look; null without a threshold.")
     group: Answer | None = Field(
         description="Where the best code is unsure: the most detailed group of codes that reaches the threshold."
     )
+
+
+class Result(FieldResult):
+    """What a model of one field makes of one narrative."""
+
+
+class Conflict(BaseModel):
+    """Two codes that a rule says never occur together; a code that ends in `*` is all that begin so."""
+
+    field: str
+    code: str
+    other_field: str
+    other_code: str
+    why: str = ""
+
+
+class Case(BaseModel):
+    """What a model of several fields makes of one narrative."""
+
+    fields: dict[str, FieldResult] = Field(description="By the field's name.")
+    needs_review: bool | None = Field(
+        description="Whether a person must look, at any field or at a contradiction; null without threshold and rules."
+    )
+    conflicts: list[Conflict] | None = Field(description="Rules that the best codes break; null without rules.")
 
 
 class Origin(BaseModel):
@@ -77,16 +101,17 @@ class Origin(BaseModel):
 class CodeResponse(Origin):
     """Results in the order of the narratives."""
 
-    results: list[Result]
+    results: list[Result] | list[Case]
 
 
 class Version(Origin):
     """What runs here."""
 
     software: str
-    codes: int = Field(description="Codes that the model knows.")
+    codes: int = Field(description="Codes that the model knows, of all fields.")
+    coded_fields: str | None = Field(default=None, description="Names of several fields; null where there is one.")
     signed_by: str | None = Field(description="Id of the key that signed the bundle; null if it was not checked.")
-    calibrated_on: str | None = Field(description="What the scores' temperature was fitted on.")
+    calibrated_on: str | None = Field(description="What the scores' temperature was fitted on, field by field.")
     withdrawn: str | None = Field(description="Why nothing is coded any more, such as a revocation; null while it is.")
 
 

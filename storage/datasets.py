@@ -87,6 +87,15 @@ def load_fields(folder: Path) -> dict[str, list[Code]] | None:
     return {name: [Code(**entry) for entry in space] for name, space in spaces.items()}
 
 
+def load_spaces(folder: Path) -> dict[str, list[Code]]:
+    """The label space of each field by its name; of a single field by the name "".
+
+    Raises:
+        StorageError: the file is missing; names it.
+    """
+    return load_fields(folder) or {"": load_codes(folder)}
+
+
 def load_codes(folder: Path) -> list[Code]:
     """The label space of a single field: label i is code i.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from ledger_sites import make_event, make_plan
 
 from storage.bundle.folder import PROOF, SIGNATURE
 from storage.bundle.signing import Signer, Verifier
-from storage.egress.allowed import CONTENT
 from storage.ledger import Ledger, ReleasePlan, Row
 
 
@@ -46,6 +46,7 @@ class Sealed:
 
     def unsigned_proof(self, folder: Path) -> Path:
         """Make a copy that was changed pass for whole, as whoever needs no signature can."""
+        (folder / SIGNATURE).unlink(missing_ok=True)
         from storage.artifacts import digest
         from storage.bundle.folder import content_files
         from storage.bundle.proof import proof_of
@@ -53,7 +54,6 @@ class Sealed:
         files = content_files(folder)
         row = self.row.model_copy(update={"bundle_digest": digest(files)})
         (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=None)))
-        (folder / SIGNATURE).unlink()
         return folder
 
 
@@ -68,33 +68,69 @@ def plan(key: str) -> ReleasePlan:
 @pytest.fixture(scope="session")
 def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
     """The parameters are those that training would begin with; everything else is as in a release."""
+    return _made(tmp_path_factory.mktemp("house"), tiny_roberta, several=False)
+
+
+@pytest.fixture(scope="session")
+def joint(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
+    """The same of two fields: `nature`, and `event`, which every fourth record lacks."""
+    return _made(tmp_path_factory.mktemp("joint"), tiny_roberta, several=True)
+
+
+def with_events(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Invented records with a code of their event, which every fourth lacks, and the list of those codes."""
+    with source.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    codes = {title: str(number) for number, title in enumerate(sorted({row["EventTitle"] for row in rows}), start=10)}
+    for number, row in enumerate(rows):
+        row["Event"] = "" if number % 4 == 3 else codes[row["EventTitle"]]
+    records, listed = folder / "coded.csv", folder / "event.csv"
+    with records.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = ["code,title", *(f"{code},{title}" for title, code in codes.items())]
+    listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return records, listed
+
+
+def _made(home: Path, encoder: Path, *, several: bool) -> Sealed:
     import torch
 
     from mechanisms.model import checkpoint
     from storage.bundle import folder as bundle
     from storage.bundle.seal import seal, workspace_signer
-    from storage.datasets import load_codes, load_split
+    from storage.datasets import load_spaces, load_split
     from storage.demo_data import write_demo_data
+    from storage.egress.allowed import content_of
     from tasks.bundle import fill
     from tasks.fitting import data
     from tasks.fitting.candidate import Candidate
     from tasks.parameters import BundleParameters, DataParameters
     from tasks.running.stage import Context, run_step
 
-    home = tmp_path_factory.mktemp("house")
     context = Context(home=str(home), device="cpu")
     context.workspace.create()
     written = write_demo_data(home / "source", records=240, seed=3)
-    chosen = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    chosen: Any = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    if several:
+        records, events = with_events(written.csv, home / "source")
+        fields = {
+            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
+            "event": {"label_column": "Event", "codelist": str(events)},
+        }
+        chosen = {"source": str(records), "population": "demo", "ingest": {"fields": fields}}
     named = {"classification": "OIICS", "classification_version": "2.01"}
     dataset = run_step(context, data.ingest(DataParameters.model_validate(chosen | named)))
-    model: Any = {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32}
+    model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
     candidate = Candidate.model_validate(
         {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
     )
     theta = candidate.untrained(context).flat.clone()
     theta += torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
     settings = BundleParameters()
+    spaces = load_spaces(context.store.open(dataset))
+    names = tuple(name for name in spaces if name)
 
     ledger = Ledger.open(context.workspace.ledger_url)
     row = ledger.reserve(plan("first"))
@@ -106,16 +142,13 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Seal
 
     def refill(folder: Path, **changed: Any) -> Any:
         fill.fill(folder, context, row, candidate, theta, settings.model_copy(update=changed))
-        codes = load_codes(context.store.open(dataset))
-        tensors = fill.export.save(
-            candidate.classifier(context, theta), home / "again", codes=[entry.code for entry in codes]
-        )
-        return fill._expected(context, candidate, codes, tensors, fill.statement(row))
+        tensors = fill.export.save(candidate.classifier(context, theta), home / "again", codes=fill._names(spaces))
+        return fill._expected(context, candidate, spaces, tensors, fill.statement(row, fields=names))
 
     folder, digest = bundle.publish(
         context.workspace.bundles,
         release_id,
-        allowed=CONTENT,
+        allowed=content_of(names),
         build=lambda made: fill.fill(made, context, row, candidate, theta, settings),
     )
     committed = ledger.commit(release_id, bundle_digest=digest)

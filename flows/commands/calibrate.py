@@ -17,6 +17,9 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
     released: options.BundleOptions,
     label_column: Annotated[str, typer.Option(help="The code that a person gave.")] = "Nature",
+    field: Annotated[
+        str, typer.Option(help="Of a bundle of several fields: the one that --label-column is of.", show_default="none")
+    ] = "",
     column: Annotated[
         list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="Final Narrative")
     ] = None,
@@ -53,21 +56,25 @@ def calibrate(
         from storage.durable import write_atomically
         from storage.tables.narratives import Narratives
         from tasks.bundle.thresholds import reached, thresholds_on_table
-        from tasks.coding.coder import Coder
+        from tasks.coding.joint import open_bundle
 
         narratives = Narratives(tuple(column or ["Final Narrative"]), template)
         with released.opened() as folder:
-            coder = Coder.open(folder)
+            coder = open_bundle(folder)
+        if field not in coder.fields:
+            there = f"one of {', '.join(coder.fields)}" if coder.model.spans else "none: the bundle codes one field"
+            raise InputError(f"--field: name {there}")
         released.require_standing(coder)
         with ConsoleListener() as console:
             console.started("calibrate")
             fitted = thresholds_on_table(
-                coder.model,
+                coder.fields[field].model,
                 data,
                 columns=narratives.columns,
                 join=narratives.texts,
                 label=label_column,
                 name=name,
+                field=field,
                 targets=accuracy or TARGETS,
             )
         write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from storage.tables.reading import Table
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import Coded, CodingJob
+    from tasks.coding.joint import Case, JointCoder, Threshold
 
 _file = partial(typer.Option, rich_help_panel="Files")
 _review = partial(typer.Option, rich_help_panel="Which answers to believe")
@@ -72,7 +73,12 @@ class ReviewOptions:
         ),
     ] = None
     thresholds: Annotated[
-        Path | None, _review(help="File from `autocoder calibrate`, in place of the bundle's own.")
+        list[Path] | None,
+        _review(help="File from `autocoder calibrate`, in place of the bundle's own; of several fields, one each."),
+    ] = None
+    rules: Annotated[
+        Path | None,
+        _review(help="CSV field, code, other_field, other_code: what never occurs together wants a person's look."),
     ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
@@ -108,17 +114,23 @@ def code(
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
-        from tasks.coding.coder import Coder
         from tasks.coding.job import run
+        from tasks.coding.joint import open_bundle
 
         table = None if files.data is None else _survey(files.data, files, output)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
             # to try bfloat16 on the golden narratives takes longer than to code a few
             chosen = "float32" if precision == "auto" and table is None else precision
-            coder = Coder.open(folder, thresholds=review.thresholds, by_digits=by_digits, precision=chosen)
+            coder = open_bundle(
+                folder,
+                thresholds=review.thresholds or (),
+                by_digits=by_digits,
+                precision=chosen,
+                rules=review.rules,
+            )
         released.require_standing(coder)
-        threshold = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
+        threshold: Any = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
         if table is None or files.out is None:
             texts = narratives or []
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
@@ -164,7 +176,20 @@ def _survey(data: Path, files: FileOptions, output: options.OutputOptions) -> Ta
         return survey(data, text_columns=files.columns)
 
 
-def _lines(text: str, coding: Coding) -> str:
+def _lines(text: str, coding: Coding | Case) -> str:
+    said = text if len(text) <= 100 else text[:97] + "..."
+    from tasks.coding.joint import Case
+
+    if not isinstance(coding, Case):
+        return "\n  ".join([said, *_answers(coding)])
+    lines = [said]
+    for name, own in coding.codings.items():
+        lines += [f"{name}:", *(f"  {line}" for line in _answers(own))]
+    lines += [f"needs review: {rule}" for rule in coding.conflicts or ()]
+    return "\n  ".join(lines)
+
+
+def _answers(coding: Coding) -> list[str]:
     lines = [f"{answer.code:<6} {answer.score:5.1%}  {answer.title}" for answer in coding.answers]
     if not coding.answers:
         lines.append("no code: nothing was said")
@@ -172,19 +197,21 @@ def _lines(text: str, coding: Coding) -> str:
         group = coding.group
         sure = f"; sure only of {group.code} {group.title} ({group.score:.1%})" if group else ""
         lines.append(f"needs review{sure}")
-    return "\n  ".join([text if len(text) <= 100 else text[:97] + "...", *lines])
+    return lines
 
 
-def _job(coder: Coder, table: Table, out: Path, files: FileOptions, top_k: int, threshold: float | None) -> CodingJob:
+def _job(
+    coder: Coder | JointCoder, table: Table, out: Path, files: FileOptions, top_k: int, threshold: Threshold | None
+) -> CodingJob:
     from storage.crosswalk import read_crosswalk
     from storage.tables.narratives import Narratives
-    from tasks.coding.columns import Added, check_version
+    from tasks.coding.columns import added_of, check_version
     from tasks.coding.job import CodingJob
 
     crosswalk = read_crosswalk(files.crosswalk, version=coder.version) if files.crosswalk else None
     if files.version_column is not None:
         check_version(table, files.version_column, coder)
-    added = Added(min(top_k, len(coder.model.codes)), threshold, crosswalk, coder.groups is not None)
+    added = added_of(coder, top_k=top_k, threshold=threshold, crosswalk=crosswalk)
     narratives = Narratives(files.columns, files.template)
     return CodingJob(table, out, narratives, added, append=files.append, overwrite=files.overwrite)
 

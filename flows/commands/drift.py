@@ -21,10 +21,12 @@ def drift(
         Path | None,
         typer.Option(help="In place of a reference: the bundle's golden narratives. They are generated: rough."),
     ] = None,
+    field: Annotated[str, typer.Option(help="Of several fields only this one.", show_default="all of them")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare a period's codes and scores with a reference period; the first line is the verdict.
+    """Compare a period's codes and scores with a reference period; the first line is the verdict, of each field where
+    there are several.
 
     Exit code 3 for `drift`, 0 otherwise.
 
@@ -48,23 +50,36 @@ def drift(
         from storage.bundle.archive import opened
         from tasks.coding import drift as measure
 
-        now = measure.read_period(coded, "CODED")
+        fields = measure.fields_in(coded, "CODED")
+        if plot is not None and len(fields) > 1 and not field:
+            raise InputError(f"--plot: it draws one field; name it with --field: {', '.join(fields)}")
+        if field and field not in fields:
+            raise InputError(f"--field: the table was coded in {', '.join(filter(None, fields)) or 'one field'}")
+        chosen = (field,) if field else fields
+        golden = {}
         if bundle is not None:
             with opened(bundle.expanduser()) as folder:
-                before = measure.golden_period(folder, "--bundle")
-        else:
-            before = measure.read_period(reference or Path(), "--reference")
-        difference = measure.compare(now, before)
-        if plot is not None:
-            measure.plot(now, before, difference, plot)
+                golden = measure.golden_periods(folder, "--bundle")
+            if missing := [name for name in chosen if name not in golden]:
+                raise InputError(f"--bundle: it does not code {missing[0] or 'one field alone'}")
+        found = {}
+        for name in chosen:
+            now = measure.read_period(coded, "CODED", field=name)
+            before = golden.get(name) or measure.read_period(reference or Path(), "--reference", field=name)
+            found[name] = measure.compare(now, before)
+            if plot is not None:
+                measure.plot(now, before, found[name], plot)
     if as_json:
-        say(json.dumps(difference.as_dict(), indent=2))
+        told = {name: one.as_dict() for name, one in found.items()}
+        say(json.dumps(told.get("", told), indent=2))
     else:
-        say(difference.line)
-        say(f"{difference.rows:,} rows against {difference.reference_rows:,}; codes that moved most:")
-        for code, was, share in difference.moved:
-            say(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
+        for name, one in found.items():
+            of = f"{name}: " if name else ""
+            say(f"{of}{one.line}")
+            say(f"{of}{one.rows:,} rows against {one.reference_rows:,}; codes that moved most:")
+            for code, was, share in one.moved:
+                say(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
         if bundle is not None:
             say("The reference is generated narratives: a difference from them is no drift over time.")
-    if difference.verdict == "drift":
+    if any(one.verdict == "drift" for one in found.values()):
         raise typer.Exit(3)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.journal import Outside
     from storage.paths import Workspace
-    from tasks.coding.coder import Coder
+    from tasks.coding.coder import AnyCoder
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -142,7 +142,8 @@ State = Annotated[
     ),
 ]
 Thresholds = Annotated[
-    Path | None, typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own.")
+    list[Path] | None,
+    typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own; one a field."),
 ]
 Target = Annotated[
     str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
@@ -224,7 +225,7 @@ class BundleOptions:
 
         return opened(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
-    def require_standing(self, coder: Coder) -> None:
+    def require_standing(self, coder: AnyCoder) -> None:
         """Refuse what was revoked in this workspace, unless it is wanted all the same.
 
         Raises:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+
+if TYPE_CHECKING:
+    from tasks.coding.quality import Agreement
 
 app = typer.Typer(
     no_args_is_help=True, help="Have a sample of a coded table coded by a person, and compare.", rich_markup_mode="rich"
@@ -24,7 +27,10 @@ def draw(
         list[str] | None, typer.Option(help="What the coder reads; may be repeated.", show_default="Final Narrative")
     ] = None,
     share: Annotated[float | None, typer.Option(min=0.0001, max=1, help="Of all rows.", show_default="0.05")] = None,
-    sensitive: Annotated[list[str] | None, typer.Option(help="Code that is always sampled; may be repeated.")] = None,
+    sensitive: Annotated[
+        list[str] | None,
+        typer.Option(help="Code that is always sampled (of several fields: nature=1311); may be repeated."),
+    ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
     ] = None,
@@ -54,7 +60,7 @@ def draw(
     else:
         say(
             f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes); fill in "
-            "the column human_code and run `autocoder qa agree`"
+            "the column human_code (of several fields, one each) and run `autocoder qa agree`"
         )
 
 
@@ -70,28 +76,35 @@ def agree(
 
       autocoder qa agree coded.csv --sample sample.csv
     """
-    from tasks.coding.quality import agreement
+    from tasks.coding.quality import agreements
     from tasks.running.failures import private_errors
 
     with private_errors("qa"):
-        agreed = agreement(coded, sample)
+        agreed = agreements(coded, sample)
     if as_json:
-        say(json.dumps(agreed.as_dict(), indent=2))
+        told = {field: one.as_dict() for field, one in agreed.items()}
+        say(json.dumps(told.get("", told), indent=2))
         return
+    for field, one in agreed.items():
+        _tell(field, one)
+
+
+def _tell(field: str, agreed: Agreement) -> None:
     from rich.table import Table
 
     from flows.commands.terminal import Console
 
+    of = f"{field}: " if field else ""
     low, high = agreed.share_interval
-    say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    say(f"{of}same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
     if agreed.kappa is None or agreed.kappa_interval is None:
-        say("Cohen's kappa: not defined, both gave one code throughout")
+        say(f"{of}Cohen's kappa: not defined, both gave one code throughout")
     else:
         say(
-            f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
+            f"{of}Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
             f"{agreed.kappa_interval[1]:.3f}"
         )
-    table = Table(title=f"{agreed.rows:,} rows coded twice ({agreed.missing:,} came back without a code)")
+    table = Table(title=f"{of}{agreed.rows:,} rows coded twice ({agreed.missing:,} came back without a code)")
     for name in ("code", "human", "model", "both", "F1"):
         table.add_column(name, justify="left" if name == "code" else "right")
     for code in agreed.codes:

@@ -194,6 +194,12 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
                 f"{apart.together_epsilon:.2f} together"
             ),
         )
+    elif data.ingest.fields:
+        yield (
+            "fields",
+            f"{', '.join(data.ingest.fields)} in one release: one Δ, measured on a record's fields together; releases "
+            "one by one would each be charged a Δ of their own",
+        )
     if preview.row is None and charge.exceeds:
         yield "", "that is not enough: the release would be refused"
 
@@ -215,8 +221,6 @@ def _search(parameters: RetrainParameters) -> str:
 
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
-    if parameters.data.ingest.fields:
-        return "several fields are compared, not released yet: `autocoder compare`"
     if row is None and not parameters.release.enabled:
         return "not by this command: it stops at the plan"
     if row is None:

@@ -57,6 +57,10 @@ def serve(
     no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
     thresholds: options.Thresholds = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="CSV field, code, other_field, other_code: what never occurs together wants a look."),
+    ] = None,
     precision: options.Precision = "auto",
 ) -> None:
     """Serve a released model over HTTP, with a page to try it.
@@ -85,11 +89,11 @@ def serve(
             from service.connections import Connection
         except ImportError:
             raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
-        from tasks.coding.coder import Coder
+        from tasks.coding.joint import open_bundle
 
         with released.opened() as folder:
             sound = _verified(folder, trust)
-            coder = Coder.open(folder, thresholds=thresholds, precision=precision)
+            coder = open_bundle(folder, thresholds=thresholds or (), precision=precision, rules=rules)
         released.require_standing(coder)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)

@@ -127,10 +127,14 @@ def _try_golden(folder: Path, content: dict[str, Any], *, wanted: bool | None) -
     except Exception as error:
         name = "modules.json" if (folder / "modules.json").is_file() else "config.json"
         raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
-    try:
-        golden.check(released, content[GOLDEN])
-    except UnsoundBundle:
-        raise
-    except Exception as error:
-        raise UnsoundBundle(GOLDEN, f"the model cannot answer ({type(error).__name__})") from None
-    return len(content[GOLDEN])
+    tried = 0
+    for field, own in released.fields.items():
+        file = f"{field}/{GOLDEN}" if field else GOLDEN
+        try:
+            golden.check(own, content[file], file=file)
+        except UnsoundBundle:
+            raise
+        except Exception as error:
+            raise UnsoundBundle(file, f"the model cannot answer ({type(error).__name__})") from None
+        tried += len(content[file])
+    return tried

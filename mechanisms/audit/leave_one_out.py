@@ -79,7 +79,7 @@ def refit(
     trials, in_all = len(weights), adamw.steps(len(inputs)) + sgd.steps(len(inputs))
     report = progress or (lambda done, total: None)
     everybody = torch.ones(trials, len(labels), dtype=torch.bool)
-    records = Records(inputs.features, labels, everybody, seeds=(seed,) * trials)
+    records = Records(inputs.features, labels, everybody, seeds=(seed,) * trials, fields=classifier.fields)
     theta = audit_trials.from_flat(classifier.flat.detach().cpu(), classes=classifier.part.out_features)
     theta = theta.repeat(trials, 1, 1)
 

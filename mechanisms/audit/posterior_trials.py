@@ -78,7 +78,8 @@ def sample(
             normal=stream.normal_(torch.empty_like(theta), purpose="velocity", step=step),
             log_uniform=torch.special.log_ndtr(stream.normal_(uniform, purpose="accept", step=step)),
         )
-        level = stream.normal_(torch.empty(len(theta), start.shape[1]), purpose="level", step=step)
+        level = torch.empty(len(theta), posteriors[0].levels * start.shape[1])
+        level = stream.normal_(level, purpose="level", step=step)
         theta, at = posteriors[0].shifted(theta, at, level)
         if step < RUN_IN // 2:
             size.update(float(moved.probability.mean()))

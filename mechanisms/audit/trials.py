@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.fields import Fields
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import OptimiserPhase, Progress
 from mechanisms.posterior import risks, swag
@@ -33,13 +34,14 @@ _DRAWS_AT_ONCE = 16
 class Records:
     """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who took part.
 
-    included bool [T, n].
+    included bool [T, n]; fields of a joint head, whose labels are [n, fields], -1 where a record lacks one.
     """
 
     features: Tensor
     labels: Tensor
     included: Tensor
     seeds: tuple[int, ...]
+    fields: Fields | None = None
     padded: Tensor = field(init=False)
     """Features with a column of ones: the bias is one more weight."""
 
@@ -79,9 +81,19 @@ def to_flat(theta: Tensor) -> Tensor:
     return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)
 
 
-def log_likelihood(theta: Tensor, padded: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1]."""
+def log_likelihood(
+    theta: Tensor, padded: Tensor, labels: Tensor, fields: Fields | None = None
+) -> tuple[Tensor, Tensor]:
+    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1].
+
+    Of several fields l is a record's over all of its fields, and all their labels have to be the most probable.
+    """
     scores = torch.nn.functional.linear(padded, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
+    if fields is not None:
+        logs, repeated = fields.log_softmax(scores).flatten(0, 1), labels.repeat_interleave(len(theta), 0)
+        right = ((fields.predicted(logs) == repeated) | (repeated < 0)).all(1)
+        ell = fields.log_likelihood(logs, repeated)
+        return ell.view(-1, len(theta)).T, right.view(-1, len(theta)).T
     at_label = scores.gather(2, labels[:, None, None].expand(-1, theta.shape[0], 1))[..., 0]
     ell = at_label - scores.logsumexp(2)
     return ell.T, (scores.argmax(2) == labels[:, None]).T
@@ -185,11 +197,18 @@ def _gradient(
 ) -> Tensor:
     """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]; with a bound, of its objective of alpha l."""
     x, labels = records.padded[index], records.labels[index]
-    residual = torch.bmm(x, theta.transpose(1, 2)).log_softmax(-1)
-    at_label = residual.gather(2, labels[..., None])
-    residual.exp_().scatter_add_(2, labels[..., None], torch.full_like(at_label, -1.0))
+    scores = torch.bmm(x, theta.transpose(1, 2))
+    if records.fields is None:
+        residual = scores.log_softmax(-1)
+        at_label = residual.gather(2, labels[..., None])
+        ell = at_label[..., 0]
+        residual.exp_().scatter_add_(2, labels[..., None], torch.full_like(at_label, -1.0))
+    else:
+        logs, own = records.fields.log_softmax(scores).flatten(0, 1), labels.flatten(0, 1)
+        ell = records.fields.log_likelihood(logs, own).view(index.shape)
+        residual = records.fields.residuals_(logs, own).view_as(scores)
     if bounded is not None:
-        alpha = alpha * (bounded.power * alpha * at_label[..., 0]).exp()  # d/dl of expm1(q alpha l)/q
+        alpha = alpha * (bounded.power * alpha * ell).exp()  # d/dl of expm1(q alpha l)/q
     return torch.bmm((residual * (share * alpha)[..., None]).transpose(1, 2), x)
 
 
@@ -290,7 +309,7 @@ def chain(
             purpose = "risk" if base else "sensitivity"
             risk[t, own] = _largest(post, records, own, classes=classes, seed=seed, purpose=purpose, numbers=numbers)
             released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
-            ell, _ = log_likelihood(released[t : t + 1], records.padded[own], records.labels[own])
+            ell, _ = log_likelihood(released[t : t + 1], records.padded[own], records.labels[own], records.fields)
             largest = torch.maximum(risk[t, own], -ell[0])
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
         if this.bounded is not None:
@@ -318,5 +337,5 @@ def _largest(
     for start in range(0, len(numbers), _DRAWS_AT_ONCE):
         some = numbers[start : start + _DRAWS_AT_ONCE]
         theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=some)
-        worst = torch.maximum(worst, log_likelihood(theta, padded, labels)[0].neg().amax(0))
+        worst = torch.maximum(worst, log_likelihood(theta, padded, labels, records.fields)[0].neg().amax(0))
     return worst

@@ -2,14 +2,21 @@
 
 Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a mean-pooled head becomes the
 sentence-transformers module layout (transformer, pooling, dense), whose `encode` gives the logits. Labels are codes.
+
+A joint head of several fields becomes transformer and pooling, whose `encode` gives the features, and a folder a field
+with a dense layer on them and the codes of its scores:
+
+    encoder = SentenceTransformer(folder)
+    part = SentenceTransformer(modules=[*encoder, Dense.load(folder, subfolder="part/2_Dense")])
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +28,7 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import TokenInputs, token_budget_batches
 from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import Precision, computing
@@ -30,23 +38,31 @@ ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
 makes up a head for it and answers with those names."""
 LABELS = "labels.json"
-"""Codes in the order of the scores, where no configuration of transformers names them."""
+"""Codes in the order of the scores, where no configuration of transformers names them; of a joint head, at the top the
+names of its fields in their order, and in each field's folder its codes."""
+DENSE = "2_Dense"
 
 Shapes = dict[str, tuple[int, ...]]
+Codes = Sequence[str] | Mapping[str, Sequence[str]]
+"""The labels, in the order of the outputs; of several fields, those of each by its name."""
 
 
-def save(
-    classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
-) -> dict[str, Shapes]:
+def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Precision = "float32") -> dict[str, Shapes]:
     """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
 
     Args:
         classifier: the model.
         folder: where to.
-        codes: the labels, in the order of the outputs.
+        codes: the labels, in the order of the outputs; of a joint head, those of each field by its name.
         precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
+
+    Raises:
+        MechanismError: the codes are not those of the head's fields.
     """
     config = classifier.config
+    several = codes if isinstance(codes, Mapping) else None
+    if (classifier.fields and classifier.fields.sizes) != (several and tuple(map(len, several.values()))):
+        raise MechanismError("the codes are not those of the fields that the head codes")
     model = classifier.releasable()
     tokenizer = encoders.load_tokenizer(config.encoder)
     tokenizer.model_max_length = config.max_length
@@ -57,12 +73,12 @@ def save(
             _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
         else:
             within = folder
-            _label(cast(Any, model), codes)
+            _label(cast(Any, model), cast("Sequence[str]", codes))
             cast(Any, model).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     _forget_origin(within / "config.json")
     _forget_origin(within / "tokenizer_config.json")
-    weights = _inference_weights(model)
+    weights = _inference_weights(model, several)
     if precision == "bfloat16":
         for name in weights:
             _halve(folder / name)
@@ -82,13 +98,16 @@ def tokenizer_of(encoder: str) -> dict[str, Any]:
     return json.loads(tokenizer.to_str())
 
 
-def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
+def _inference_weights(model: nn.Module, several: Mapping[str, Sequence[str]] | None) -> dict[str, Shapes]:
     def shapes(module: nn.Module) -> Shapes:
         return {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
 
     if isinstance(model, MeanPooled):
-        dense = {f"linear.{name}": shape for name, shape in shapes(model.head).items()}
-        return {f"{ENCODER}/model.safetensors": shapes(model.encoder), "2_Dense/model.safetensors": dense}
+        encoder = {f"{ENCODER}/model.safetensors": shapes(model.encoder)}
+        return encoder | {
+            f"{place}{DENSE}/model.safetensors": {f"linear.{name}": shape for name, shape in shapes(head).items()}
+            for place, head, _ in _heads(model, several)
+        }
     return {"model.safetensors": shapes(model)}
 
 
@@ -101,25 +120,55 @@ def _set(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True) + "\n")
 
 
-def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str], max_length: int) -> None:
+def _heads(
+    model: MeanPooled, several: Mapping[str, Sequence[str]] | None
+) -> list[tuple[str, nn.Linear, Sequence[str]]]:
+    """The linear layer of each field with its codes, and where its files lie: "" for the only one."""
+    if several is None:
+        return [("", model.head, ())]
+    spans = Fields(tuple(map(len, several.values()))).spans
+    return [
+        (f"{name}/", _rows(model.head, span), own) for (name, own), span in zip(several.items(), spans, strict=True)
+    ]
+
+
+def _rows(head: nn.Linear, span: slice) -> nn.Linear:
+    """Some rows of a linear layer as one of their own."""
+    own = nn.Linear(head.in_features, span.stop - span.start)
+    own.load_state_dict({"weight": head.weight[span].detach(), "bias": head.bias[span].detach()})
+    return own.requires_grad_(False)
+
+
+def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Codes, max_length: int) -> None:
     """The layout of sentence-transformers, written by the library itself."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
+    several = codes if isinstance(codes, Mapping) else None
     with tempfile.TemporaryDirectory(dir=folder) as place:
         cast(Any, model.encoder).save_pretrained(place)
         tokenizer.save_pretrained(place)
         transformer = modules.Transformer(place, max_seq_length=max_length)
     transformer.save_in_root = False
-    width, labels = model.head.in_features, model.head.out_features
-    dense = modules.Dense(width, labels, activation_function=nn.Identity())
-    with torch.no_grad():
-        dense.linear.weight.copy_(model.head.weight)
-        dense.linear.bias.copy_(model.head.bias)
-    whole = SentenceTransformer(modules=[transformer, modules.Pooling(width, pooling_mode="mean"), dense], device="cpu")
-    whole.save(str(folder), create_model_card=False)
+    stack: list[Any] = [transformer, modules.Pooling(model.head.in_features, pooling_mode="mean")]
+    for within, head, own in _heads(model, several):
+        dense = modules.Dense(head.in_features, head.out_features, activation_function=nn.Identity())
+        with torch.no_grad():
+            dense.linear.weight.copy_(head.weight)
+            dense.linear.bias.copy_(head.bias)
+        if not within:
+            stack.append(dense)
+            continue
+        (folder / within / DENSE).mkdir(parents=True)
+        dense.save(str(folder / within / DENSE))
+        _write(folder / within / LABELS, {"codes": list(own)})
+    SentenceTransformer(modules=stack, device="cpu").save(str(folder), create_model_card=False)
     _stable_module_names(folder / "modules.json")
-    (folder / LABELS).write_text(json.dumps({"codes": list(codes)}, indent=2) + "\n", encoding="utf-8")
+    _write(folder / LABELS, {"codes": list(codes)} if several is None else {"fields": list(several)})
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _label(model: Any, codes: Sequence[str]) -> None:
@@ -156,6 +205,19 @@ class Released:
     max_length: int
     precision: Precision = "float32"
     """Of the passes; the weights are float32."""
+    spans: Mapping[str, slice] = field(default_factory=dict)
+    """Of a joint head, where each field's codes and scores lie; empty where there is one field."""
+
+    @property
+    def fields(self) -> Mapping[str, Released]:
+        """Each field by its name, as a model of its own on the same encoder; the only one has the name ""."""
+        return {name: self._of(span) for name, span in self.spans.items()} or {"": self}
+
+    def _of(self, span: slice) -> Released:
+        whole = cast(MeanPooled, self.model)
+        own = MeanPooled(whole.encoder, whole.head.in_features, span.stop - span.start)
+        own.head = _rows(whole.head, span)
+        return replace(self, model=own.eval(), codes=self.codes[span], spans={})
 
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
@@ -165,12 +227,17 @@ class Released:
         prose: a text of any size costs no more than that.
         """
         out = self.logits_in(self.precision, texts)
-        if self.precision == "bfloat16" and len(self.codes) > 1:
-            best = out.topk(2, dim=-1).values
-            near = (best[:, 0] - best[:, 1] < NEAR_TIE).nonzero()[:, 0].tolist()
+        if self.precision == "bfloat16":
+            leads = [lead_of(out[:, span])[0] for span in self.places]
+            near = (torch.stack(leads) < NEAR_TIE).any(0).nonzero()[:, 0].tolist()
             if near:
                 out[near] = self.logits_in("float32", [texts[at] for at in near])
         return out
+
+    @property
+    def places(self) -> tuple[slice, ...]:
+        """Where each field's scores lie; all of them where there is one."""
+        return tuple(self.spans.values()) or (slice(None),)
 
     def logits_in(self, precision: Precision, texts: Sequence[str]) -> Tensor:
         """The same with every text in one precision."""
@@ -208,14 +275,25 @@ class Released:
 _CPU = torch.device("cpu")
 
 
+def lead_of(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of one code: for ever."""
+    if scores.shape[1] < 2:
+        return scores.new_full((len(scores),), math.inf), scores.new_zeros((len(scores), 2), dtype=torch.int64)
+    best = scores.topk(2, dim=-1)
+    return best.values[:, 0] - best.values[:, 1], best.indices
+
+
 def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
-    """How far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]."""
+    """How far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]; of several
+    fields, the most that it moves in any."""
     exact, rounded = released.logits_in("float32", texts), released.logits_in("bfloat16", texts)
-    if len(released.codes) < 2:
-        return torch.zeros(len(texts))
-    best = rounded.topk(2, dim=-1)
-    there = exact.gather(1, best.indices)
-    return ((best.values[:, 0] - best.values[:, 1]) - (there[:, 0] - there[:, 1])).abs()
+    moved = [torch.zeros(len(texts))]
+    for place in released.places:
+        lead, best = lead_of(rounded[:, place])
+        if lead.isfinite().all():
+            there = exact[:, place].gather(1, best)
+            moved.append((lead - (there[:, 0] - there[:, 1])).abs())
+    return torch.stack(moved).amax(0)
 
 
 def load(folder: Path) -> Released:
@@ -227,25 +305,42 @@ def load(folder: Path) -> Released:
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:
-        if labels.is_file():
-            codes = tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))
-        else:
-            named = json.loads((folder / "config.json").read_text())["id2label"]
-            codes = tuple(named[str(i)] for i in range(len(named)))
+        spaces = _spaces(folder)
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
             f"{folder} is no released model: {LABELS} or config.json is missing or names no codes"
         ) from None
+    codes = tuple(code for own in spaces.values() for code in own)
     tokenizer = encoders.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
         encoder = encoders.load_encoder(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes))
-        dense = {k: w.float() for k, w in load_file(folder / "2_Dense" / "model.safetensors").items()}
-        cast(MeanPooled, model).head.load_state_dict({"weight": dense["linear.weight"], "bias": dense["linear.bias"]})
+        places = [folder / name / DENSE / "model.safetensors" for name in spaces]
+        loaded = [load_file(place) for place in places]
+        stacked = {name: torch.cat([one[f"linear.{name}"].float() for one in loaded]) for name in ("weight", "bias")}
+        cast(MeanPooled, model).head.load_state_dict(stacked)
     else:
         model = encoders.load_with_standard_head(str(folder), num_labels=len(codes))
     model.eval()
-    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=int(tokenizer.model_max_length))
+    several = {} if "" in spaces else dict(zip(spaces, Fields(tuple(map(len, spaces.values()))).spans, strict=True))
+    longest = int(tokenizer.model_max_length)
+    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=longest, spans=several)
+
+
+def _spaces(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The codes of each field in the order of their scores; the only one has the name ""."""
+    labels = folder / LABELS
+    if not labels.is_file():
+        named = json.loads((folder / "config.json").read_text())["id2label"]
+        return {"": tuple(named[str(i)] for i in range(len(named)))}
+    content = json.loads(labels.read_text(encoding="utf-8"))
+    if "fields" not in content:
+        return {"": tuple(map(str, content["codes"]))}
+    names = [str(name) for name in content["fields"]]
+    if not all(map(str.isidentifier, names)):
+        raise ValueError("no names of fields")
+    files = {name: folder / name / LABELS for name in names}
+    return {name: tuple(map(str, json.loads(file.read_bytes())["codes"])) for name, file in files.items()}
 
 
 def _stable_module_names(path: Path) -> None:

@@ -330,7 +330,9 @@ def _trajectories(
             normal=normal,
             log_uniform=torch.special.log_ndtr(uniform),
         )
-        level = stream.normal_(torch.empty(chains, start.shape[1]), purpose=f"{purpose}: level", step=step)
+        level = stream.normal_(
+            torch.empty(chains, target.levels * start.shape[1]), purpose=f"{purpose}: level", step=step
+        )
         state.theta, state.at = theta, at = target.shifted(theta, at, level)
         state.step += 1
         if state.step <= warm:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import zstandard
 
 from storage.bundle.folder import UnsoundBundle
-from storage.egress.allowed import FILES
+from storage.egress.allowed import kind_of
 from storage.errors import InputError
 
 SUFFIX = ".tar.zst"
@@ -184,10 +184,11 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     if not plain or len(parts) < 2 or parts[0].startswith(".") or "\\" in entry.name:
         raise UnsoundBundle(shown, "would be written outside the bundle's folder")
     name = "/".join(parts[1:])
-    if name not in FILES:
+    kind = kind_of(name)
+    if kind is None:
         raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")
-    if not 0 <= entry.size <= FILES[name].max_bytes:
-        raise UnsoundBundle(name, f"is larger than {FILES[name].max_bytes >> 20} MB")
+    if not 0 <= entry.size <= kind.max_bytes:
+        raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
     return place
 
 

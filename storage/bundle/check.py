@@ -12,7 +12,7 @@ from storage.bundle.proof import check_proof
 from storage.bundle.revocations import Revocations
 from storage.bundle.signing import Verifier
 from storage.bundle.trust import Listing
-from storage.egress.allowed import FILES, check_codes, check_layers, read_files
+from storage.egress.allowed import check_codes, check_layers, fields_in, files_of, read_files
 from storage.egress.documents import strict_json
 from storage.errors import InputError
 from storage.ledger.heads import key_id
@@ -62,7 +62,8 @@ def check(
         UnsoundBundle: names the first file that is not as it should be.
         InputError: the key, the authorities or the revocation list cannot be used.
     """
-    bundle.check_allowed(folder, frozenset(FILES))
+    allowed = files_of(fields_in(folder))
+    bundle.check_allowed(folder, allowed)
     public = None
     if verifier is not None:
         public = verifier.verify(folder)
@@ -72,7 +73,7 @@ def check(
         raise UnsoundBundle(SIGNATURE, "cannot be checked without a key or a certificate authority")
     if not (folder / PROOF).is_file():
         raise UnsoundBundle(PROOF, "is missing: the bundle was not finished, run its release again")
-    found = read_files(folder, allowed=frozenset(FILES))
+    found = read_files(folder, allowed=allowed)
     check_codes(found)
     check_layers(found)
     proof, statement = found[PROOF], found[STATEMENT]

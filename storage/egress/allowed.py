@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ _MB = 1 << 20
 ENCODER = "0_Transformer/"
 """Where a mean-pooled model's encoder lies; in bundles from before, it lay at the top."""
 LABELS = "labels.json"
-"""Codes in the order of the scores, beside an encoder that names none."""
+"""Codes in the order of the scores, beside an encoder that names none; of several fields, their names."""
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
 
 
@@ -118,20 +118,72 @@ FILES: dict[str, Kind] = {
     bundle.PROOF: _json("ledger_proof"),
     bundle.SIGNATURE: Kind(_signature, _MB),
 }
-"""Every file that a bundle may hold."""
+"""Every file that a bundle of one field may hold."""
+
+OF_A_FIELD = frozenset(
+    {LABELS, "2_Dense/config.json", "2_Dense/model.safetensors", bundle.CODELIST, bundle.THRESHOLDS, bundle.GOLDEN}
+)
+"""Of these each of several fields has its own, in a folder of its name."""
+_FIELD = re.compile(r"([a-z][a-z0-9_]{0,30})/(.+)")
+
+
+def kind_of(name: str) -> Kind | None:
+    """How a file of this name is read; None where no bundle may hold it, whatever its fields."""
+    within = _FIELD.fullmatch(name)
+    if within is None:
+        return FILES.get(name)
+    return FILES[within[2]] if within[2] in OF_A_FIELD else None
+
+
+def files_of(fields: Sequence[str]) -> frozenset[str]:
+    """Every file that a bundle of these fields may hold; of none, that of one field."""
+    if not fields:
+        return frozenset(FILES)
+    own = {f"{name}/{file}" for name in fields for file in OF_A_FIELD}
+    return (frozenset(FILES) - (OF_A_FIELD - {LABELS})) | own
+
+
+def content_of(fields: Sequence[str]) -> frozenset[str]:
+    """The same before the ledger's row is committed."""
+    return files_of(fields) - bundle.SEAL
+
+
+def fields_in(folder: Path) -> tuple[str, ...]:
+    """The fields that a bundle's labels name; none where it is of one field.
+
+    Raises:
+        UnsoundBundle: they name none that can be.
+    """
+    path = folder / LABELS
+    if not path.is_file() or path.is_symlink():
+        return ()
+    if path.stat().st_size > FILES[LABELS].max_bytes:
+        raise UnsoundBundle(LABELS, f"is larger than {FILES[LABELS].max_bytes >> 20} MB")
+    try:
+        return tuple(FILES[LABELS].read(LABELS, path).get("fields", ()))
+    except RecursionError:
+        raise UnsoundBundle(LABELS, "is nested too deeply") from None
+
+
+def places_in(found: Mapping[str, Any]) -> dict[str, str]:
+    """Where the files of each field lie in a bundle that was read, by its name; "" for the only one, at the top."""
+    names = found[LABELS].get("fields") if LABELS in found else None
+    return {"": ""} if names is None else {name: f"{name}/" for name in names}
+
 
 TOKENIZER = frozenset(
     f"{place}{name}" for place in ("", ENCODER) for name in ("tokenizer.json", "tokenizer_config.json")
 )
 """Files that come from the public encoder."""
 CONTENT = frozenset(FILES) - bundle.SEAL
-"""What may be there before the ledger's row is committed."""
+"""What may be there of one field before the ledger's row is committed."""
 
 _ALWAYS = frozenset(
     {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
 )
 _AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"})
+_DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
+_LAYERS = frozenset({"modules.json", "1_Pooling/config.json"}) | _DENSE
 _BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _LAYERS
 
 
@@ -140,8 +192,11 @@ def encoder_place(names: Iterable[str]) -> str:
     return ENCODER if any(name == LABELS or name.startswith(ENCODER) for name in names) else ""
 
 
-def model_files(names: Iterable[str]) -> frozenset[str]:
+def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[str]:
     """The files that a model of this layout needs.
+
+    Args:
+        fields: that it codes; none where it is one.
 
     Raises:
         UnsoundBundle: files of two layouts lie together, of which a library may read the other one.
@@ -151,7 +206,8 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
         return _AT_THE_TOP | (_LAYERS if _LAYERS & present else frozenset())
     for name in sorted(present & (_AT_THE_TOP | {"sentence_bert_config.json"})):
         raise UnsoundBundle(name, f"lies beside another model, in {ENCODER}")
-    return _BELOW
+    own = {f"{name}/{file}" for name in fields for file in _DENSE | {LABELS}}
+    return (_BELOW - _DENSE) | own if fields else _BELOW
 
 
 def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
@@ -162,11 +218,16 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
     """
     bundle.check_allowed(folder, allowed)
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    for name in sorted((_ALWAYS | model_files(present)) - set(present)):
+    fields = fields_in(folder)
+    each = _ALWAYS & OF_A_FIELD
+    always = (_ALWAYS - each) | {f"{name}/{file}" for name in fields for file in each} if fields else _ALWAYS
+    for name in sorted((always | model_files(present, fields)) - set(present)):
         raise UnsoundBundle(name, "is missing")
     found: dict[str, Any] = {}
     for name, path in present.items():
-        kind = FILES[name]
+        kind = kind_of(name)
+        if kind is None:
+            raise UnsoundBundle(name, "is not on the list of files that may leave")
         if path.stat().st_size > kind.max_bytes:
             raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
         with path.open("rb") as file:
@@ -178,19 +239,33 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def check_codes(found: dict[str, Any]) -> tuple[str, ...]:
-    """The codes, which configuration and code list have to name alike; in the order of the scores.
+def check_codes(found: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The codes of each field (of the only one by the name ""), which model and code list have to name alike; in the
+    order of the scores.
 
     Raises:
-        UnsoundBundle: they differ.
+        UnsoundBundle: they differ, or the statement is of other fields.
     """
-    codes = tuple(found[LABELS]["codes"]) if LABELS in found else _configured(found["config.json"])
-    if codes != tuple(row[0] for row in found[bundle.CODELIST]):
-        raise UnsoundBundle(bundle.CODELIST, "names other codes than the model, or in another order")
-    for answer in found[bundle.GOLDEN]:
-        if not set(answer["codes"]) <= set(codes):
-            raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
-    return codes
+    spaces: dict[str, tuple[str, ...]] = {}
+    for field, place in places_in(found).items():
+        labels = found.get(f"{place}{LABELS}")
+        if labels is not None and "codes" not in labels:
+            raise UnsoundBundle(f"{place}{LABELS}", "names no codes")
+        codes = _configured(found["config.json"]) if labels is None else tuple(labels["codes"])
+        if codes != tuple(row[0] for row in found[f"{place}{bundle.CODELIST}"]):
+            raise UnsoundBundle(f"{place}{bundle.CODELIST}", "names other codes than the model, or in another order")
+        for answer in found[f"{place}{bundle.GOLDEN}"]:
+            if not set(answer["codes"]) <= set(codes):
+                raise UnsoundBundle(
+                    f"{place}{bundle.GOLDEN}", f"narrative {answer['id']} has a code that is not on the list"
+                )
+        thresholds = found.get(f"{place}{bundle.THRESHOLDS}")
+        if thresholds is not None and thresholds.get("field", "") != field:
+            raise UnsoundBundle(f"{place}{bundle.THRESHOLDS}", "is of another field")
+        spaces[field] = codes
+    if found[bundle.STATEMENT].get("fields", [""]) != list(spaces):
+        raise UnsoundBundle(bundle.STATEMENT, "is of other fields than the model codes")
+    return spaces
 
 
 def _configured(config: dict[str, Any]) -> tuple[str, ...]:
@@ -209,12 +284,16 @@ def check_layers(found: dict[str, Any]) -> None:
     """
     if "modules.json" not in found:
         return
-    width, tensors = found["1_Pooling/config.json"]["embedding_dimension"], found["2_Dense/model.safetensors"]
-    dense, codes = found["2_Dense/config.json"], len(found[bundle.CODELIST])
+    width, places = found["1_Pooling/config.json"]["embedding_dimension"], places_in(found)
     first = {module["path"] for module in found["modules.json"] if module["idx"] == 0}
     if first != {encoder_place(found).rstrip("/")}:
         raise UnsoundBundle("modules.json", "does not begin at the encoder")
-    if (dense["in_features"], dense["out_features"]) != (width, codes):
-        raise UnsoundBundle("2_Dense/config.json", "is not between the encoder's features and the codes")
-    if tensors != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
-        raise UnsoundBundle("2_Dense/model.safetensors", "holds other tensors than its configuration says")
+    if (len(found["modules.json"]) == 3) != ("" in places):
+        raise UnsoundBundle("modules.json", "has not the layers of a model of its fields")
+    for place in places.values():
+        dense, codes = f"{place}2_Dense/", len(found[f"{place}{bundle.CODELIST}"])
+        told = found[f"{dense}config.json"]
+        if (told["in_features"], told["out_features"]) != (width, codes):
+            raise UnsoundBundle(f"{dense}config.json", "is not between the encoder's features and the codes")
+        if found[f"{dense}model.safetensors"] != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
+            raise UnsoundBundle(f"{dense}model.safetensors", "holds other tensors than its configuration says")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress import leaks
-from storage.egress.allowed import CONTENT, FILES, TOKENIZER, check_codes, encoder_place, model_files, read_files
+from storage.egress.allowed import TOKENIZER, check_codes, content_of, encoder_place, kind_of, model_files, read_files
 from storage.egress.decoding import readings
 from storage.egress.sequences import SequenceFilter
 from storage.egress.tensors import Shapes
@@ -25,19 +25,25 @@ from storage.egress.tensors import Shapes
 class Expected:
     """What the bundle has to agree with, known from outside it."""
 
-    codes: tuple[Code, ...]
+    codes: Mapping[str, tuple[Code, ...]]
+    """Of each field by its name; of the only one by the name ""."""
     tokenizer: str
     """`tokenizer_digest` of the public encoder's own."""
     tensors: dict[str, Shapes]
     """Names and shapes of the inference weights, by file."""
-    golden_texts: tuple[str, ...]
-    """The generated narratives, in order."""
+    golden_texts: Mapping[str, tuple[str, ...]]
+    """The generated narratives of each field, in order."""
     statement: dict[str, Any]
     identities: tuple[str, ...]
     """Names and folders that nothing may hold; see `leaks.identities`."""
     narratives: SequenceFilter
     licence_is_public: bool = True
     """Whether the licence is one by name, whose text may hold years and addresses."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of several fields; none where there is one."""
+        return tuple(name for name in self.codes if name)
 
 
 def inspect(folder: Path, expected: Expected) -> None:
@@ -46,16 +52,18 @@ def inspect(folder: Path, expected: Expected) -> None:
     Raises:
         UnsoundBundle: names the first file at fault.
     """
-    found = read_files(folder, allowed=CONTENT)
-    codes = check_codes(found)
-    if codes != tuple(entry.code for entry in expected.codes):
+    found = read_files(folder, allowed=content_of(expected.fields))
+    if check_codes(found) != {name: tuple(one.code for one in own) for name, own in expected.codes.items()}:
         raise UnsoundBundle(bundle.CODELIST, "names other codes than the records' code list")
-    if any(row[1] != entry.title for row, entry in zip(found[bundle.CODELIST], expected.codes, strict=True)):
-        raise UnsoundBundle(bundle.CODELIST, "has another title than the records' code list")
+    for name, own in expected.codes.items():
+        place = f"{name}/" if name else ""
+        titles = [row[1] for row in found[f"{place}{bundle.CODELIST}"]]
+        if titles != [entry.title for entry in own]:
+            raise UnsoundBundle(f"{place}{bundle.CODELIST}", "has another title than the records' code list")
+        if tuple(answer["text"] for answer in found[f"{place}{bundle.GOLDEN}"]) != expected.golden_texts[name]:
+            raise UnsoundBundle(f"{place}{bundle.GOLDEN}", "holds other texts than the generator makes")
     if found[bundle.STATEMENT] != expected.statement:
         raise UnsoundBundle(bundle.STATEMENT, "is not the statement of this release's row")
-    if tuple(answer["text"] for answer in found[bundle.GOLDEN]) != expected.golden_texts:
-        raise UnsoundBundle(bundle.GOLDEN, "holds other texts than the generator makes")
     _check_model(folder, found, expected)
 
 
@@ -65,13 +73,15 @@ def inspect_model(folder: Path, expected: Expected) -> None:
     Raises:
         UnsoundBundle: names the first file at fault.
     """
-    titles = "\n".join(entry.title for entry in expected.codes)
-    _check_narratives(bundle.CODELIST, (titles,), expected, decode=True)
-    bundle.check_allowed(folder, CONTENT)
+    lists = ["\n".join(entry.title for entry in own) for own in expected.codes.values()]
+    together = ["\n".join(lists)] if len(lists) > 1 else []  # one sentence may be cut over the lists of two fields
+    _check_narratives(bundle.CODELIST, [*lists, *together], expected, decode=True)
+    bundle.check_allowed(folder, content_of(expected.fields))
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    for name in sorted((model_files(paths) | set(expected.tensors)) - set(paths)):
+    for name in sorted((model_files(paths, expected.fields) | set(expected.tensors)) - set(paths)):
         raise UnsoundBundle(name, "is missing")
-    _check_model(folder, {name: FILES[name].read(name, path) for name, path in paths.items()}, expected)
+    kinds = {name: kind for name in paths if (kind := kind_of(name)) is not None}
+    _check_model(folder, {name: kind.read(name, paths[name]) for name, kind in kinds.items()}, expected)
 
 
 def _check_model(folder: Path, found: dict[str, Any], expected: Expected) -> None:
@@ -93,7 +103,7 @@ def _check_content(name: str, path: Path, expected: Expected) -> None:
         return _check_narratives(name, columns[:1], expected, decode=False)
     if name != bundle.LICENCE or not expected.licence_is_public:  # a public one holds such marks
         scored = {bundle.THRESHOLDS, bundle.GOLDEN}
-        leaks.check_text(name, columns[0], identities=expected.identities, scores=name not in scored)
+        leaks.check_text(name, columns[0], identities=expected.identities, scores=path.name not in scored)
     return _check_narratives(name, columns, expected, decode=True)
 
 

@@ -95,6 +95,12 @@ class ImageFeatures(BaseModel):
 
 
 FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
+_TAKEN = frozenset(
+    {"model", "classification", "classification_version", "bundle_digest", "coded_fields", "needs_review", "conflicts"}
+)
+"""Columns that coding adds to a table whatever the fields are called."""
+_BESIDE = re.compile(r"(score_)?\d+|title|score|needs_review|group_(code|title|score)")
+"""What a field's own columns are called, after its name."""
 
 
 class FieldColumns(BaseModel):
@@ -145,7 +151,8 @@ class IngestConfig(BaseModel):
         title="Fields",
         description="Where a record is coded in several fields at once: `{nature: {label_column: Nature, codelist: "
         "nature.csv}, part: …}`, in place of one code column and one code list. A record that lacks some of its codes "
-        "is kept for the others; needs sampling `per-record`. Compared, not released yet. Empty: one field.",
+        "is kept for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
+        "Empty: one field.",
     )
     id_column: str | None = Field(
         default=None,
@@ -363,6 +370,12 @@ class IngestConfig(BaseModel):
             raise ValueError("fields: name two or more; of a single field give label_column and the code list alone")
         if self.sampling != "per-record":
             raise ValueError("fields: sampling by code is of one field; set sampling=per-record")
+        for name in self.fields:
+            beside = [name[len(one) + 1 :] for one in self.fields if name.startswith(f"{one}_")]
+            if name in _TAKEN or any(map(_BESIDE.fullmatch, beside)):
+                raise ValueError(
+                    f"fields: a coded table has a column {name} of another meaning; call the field otherwise"
+                )
         columns = list(self.label_columns.values())
         if twice := [name for name, column in self.label_columns.items() if columns.count(column) > 1]:
             raise ValueError(f"fields: {' and '.join(twice)} have one label_column; a field is a column of its own")

@@ -58,7 +58,7 @@ def _gradients(work: Work, *, model: ModelConfig, seed: int, canaries: int) -> M
         canaries=min(canaries, head.num_parameters // _SHARE),
         generator=generator(seed, "audit", "gradient canaries"),
     )
-    run = Run(given.classes, seed, lambda: head, progress=work.progress, canaries=coins)
+    run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
     fitted = plan_of(work.inputs["plan"]).fit(records, run)
     if coins.steps != dp_sgd.descent_of(fitted.event).steps:  # a descent of another's, which took no canaries
         return {"coins": 0, "right": 0, "right_at_half_noise": 0}

@@ -15,7 +15,7 @@ from storage.artifacts import digest
 from storage.ledger import Row
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.outcome import Outcome, Study
-from tasks.releasing.claims import NOT_METHOD
+from tasks.releasing.claims import NOT_METHOD, method_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def look(study: Study, settings: AuditParameters, outcome: Outcome, rows: Sequen
     claim_of = digest(
         {
             "records": study.facts["fingerprint"],
-            "parameters": study.parameters.model_dump(mode="json", exclude=NOT_METHOD | {"fit": {"seed": True}}),
+            "parameters": method_of(study.parameters, NOT_METHOD | {"fit": {"seed": True}}),
             "mechanism": outcome.mechanism.model_dump(mode="json"),
             "delta": study.delta(outcome.branch),
         }

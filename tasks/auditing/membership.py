@@ -24,6 +24,7 @@ from torch import Tensor
 from mechanisms.audit import bounds as audit
 from mechanisms.audit import gradient_canaries, leave_one_out
 from mechanisms.dp_sgd import descent_of
+from mechanisms.model.fields import Fields
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
@@ -32,7 +33,7 @@ from tasks.auditing.bounds import Bound, finite
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
 from tasks.fitting.fits import predictions as read
-from tasks.fitting.prepared import SPLITS, load_inputs
+from tasks.fitting.prepared import SPLITS, fields_of, load_inputs
 from tasks.running.stage import Step, Work
 
 RERUNS, WHITE_BOX = ("trials", "halved"), ("gradients", "densities")
@@ -66,9 +67,9 @@ def measure(
     """Audit one candidate.
 
     Args:
-        inputs: `prepared`; `predictions` of both halves by the candidate (of a posterior, by a repeatable draw of the
-            audit's own: the one that is released does not exist yet, and is drawn once); where there are such, `pool`
-            and `trials`, `halved` (trials at half noise), `gradients` and `densities`.
+        inputs: `prepared`; of several fields `dataset`; `predictions` of both halves by the candidate (of a posterior,
+            by a repeatable draw of the audit's own: the one that is released does not exist yet, and is drawn once);
+            where there are such, `pool` and `trials`, `halved` (trials at half noise), `gradients` and `densities`.
         trials_of: name of the candidate's mechanism in the trials.
     """
     return Step(
@@ -84,7 +85,8 @@ def measure(
 def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mapping[str, Any]:
     codes = [load_inputs(work.inputs["prepared"], split)[1] for split in SPLITS]
     scores = [read(work.inputs["predictions"], split)["log_probabilities"] for split in SPLITS]
-    ell = [_log_likelihood(s, y) for s, y in zip(scores, codes, strict=True)]
+    layout = fields_of(work.inputs["dataset"]) if "dataset" in work.inputs else None
+    ell = [_log_likelihood(s, y, layout) for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
     trials, halved = (Trials.load(work.inputs[key], trials_of) if key in work.inputs else None for key in RERUNS)
     # pairs of each candidate, families and the canary over trials, the largest delta by counts; gradients, densities
@@ -94,7 +96,9 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
     event = audit_bounds.of_noise(None if design.event is None else decode(dict(design.event)))
 
     figures, curves = _membership(ell, known)
-    bounds = [audit_bounds.pairs(ell, codes, known, delta=design.delta, confidence=1 - alpha, seed=seed)]
+    # any grouping that owes nothing to who was trained on will do; all fields together would leave hardly a pair
+    paired = [labels if labels.dim() == 1 else labels[:, 0] for labels in codes]
+    bounds = [audit_bounds.pairs(ell, paired, known, delta=design.delta, confidence=1 - alpha, seed=seed)]
     figures["epsilon_lower_bound_replace_one"] = finite(2 * bounds[0].epsilon)
     if pool is not None and trials is not None:
         bounds += audit_bounds.of_trials(
@@ -178,8 +182,9 @@ def _largest_deltas(
     return told
 
 
-def _log_likelihood(scores: Tensor, labels: Tensor) -> np.ndarray:
-    return scores.double().gather(1, labels[:, None])[:, 0].numpy()
+def _log_likelihood(scores: Tensor, labels: Tensor, fields: Fields | None) -> np.ndarray:
+    """Of each record, over all fields that it has."""
+    return (fields or Fields((scores.shape[1],))).log_likelihood(scores.double(), labels).numpy()
 
 
 def _reference_runs(pool: Pool, trials: Trials) -> audit.Reference:

@@ -39,6 +39,7 @@ _PLANTED, _REFERENCES = 16, 32
 class Pool:
     """features float32 [n, width], labels and family int64 [n]; references int64 [planted, 1 + references].
 
+    Of several fields labels are [n, fields], -1 where a record lacks one; a wrong code is then wrong in each.
     Rows start with the training half, then the test half, each in the order of its split. A row of `references` is a
     planted sequence followed by those that it is ranked among, all under its code.
     """
@@ -96,31 +97,33 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
     texts = [text for split in SPLITS for text in load_split(work.inputs["dataset"], split)["text"]]
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
-    observed = torch.unique(labels).numpy()
+    columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
+    observed = [torch.unique(own[own >= 0]).numpy() for own in columns.T]
     chosen = pick.permutation(len(labels))[: 2 * canaries]
     originals, copied = chosen[:canaries], chosen[canaries:]
 
-    wrong = np.array([pick.choice(observed[observed != int(labels[i])]) for i in originals])
+    wrong = np.array([_another(columns[i].tolist(), observed, pick) for i in originals])
     family[torch.from_numpy(originals)] = NEVER
-    rare_codes = pick.choice(observed, canaries)
+    rare_codes = np.stack([pick.choice(known, canaries) for known in observed], axis=1)
     twins = [_altered(texts[int(i)]) for i in copied]
     planted = [_gibberish(derive_seed(seed, "audit", "rare", i)) for i in range(canaries + _REFERENCES)]
     encoded = _encode(work, model, [*twins, *planted], seed=seed)
     twin, rare, others = encoded.split([len(twins), canaries, _REFERENCES])
     exposed = min(_PLANTED, canaries)
-    mover, mover_code = _mover(features, labels)
+    mover, mover_codes = _mover(features, columns)
     parts: list[tuple[Tensor, Any, int]] = [
         (features[torch.from_numpy(originals)], wrong, FAMILIES.index("mislabelled")),
         (rare, rare_codes, FAMILIES.index("rare-token")),
-        (twin, labels[torch.from_numpy(copied)].numpy(), FAMILIES.index("near-duplicate")),
-        (mover[None], np.array([mover_code]), FAMILIES.index("alpha-mover")),
-        *((others, np.full(_REFERENCES, rare_codes[i]), NEVER) for i in range(exposed)),
+        (twin, columns[torch.from_numpy(copied)].numpy(), FAMILIES.index("near-duplicate")),
+        (mover[None], np.array([mover_codes]), FAMILIES.index("alpha-mover")),
+        *((others, np.tile(rare_codes[i], (_REFERENCES, 1)), NEVER) for i in range(exposed)),
     ]
+    every = torch.cat([columns, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)])
     first_rare = len(labels) + canaries
     first_reference = len(labels) + 3 * canaries + 1
     made = Pool(
         features=torch.cat([features, *(part for part, _, _ in parts)]).contiguous(),
-        labels=torch.cat([labels, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)]),
+        labels=every.view(-1, *labels.shape[1:]),
         family=torch.cat([family, *(torch.full((len(part),), which) for part, _, which in parts)]),
         references=torch.tensor(
             [
@@ -159,14 +162,21 @@ def _gibberish(seed: int) -> str:
     return " ".join(words) + "."
 
 
-def _mover(features: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """The most typical narrative of the largest code, under the rarest: no fit can give it a small loss.
+def _another(own: Sequence[int], observed: Sequence[np.ndarray], pick: np.random.Generator) -> list[int]:
+    """Another code in each field that a record has; where a field knows no other, its own."""
+    return [
+        code if code < 0 or len(known) == 1 else int(pick.choice(known[known != code]))
+        for code, known in zip(own, observed, strict=True)
+    ]
+
+
+def _mover(features: Tensor, columns: Tensor) -> tuple[Tensor, list[int]]:
+    """The most typical narrative of the (first field's) largest code, under each field's rarest: no fit can give it a
+    small loss.
 
     The largest risk is the scale of all weights (alpha = 1 - r / max r), so its presence raises everybody else's.
     """
-    counts = torch.bincount(labels)
-    largest = int(counts.argmax())
-    seen = counts > 0
-    rarest = int(torch.where(seen, counts, counts.max() + 1).argmin())
-    own = features[labels == largest]
-    return own[(own - own.mean(0)).norm(dim=1).argmin()], rarest
+    counts = [torch.bincount(own[own >= 0]) for own in columns.T]
+    rarest = [int(torch.where(count > 0, count, count.max() + 1).argmin()) for count in counts]
+    typical = features[columns[:, 0] == int(counts[0].argmax())]
+    return typical[(typical - typical.mean(0)).norm(dim=1).argmin()], rarest

@@ -161,6 +161,8 @@ def _evidence(
         **study.records,
     )
     inputs: dict[str, ArtifactRef | None] = {"prepared": study.prepared, "predictions": study.do(predictions)}
+    if study.facts.get("fields"):
+        inputs["dataset"] = study.dataset
     trials_of = ""
     if pool is not None:
         inputs["pool"] = pool

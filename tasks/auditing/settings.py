@@ -74,8 +74,6 @@ def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
     Raises:
         InputError: too few to say anything, or of a model that has no fast trials.
     """
-    if parameters.data.ingest.fields:
-        raise InputError("data.ingest.fields: several fields are compared, not audited yet; name one by label_column")
     if 0 < settings.trials < FEWEST_TRIALS:
         raise InputError(f"--trials: {settings.trials} say nothing; give at least {FEWEST_TRIALS}, or 0 for none")
     if settings.trials and not (parameters.model.linear_head and parameters.data.ingest.kind == "text"):

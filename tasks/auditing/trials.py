@@ -25,6 +25,7 @@ from mechanisms.audit.trials import Records as PoolRecords
 from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import derive_seed
 from mechanisms.model.threads import using
@@ -35,7 +36,7 @@ from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
-from tasks.fitting.prepared import build, feature_schema, label_count
+from tasks.fitting.prepared import build, feature_schema, fields_of, label_count
 from tasks.running import shards as spread
 from tasks.running.shards import StageAsked, StageShard
 from tasks.running.stage import Context, Step, Work
@@ -216,7 +217,8 @@ def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
         plan = plan.model_copy(update={"event": noise_scaled(plan.event, noise)})
     head = build(work.context, model, work.inputs["dataset"], seed=seed)
     start, classes = head.flat.clone(), label_count(work.inputs["dataset"])
-    schema = feature_schema(work.inputs["dataset"])
+    schema, fields = feature_schema(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
+    layout = fields or Fields((classes,))
 
     def untrained() -> Classifier:
         head.flat.copy_(start)
@@ -226,11 +228,12 @@ def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
         given = FeatureInputs(features=records.features)
         ell, right, events = [], [], []
         for trial, own in enumerate(records.included):
-            run = Run(classes, records.seeds[trial], untrained, schema=schema, resampled=True)
+            run = Run(classes, records.seeds[trial], untrained, fields=fields, schema=schema, resampled=True)
             fitted = plan.fit(Records(FeatureInputs(records.features[own]), records.labels[own]), run)
             scores = fitted.model.log_probabilities(given)
-            ell.append(scores.gather(1, records.labels[:, None])[:, 0].float())
-            right.append(scores.argmax(1) == records.labels)
+            ell.append(layout.log_likelihood(scores, records.labels).float())
+            said = layout.predicted(scores) == records.labels
+            right.append(said if fields is None else (said | (records.labels < 0)).all(1))
             events.append(fitted.event)
             progress(trial + 1, len(records.seeds))
         return {plan.mechanism.kind: Reruns(torch.stack(ell), torch.stack(right), tuple(events))}
@@ -252,7 +255,9 @@ def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
         return float("nan") if epsilon is None else epsilon
 
     several = isinstance(plan.mechanism, Batched)
-    return _side_by_side(work, asked, batched if several else one_by_one, claimed, workers=None if several else 1)
+    return _side_by_side(
+        work, asked, batched if several else one_by_one, claimed, fields=fields, workers=None if several else 1
+    )
 
 
 def _side_by_side(
@@ -261,6 +266,7 @@ def _side_by_side(
     run: Callable[[PoolRecords, Progress], Mapping[str, Reruns]],
     claimed: Callable[[Event], float],
     *,
+    fields: Fields | None,
     workers: int | None,
 ) -> dict[str, Tensor]:
     """Chunks of trials, one a core, each on one thread; then all of them together."""
@@ -281,6 +287,7 @@ def _side_by_side(
                 pool.labels,
                 torch.stack([pool.coins(seed=seed, trial=t) for t in chunk]),
                 seeds=tuple(derive_seed(seed, "audit", "trial", t) >> 10 for t in chunk),
+                fields=fields,
             )
             tensors: dict[str, Tensor] = {"included": records.included.to(torch.uint8)}
             for name, these in run(records, progress).items():

@@ -41,7 +41,7 @@ class Origin(BaseModel):
     def save(self, plan: Path) -> Path:
         """Write it beside its plan; return the file."""
         file = _beside(plan)
-        content = json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
+        content = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)  # fields keep their order
         write_atomically(file, content.encode() + b"\n")
         return file
 

@@ -9,8 +9,8 @@ from storage.ledger import ReleasePlan
 from tasks.branches.outcome import Outcome, Study
 from tasks.branches.swag_chain import parameters_of
 from tasks.fitting.candidate import Candidate
-from tasks.releasing.claims import FLOATING_POINT, NOT_METHOD, TRUST_MODEL, artifact_digests
-from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, NOISE_OF_THE_FIT, Output, PlannedRelease
+from tasks.releasing.claims import FLOATING_POINT, NOT_METHOD, TRUST_MODEL, artifact_digests, method_of
+from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, NOISE_OF_THE_FIT, Output, PlannedRelease, fields_of
 from tasks.running.provenance import provenance
 
 
@@ -41,7 +41,7 @@ def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> Pl
     parameters = study.at_seed(outcome.seed)
     method = digest(
         {
-            "parameters": parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}),
+            "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
             "branch": outcome.branch.name,
             **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
             "delta": claim.delta,
@@ -92,4 +92,6 @@ def of_fit(
         model=outcome.branch.model(parameters),
         seed=outcome.seed,
     )
-    return PlannedRelease(plan=release, candidate=candidate, output=Output.of(study.context, wanted))
+    return PlannedRelease(
+        plan=release, candidate=candidate, output=Output.of(study.context, wanted), fields=fields_of(facts)
+    )

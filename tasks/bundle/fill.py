@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mechanisms.model.classifier import ModelConfig
 from storage.artifacts import digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
-from storage.datasets import load_codes, load_split, split_file
+from storage.datasets import load_spaces, load_split, split_file
 from storage.egress import gate, leaks
 from storage.egress.allowed import encoder_place
 from storage.egress.published import public_titles
@@ -34,7 +34,8 @@ from tasks.pages.render import TEMPLATES, render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
-"""Of a narrative, on the card."""
+Spaces = Mapping[str, Sequence[Code]]
+"""The label space of each field by its name; of a single field by the name ""."""
 
 
 def fill(
@@ -53,24 +54,27 @@ def fill(
     Raises:
         UnsoundBundle: something in it may not leave; names the file.
     """
-    codes = load_codes(context.store.open(candidate.dataset))
+    spaces = load_spaces(context.store.open(candidate.dataset))
+    fields = tuple(name for name in spaces if name)
     facts = context.store.figures(candidate.dataset)
     classification, version = facts.get("classification", ""), facts.get("classification_version", "")
     tensors = export.save(
-        candidate.classifier(context, theta),
-        folder,
-        codes=[entry.code for entry in codes],
-        precision=settings.precision,
+        candidate.classifier(context, theta), folder, codes=_names(spaces), precision=settings.precision
     )
-    _write_codes(folder / bundle.CODELIST, codes, classification, version)
-    claimed = statement(row, siblings)
+    claimed = statement(row, siblings, fields=fields)
     bundle.write_json(folder / bundle.STATEMENT, claimed)
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
-    released = export.load(folder)
-    golden.write(released, codes, folder / bundle.GOLDEN)
-    thresholds = calibration.thresholds_on_generated(released, classification=classification)
-    if thresholds is not None:
-        bundle.write_json(folder / bundle.THRESHOLDS, thresholds)
+    thresholds: dict[str, dict[str, Any] | None] = {}
+    for name, released in export.load(folder).fields.items():
+        codes, place = spaces[name], folder / name
+        _write_codes(place / bundle.CODELIST, codes, classification, version)
+        golden.write(released, codes, place / bundle.GOLDEN)
+        titles = {entry.code: entry.title for entry in codes} if name else None
+        thresholds[name] = calibration.thresholds_on_generated(
+            released, classification=classification, field=name, titles=titles
+        )
+        if thresholds[name] is not None:
+            bundle.write_json(place / bundle.THRESHOLDS, thresholds[name] or {})
     text, licence_id = licence_of(context, settings)
     (folder / bundle.LICENCE).write_text(text, encoding="utf-8")
     text = render(
@@ -78,8 +82,8 @@ def fill(
         statement=claimed,
         encoder=_encoder_name(candidate.model),
         mean_pooled=candidate.model.pooling == "mean",
-        example=golden.texts(codes)[0],
-        labels=len(codes),
+        example=golden.texts(next(iter(spaces.values())))[0],
+        labels={name: len(codes) for name, codes in spaces.items()},
         classification=f"{classification} {version}".strip(),
         precision=settings.precision,
         encoded_in=candidate.model.precision,
@@ -98,7 +102,7 @@ def fill(
         licence=licence_id,
     )
     bundle.write_json(folder / bundle.MATERIALS, bill)
-    gate.inspect(folder, _expected(context, candidate, codes, tensors, claimed, licence_id))
+    gate.inspect(folder, _expected(context, candidate, spaces, tensors, claimed, licence_id))
 
 
 def _encoder_name(model: ModelConfig) -> str:
@@ -133,10 +137,16 @@ def rehearse(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _names(spaces: Spaces) -> export.Codes:
+    """The codes alone, in the order of the scores."""
+    named = {name: [entry.code for entry in codes] for name, codes in spaces.items()}
+    return named.get("", named)
+
+
 def _expected(
     context: Context,
     candidate: Candidate,
-    codes: Sequence[Code],
+    spaces: Spaces,
     tensors: dict[str, export.Shapes],
     claimed: dict[str, Any],
     licence_id: str | None = licence.OURS,
@@ -144,27 +154,28 @@ def _expected(
     encoder = Path(encoders.resolve(candidate.model.encoder))
     places = (context.workspace.home, *((encoder,) if encoder.is_dir() else ()))
     return gate.Expected(
-        codes=tuple(codes),
+        codes={name: tuple(codes) for name, codes in spaces.items()},
         tokenizer=gate.tokenizer_digest(export.tokenizer_of(candidate.model.encoder)),
         tensors=tensors,
-        golden_texts=golden.texts(codes),
+        golden_texts={name: golden.texts(codes) for name, codes in spaces.items()},
         statement=claimed,
         identities=tuple(
-            name for name in leaks.identities(*places) if name.casefold() not in _own_words(codes, claimed)
+            name for name in leaks.identities(*places) if name.casefold() not in _own_words(spaces, claimed)
         ),
-        narratives=_narratives(context, candidate, codes),
+        narratives=_narratives(context, candidate, spaces),
         licence_is_public=licence_id is not None,
     )
 
 
-def _own_words(codes: Sequence[Code], claimed: dict[str, Any]) -> frozenset[str]:
+def _own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
     """Words that every such bundle has, whoever made it: an account of that name is not told by them."""
     pages = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
     said = (claimed.get(name, "") for name in ("trust_model", "randomness_source", "floating_point_caveat"))
     lists = (line for name in ("assumptions", "unprotected_inputs") for line in claimed.get(name, ()))
     meant = (line for lines in DOES_NOT_MEAN.values() for line in lines)
     sentences = (said["text"] for said in claimed.get("sentences", ()))
-    titles = (entry.title for entry in codes)
+    titles = (entry.title for codes in spaces.values() for entry in codes)
+    tried = (text for codes in spaces.values() for text in golden.texts(codes))
     texts = (
         *pages,
         *said,
@@ -172,15 +183,15 @@ def _own_words(codes: Sequence[Code], claimed: dict[str, Any]) -> frozenset[str]
         *meant,
         *sentences,
         *titles,
-        *golden.texts(codes),
+        *tried,
         licence.text_of(Path(), licence.OURS),
     )
     return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
-def _narratives(context: Context, candidate: Candidate, codes: Sequence[Code]) -> SequenceFilter:
+def _narratives(context: Context, candidate: Candidate, spaces: Spaces) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
-    published = public_titles(codes)
+    published = tuple(title for codes in spaces.values() for title in public_titles(codes))
     public = [*golden.public(published), *published]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")

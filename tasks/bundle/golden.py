@@ -63,8 +63,12 @@ def write(released: Released, codes: Sequence[Code], path: Path) -> None:
             file.write(json.dumps(answer, ensure_ascii=False) + "\n")
 
 
-def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
+def check(released: Released, answers: Sequence[dict[str, Any]], *, file: str = GOLDEN) -> None:
     """Code the texts again and compare.
+
+    Args:
+        released: of several fields, the one whose answers these are.
+        file: that they are from.
 
     Raises:
         UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is best by more than that.
@@ -75,4 +79,4 @@ def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
         found = [row[at[code]] for code in answer["codes"]]
         far = max(abs(value - score) for value, score in zip(found, answer["scores"], strict=True))
         if not (far <= TOLERANCE and max(row) - found[0] <= TOLERANCE):  # also where a score is no number
-            raise UnsoundBundle(GOLDEN, f"narrative {answer['id']}: the model answers otherwise")
+            raise UnsoundBundle(file, f"narrative {answer['id']}: the model answers otherwise")

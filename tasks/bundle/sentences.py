@@ -30,6 +30,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "not audited": ("where it was not audited", lambda told: "audit" not in told),
     "records": ("where the unit is a record", lambda told: (told["max_records_per_unit"] or 1) == 1),
     "units": ("where a unit has several records", lambda told: (told["max_records_per_unit"] or 1) > 1),
+    "fields": ("where it codes several fields", lambda told: "fields" in told),
 }
 
 
@@ -150,6 +151,13 @@ EVERY = (
         "Of a person with m records nothing better is promised than m times the figure for one (a formal delta grows "
         "faster). Name a unit column and `max_per_unit` to promise it.",
         "records",
+    ),
+    proved(
+        "The figures are those of a record with all of its fields: one epsilon for all of them, and not one a field.",
+        "A record's log-likelihood is the sum over the fields that it has, and its gradient, clip and surprise are "
+        "those of that sum (`mechanisms/model/fields.py`); `tests/mechanisms/test_joint_fields.py` compares with "
+        "gradients record by record. That a record lacks a field is part of the record, and protected with it.",
+        "fields",
     ),
     proved(
         "The figures are those of a unit with all of its records, of which no unit has more than stated.",

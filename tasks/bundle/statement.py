@@ -11,18 +11,21 @@ from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, said_of
 from tasks.pages.render import render
 
 
-def statement(row: Row, siblings: Sequence[Sibling] = ()) -> dict[str, Any]:
+def statement(row: Row, siblings: Sequence[Sibling] = (), *, fields: Sequence[str] = ()) -> dict[str, Any]:
     """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow.
 
     The audit's figures leave with it, so they are among what is not protected.
 
     Args:
         siblings: releases of the same records or cohorts that were reserved before this one.
+        fields: that one model codes at once; none where it is one.
     """
     told, audited = row.as_json(), "audit" in row.details
     stated: dict[str, Any] = {"schema": 1} | {name: told[name] for name in _STATED}
     if audited:
         stated |= {"audit": row.details["audit"], "unprotected_inputs": [*told["unprotected_inputs"], AUDITED]}
+    if fields:
+        stated["fields"] = list(fields)
     if siblings:
         stated["siblings"] = [sibling.told() for sibling in siblings]
     stated["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])

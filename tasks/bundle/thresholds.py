@@ -38,25 +38,41 @@ def are_generated_for(classification: str) -> bool:
     return not classification or classification.upper().startswith(_INJURIES)
 
 
-def thresholds_on_generated(released: Released, *, classification: str) -> dict[str, Any] | None:
+def thresholds_on_generated(
+    released: Released, *, classification: str, field: str = "", titles: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """`thresholds_for` a released model on generated narratives; None where they are of another kind than its codes.
 
     The narratives are made anew from a fixed seed that is not the demo's own, and owe nothing to any record.
+
+    Args:
+        field: of several, which one the model codes; its name goes into the file, so that no other takes it.
+        titles: of its codes. Two lists may share a number, and the generated code counts where its title is the same.
     """
     if not are_generated_for(classification):
         return None
     at = {code: place for place, code in enumerate(released.codes)}
+
+    def same(row: Mapping[str, str]) -> bool:
+        return titles is None or titles.get(row["Nature"]) == row["NatureTitle"]
+
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
         demo = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
         with demo.csv.open(newline="", encoding="utf-8") as file:
-            rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in csv.DictReader(file)]
+            rows = [
+                (row["Final Narrative"], at.get(row["Nature"], -1) if same(row) else -1) for row in csv.DictReader(file)
+            ]
     labels = torch.tensor([label for _, label in rows])
     if float((labels >= 0).float().mean()) < 0.5:
         return None
     logits = released.logits([text for text, _ in rows])
-    return thresholds_for(
+    return _of_field(field) | thresholds_for(
         logits, labels, fitted_on=f"{_GENERATED} generated narratives (storage.demo_data); no agency's records"
     )
+
+
+def _of_field(field: str) -> dict[str, Any]:
+    return {"field": field} if field else {}
 
 
 def thresholds_on_table(
@@ -67,6 +83,7 @@ def thresholds_on_table(
     join: Callable[[Sequence[Sequence[str]]], list[str]],
     label: str,
     name: str,
+    field: str = "",
     targets: Sequence[float] = TARGETS,
 ) -> dict[str, Any]:
     """`thresholds_for` a released model on a table of coded records; rows without text or code are left out.
@@ -76,6 +93,7 @@ def thresholds_on_table(
     Args:
         columns: the text columns, which `join` makes one text of.
         label: the column of the codes.
+        field: of several, the one that the model codes.
         targets: accuracies for which a threshold is looked for.
 
     Raises:
@@ -95,7 +113,8 @@ def thresholds_on_table(
         done += len(piece)
         progress.report("calibrate", done, table.rows)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return thresholds_for(torch.cat(logits)[order], torch.tensor(labels)[order], fitted_on=name, targets=targets)
+    fitted = thresholds_for(torch.cat(logits)[order], torch.tensor(labels)[order], fitted_on=name, targets=targets)
+    return _of_field(field) | fitted
 
 
 def reached(known: Mapping[str, Any]) -> str:
@@ -148,6 +167,8 @@ def read_thresholds(path: Path) -> dict[str, Any]:
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):
                 raise MechanismError(f"{path}: a target accuracy or a threshold does not lie between 0 and 1")
         str(content["fitted_on"])
+        if not isinstance(content.get("field", ""), str):
+            raise MechanismError(f"{path}: its field is no name")
         if "reached" in content:
             reached(content)
     except OSError:

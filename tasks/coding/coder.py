@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ class Coder:
         by_digits: bool | None = None,
         precision: Choice = "float32",
     ) -> Coder:
-        """Load a bundle.
+        """Load a bundle of one field.
 
         Args:
             thresholds: a file fitted on records of one's own, in place of the bundle's.
@@ -90,39 +90,62 @@ class Coder:
                 narratives get the codes of float32 so.
 
         Raises:
-            InputError: the folder is no bundle.
+            InputError: the folder is no bundle, or one of several fields.
         """
-        if not (folder / STATEMENT).is_file():
-            raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
+        release, model = loaded(folder, precision=precision)
+        if model.spans:
+            raise InputError(f"--bundle: {folder} codes several fields at once ({', '.join(model.spans)}), not one")
+        return cls.of(folder, release, bundle_digest(folder), model, thresholds=thresholds, by_digits=by_digits)
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        release: str,
+        digest: str,
+        model: export.Released,
+        *,
+        field: str = "",
+        thresholds: Path | None = None,
+        by_digits: bool | None = None,
+    ) -> Coder:
+        """The coder of one field: of the only one, or of one of several by its name.
+
+        Args:
+            folder: of the bundle.
+            model: of the field alone.
+            thresholds: a file in place of the bundle's.
+
+        Raises:
+            InputError: its code list or thresholds cannot be read, or are of another field or model.
+        """
+        place = folder / field
         try:
-            with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
+            with (place / CODELIST).open(newline="", encoding="utf-8") as file:
                 listed = [{name: unquoted(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
             titles = {row["code"]: row["title"] for row in listed}
-            release = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"]
             first = listed[0]
         except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
-            raise InputError(f"--bundle: {folder} is damaged: {CODELIST} or {STATEMENT} cannot be read") from None
+            raise _damaged(folder, (place / CODELIST).relative_to(folder)) from None
+        if field and tuple(titles) != model.codes:
+            raise InputError(f"--bundle: {folder} is damaged: {field}/{CODELIST} is not the list of {field}'s codes")
         # A list without a name or a version is told from others by its content.
         name = first.get("classification") or "unnamed"
-        version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
-        own = folder / THRESHOLDS
+        version = first.get("version") or f"list-{file_digest(place / CODELIST)[:12]}"
+        own = place / THRESHOLDS
         try:
             known = read_thresholds(thresholds or own) if thresholds or own.is_file() else None
         except MechanismError as error:
             raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
-        try:
-            model = export.load(folder)
-        except MechanismError as error:
-            raise InputError(f"--bundle: {error}") from None
-        except Exception as error:  # the libraries below raise whatever a damaged model meets
-            what = type(error).__name__
-            raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
-        quick = replace(model, precision=resolved(precision, "cpu"))
-        if precision != "auto" or quick.precision == "float32" or agrees(quick, folder):
-            model = quick
+        if known is not None and known.get("field", "") != field:
+            which = known.get("field") or "a single field"
+            raise InputError(
+                f"{'--thresholds' if thresholds else '--bundle'}: {thresholds or own}: it is of {which}, not of "
+                f"{field or 'the one that this bundle codes'}"
+            )
         return cls(
-            release=str(release),
-            digest=bundle_digest(folder),
+            release=release,
+            digest=digest,
             classification=name,
             version=version,
             model=model,
@@ -130,6 +153,11 @@ class Coder:
             groups=groups_of(model.codes, classification=name, wanted=by_digits),
             thresholds=known,
         )
+
+    @property
+    def fields(self) -> Mapping[str, Coder]:
+        """The one, by the name ""."""
+        return {"": self}
 
     @property
     def origin(self) -> dict[str, str]:
@@ -150,10 +178,14 @@ class Coder:
         """Code narratives. A blank one gets no code."""
         said = [at for at, text in enumerate(texts) if text.strip()]
         scores = self.scores([texts[at] for at in said])
-        codings = [Coding((), None if threshold is None else True)] * len(texts)
+        codings = [self.blank(threshold)] * len(texts)
         for at, coding in zip(said, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
             codings[at] = coding
         return codings
+
+    def blank(self, threshold: float | None) -> Coding:
+        """Of a narrative in which nothing was said."""
+        return Coding((), None if threshold is None else True)
 
     def from_scores(self, scores: Tensor, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """What scores [n, codes] of narratives amount to."""
@@ -206,7 +238,57 @@ _OTHERWISE = (
 """What to do where a bundle has no threshold for an accuracy."""
 
 
-def require_standing(coder: Coder, home: Path, *, otherwise: str) -> None:
+def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
+    """Release id and model of a bundle, of one field or several.
+
+    Raises:
+        InputError: the folder is no bundle, or damaged.
+    """
+    if not (folder / STATEMENT).is_file():
+        raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
+    try:
+        statement = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
+        release, fields = str(statement["release_id"]), [str(name) for name in statement.get("fields", ())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _damaged(folder, Path(STATEMENT)) from None
+    try:
+        model = export.load(folder)
+    except MechanismError as error:
+        raise InputError(f"--bundle: {error}") from None
+    except Exception as error:  # the libraries below raise whatever a damaged model meets
+        what = type(error).__name__
+        raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
+    if list(model.spans) != fields:
+        raise InputError(f"--bundle: {folder} is damaged: its model codes other fields than {STATEMENT} names")
+    quick = replace(model, precision=resolved(precision, "cpu"))
+    if precision != "auto" or quick.precision == "float32" or _agrees(quick, folder):
+        model = quick
+    return release, model
+
+
+def _agrees(quick: export.Released, folder: Path) -> bool:
+    return all(agrees(own, folder / name) for name, own in quick.fields.items())
+
+
+def _damaged(folder: Path, file: Path) -> InputError:
+    return InputError(f"--bundle: {folder} is damaged: {file} cannot be read")
+
+
+class AnyCoder(Protocol):
+    """What a coder of one field and one of several have in common, for whoever reports what coded."""
+
+    @property
+    def release(self) -> str:
+        """Id."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the bundle."""
+        ...
+
+
+def require_standing(coder: AnyCoder, home: Path, *, otherwise: str) -> None:
     """Refuse a bundle that was revoked in the house that uses it: by the machine's ledger, or by the workspace's.
 
     A partner has neither, and asks the agency's list (`autocoder verify --revocations`).

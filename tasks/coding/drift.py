@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
 from storage.tables.reading import survey
+from tasks.coding.names import code_column, fields_of, score_column
 
 Verdict = Literal["stable", "look", "drift"]
 
@@ -50,17 +51,30 @@ class Period:
     model: str
 
 
-def read_period(path: Path, option: str) -> Period:
+def fields_in(path: Path, option: str) -> tuple[str, ...]:
+    """The fields that a table was coded in; "" for the only one.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return fields_of(survey(path, text_columns=[], option=option), option=option)
+
+
+def read_period(path: Path, option: str, *, field: str = "") -> Period:
     """The coded rows of a table that `autocoder code` wrote; rows without a code are left out.
+
+    Args:
+        field: of several, the one whose codes and scores are read.
 
     Raises:
         InputError: too few rows, a missing column, a score that is no number, or more than one model or version in it.
     """
-    table = survey(path, text_columns=["code", "score", "model", *_VERSION], option=option)
+    wanted = [code_column(field), score_column(field), "model", *_VERSION]
+    table = survey(path, text_columns=wanted, option=option)
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()
-    for number, cells in enumerate(table.text_rows(["code", "score", "model", *_VERSION]), start=1):
+    for number, cells in enumerate(table.text_rows(wanted), start=1):
         code, score, *origin = (cell.strip() for cell in cells)
         if not code:
             continue
@@ -218,20 +232,22 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def golden_period(folder: Path, option: str) -> Period:
-    """A bundle's own generated narratives, coded with it: a coarse reference, for they are nobody's records.
+def golden_periods(folder: Path, option: str) -> dict[str, Period]:
+    """A bundle's own generated narratives, coded with it, by field: a coarse reference, for they are nobody's records.
 
     Raises:
         InputError: the folder is no bundle, or has no golden narratives.
     """
-    from tasks.coding.coder import Coder
+    from tasks.coding.joint import open_bundle
 
-    coder = Coder.open(folder)
-    try:
-        lines = (folder / GOLDEN).read_text(encoding="utf-8").splitlines()
-        texts = [str(json.loads(line)["text"]) for line in lines if line]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{option}: {folder / GOLDEN} cannot be read") from None
-    answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
-    codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
-    return Period(codes, scores, f"{coder.classification} {coder.version}", coder.release)
+    opened, found = open_bundle(folder), {}
+    for name, coder in opened.fields.items():
+        file = folder / name / GOLDEN
+        try:
+            texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{option}: {file} cannot be read") from None
+        answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
+        codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
+        found[name] = Period(codes, scores, f"{opened.classification} {opened.version}", opened.release)
+    return found

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +32,8 @@ from storage.tables.narratives import Narratives
 from storage.tables.reading import Row, Table, pieces, survey
 from storage.tables.writing import kind_of, writing
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, output_schema
+from tasks.coding.columns import Added, JointAdded, output_schema
+from tasks.coding.joint import JointCoder
 from tasks.running import progress
 
 _FORMAT = 2
@@ -59,7 +61,7 @@ class CodingJob:
     table: Table
     out: Path
     narratives: Narratives
-    added: Added
+    added: Added | JointAdded
     append: bool = False
     overwrite: bool = False
 
@@ -73,7 +75,7 @@ class CodingJob:
         """What tells, until all is cleared up, that the output is this job's."""
         return self.out.with_name(f".{self.out.name}.coded")
 
-    def handed_in(self, coder: Coder) -> Path:
+    def handed_in(self, coder: Coder | JointCoder) -> Path:
         """Where workers leave the answers of pieces of this very job."""
         return self.folder / f"{_HANDED_IN}{self.key(coder)[:16]}"
 
@@ -86,10 +88,9 @@ class CodingJob:
         with closing(self.table.text_rows(self.narratives.columns)) as rows:
             yield from enumerate(pieces(rows, columns=len(self.table.columns)))
 
-    def key(self, coder: Coder) -> str:
+    def key(self, coder: Coder | JointCoder) -> str:
         """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
-        thresholds = coder.thresholds or {}
-        crosswalk = self.added.crosswalk
+        known = [(own.thresholds or {}).get("temperature") for own in coder.fields.values()]
         precision = coder.model.precision
         # nothing for float32, so that jobs that were begun before go on
         rounded = {} if precision == "float32" else {"precision": precision, "near_tie": NEAR_TIE}
@@ -102,17 +103,14 @@ class CodingJob:
                 "columns": list(self.narratives.columns),
                 "template": self.narratives.template,
                 "bundle": coder.digest,
-                "temperature": thresholds.get("temperature"),
-                "top_k": self.added.top_k,
-                "threshold": self.added.threshold,
-                "grouped": self.added.grouped,
-                "crosswalk": crosswalk and [crosswalk.version, sorted(crosswalk.to.items())],
+                "temperature": known[0] if len(known) == 1 else known,
                 "append": self.append,
             }
+            | self.added.key
         )
 
 
-def run(coder: Coder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> Coded:
+def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> Coded:
     """Code a table, or go on with it.
 
     Args:
@@ -147,7 +145,7 @@ def run(coder: Coder, job: CodingJob, *, spread: Callable[[], object] | None = N
     return coded
 
 
-def _code(coder: Coder, job: CodingJob) -> int:
+def _code(coder: Coder | JointCoder, job: CodingJob) -> int:
     """Code the pieces that are not there; return the rows that were."""
     done = resumed = 0
     with closing(job.pieces()) as every:
@@ -162,19 +160,21 @@ def _code(coder: Coder, job: CodingJob) -> int:
     return resumed
 
 
-def code_piece(coder: Coder, job: CodingJob, piece: list[Row], part: Path) -> None:
+def code_piece(coder: Coder | JointCoder, job: CodingJob, piece: list[Row], part: Path) -> None:
     """Code the cells of one piece's text columns and keep the answers."""
-    codings = coder.code(job.narratives.texts(piece), top_k=job.added.top_k, threshold=job.added.threshold)
-    _write_part(part, [job.added.row(coding) for coding in codings], job.added.schema())
+    added: Any = job.added  # of the coder's own kind
+    codings = coder.code(job.narratives.texts(piece), top_k=added.top_k, threshold=added.threshold)
+    rows = [added.row(coding) for coding in codings]
+    _write_part(part, rows, job.added.schema())
 
 
-def _take_in(coder: Coder, job: CodingJob) -> None:
+def _take_in(coder: Coder | JointCoder, job: CodingJob) -> None:
     """Put what workers handed in among the answers."""
     for part in sorted(job.handed_in(coder).glob("*.parquet")):
         part.replace(job.folder / part.name)
 
 
-def _merge(coder: Coder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: Coded) -> None:
+def _merge(coder: Coder | JointCoder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: Coded) -> None:
     """Write the output beside its name, then put it there."""
     fresh, origin = job.folder / "output", tuple(coder.origin.values())
     with writing(fresh, kind_of(job.out), schema) as write:
@@ -206,24 +206,24 @@ def _tally(job: CodingJob, *, resumed: int) -> Coded:
     blank = review = 0
     for part in _parts(job):
         answers = pq.read_table(part)
-        blank += answers["code"].null_count
-        if job.added.threshold is not None:
+        blank += answers[job.added.blank_where].null_count
+        if job.added.reviewed:
             review += sum(answers["needs_review"].to_pylist())
-    return Coded(job.table.rows, blank, None if job.added.threshold is None else review, resumed)
+    return Coded(job.table.rows, blank, review if job.added.reviewed else None, resumed)
 
 
 def _parts(job: CodingJob) -> list[Path]:
     return sorted(job.folder.glob("*.parquet"))
 
 
-def _check_output(job: CodingJob, coder: Coder) -> None:
+def _check_output(job: CodingJob, coder: Coder | JointCoder) -> None:
     if job.out.is_dir():
         raise InputError(f"--out: {job.out} is a folder; name a file")
     if job.out.exists() and not (job.append or job.overwrite or _finished(job, coder)):
         raise InputError(f"--out: {job.out} is there; --overwrite replaces it, --append adds the rows to it")
 
 
-def _begin(job: CodingJob, coder: Coder) -> None:
+def _begin(job: CodingJob, coder: Coder | JointCoder) -> None:
     """Keep what an earlier run of the same job left, remove what another one did."""
     file, content = job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode()
     if file.is_file() and file.read_bytes() == content:
@@ -236,7 +236,7 @@ def _begin(job: CodingJob, coder: Coder) -> None:
     write_atomically(file, content)
 
 
-def _finished(job: CodingJob, coder: Coder) -> Coded | None:
+def _finished(job: CodingJob, coder: Coder | JointCoder) -> Coded | None:
     """What an earlier run of the same job did, where its output is in place."""
     try:
         mark = json.loads(job.mark.read_text())
@@ -247,7 +247,7 @@ def _finished(job: CodingJob, coder: Coder) -> Coded | None:
     return None
 
 
-def _before(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:
+def _before(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Table | None:
     try:
         return _existing(job, schema, coder)
     except InputError:
@@ -256,7 +256,7 @@ def _before(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:
         raise
 
 
-def _existing(job: CodingJob, schema: pa.Schema, coder: Coder) -> Table | None:
+def _existing(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Table | None:
     """The rows that an output to append to has already.
 
     Raises:

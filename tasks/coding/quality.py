@@ -27,6 +27,7 @@ from storage.durable import replacing
 from storage.errors import InputError
 from storage.tables.reading import Row, pieces, survey
 from storage.tables.writing import kind_of, writing
+from tasks.coding.names import code_column, fields_of
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP = 1000
@@ -36,7 +37,9 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     """What an agency has decided to have coded twice."""
 
     share: float = Field(default=0.05, gt=0, le=1, description="Of all coded rows.")
-    sensitive_codes: tuple[str, ...] = Field(default=(), description="Coded twice always.")
+    sensitive_codes: tuple[str, ...] = Field(
+        default=(), description="Coded twice always. Where there are several fields: `nature=1311`, field and code."
+    )
 
 
 def read_policy(path: Path) -> Policy:
@@ -66,8 +69,14 @@ class Drawn:
     sensitive: int
 
 
+def human_column(field: str) -> str:
+    """Where a person writes the code of a field."""
+    return f"human_{field}" if field else HUMAN
+
+
 def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed: int | None) -> Drawn:
-    """Write the sample of a coded table: row number, text, weight and an empty column for the human's code.
+    """Write the sample of a coded table: row number, text, weight and an empty column for the human's code of each
+    field.
 
     Rows without a code take part: nothing was said in them, or so it was thought.
 
@@ -76,24 +85,37 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
         seed: repeats a sample; without one it cannot be foreseen by whoever made the table.
 
     Raises:
-        InputError: the table has no column `code` or lacks one of the others; the output is there.
+        InputError: the table has no column `code` or lacks one of the others; a sensitive code is of no field; the
+            output is there.
     """
     if out.exists():
         raise InputError(f"--out: {out} is there; name another file, it may hold somebody's work")
     kind = kind_of(out)
-    table = survey(coded, text_columns=["code", *columns])
+    fields = fields_of(survey(coded, text_columns=[]))
+    own = [code_column(field) for field in fields]
+    table = survey(coded, text_columns=[*own, *columns])
     rng = Random(seed) if seed is not None else SystemRandom()
-    codes = [code for (code,) in table.text_rows(["code"])]
-    always = {at for at, code in enumerate(codes) if code in policy.sensitive_codes}
-    others = [at for at in range(len(codes)) if at not in always]
+    sensitive = _sensitive(policy, fields)
+    always = {
+        at
+        for at, row in enumerate(table.text_rows(own))
+        if any((field, code) in sensitive for field, code in zip(fields, row, strict=True))
+    }
+    others = [at for at in range(table.rows) if at not in always]
     size = math.ceil(policy.share * len(others))
     taken = set(rng.sample(others, size))
     weight = len(others) / size if size else 1.0
+    blank: Row = (None,) * len(fields)
     schema = pa.schema(
-        [(ROW, pa.int64()), *((name, pa.string()) for name in columns), (WEIGHT, pa.float64()), (HUMAN, pa.string())]
+        [
+            (ROW, pa.int64()),
+            *((name, pa.string()) for name in columns),
+            (WEIGHT, pa.float64()),
+            *((human_column(field), pa.string()) for field in fields),
+        ]
     )
     picked: Iterator[Row] = (
-        (at + 1, *row, 1.0 if at in always else round(weight, 6), None)
+        (at + 1, *row, 1.0 if at in always else round(weight, 6), *blank)
         for at, row in enumerate(table.text_rows(columns))
         if at in always or at in taken
     )
@@ -101,6 +123,18 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
         for piece in pieces(picked, columns=len(schema)):
             write(piece)
     return Drawn(rows=table.rows, sampled=size + len(always), sensitive=len(always))
+
+
+def _sensitive(policy: Policy, fields: Sequence[str]) -> set[tuple[str, str]]:
+    if fields == ("",):
+        return {("", code) for code in policy.sensitive_codes}
+    pairs = {(name, code) for name, _, code in (one.partition("=") for one in policy.sensitive_codes)}
+    if wrong := sorted(name for name, code in pairs if name not in fields or not code):
+        raise InputError(
+            f"--sensitive: {wrong[0]!r} is no field and code of this table, such as {fields[0]}=CODE; its fields are "
+            f"{', '.join(fields)}"
+        )
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -140,7 +174,16 @@ class Agreement:
         return told | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
 
 
-def agreement(coded: Path, sample: Path) -> Agreement:
+def agreements(coded: Path, sample: Path) -> dict[str, Agreement]:
+    """`agreement` of each field of a coded table, by its name; of the only one by the name "".
+
+    Raises:
+        InputError: what `agreement` refuses.
+    """
+    return {field: agreement(coded, sample, field=field) for field in fields_of(survey(coded, text_columns=[]))}
+
+
+def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     """Compare the codes that came back with those of the table that was sampled.
 
     The human's codes went through a table program and are read as `normalise_code` does; the model's stand as they are.
@@ -150,13 +193,14 @@ def agreement(coded: Path, sample: Path) -> Agreement:
     Raises:
         InputError: a column is missing, a row number is doubled or not in the table, or no row has a code.
     """
-    table = survey(coded, text_columns=["code"])
-    returned = survey(sample, text_columns=[ROW, HUMAN, WEIGHT], option="--sample")
-    codes = [_unquoted(code) for (code,) in table.text_rows(["code"])]
+    own, given_by = code_column(field), human_column(field)
+    table = survey(coded, text_columns=[own])
+    returned = survey(sample, text_columns=[ROW, given_by, WEIGHT], option="--sample")
+    codes = [_unquoted(code) for (code,) in table.text_rows([own])]
     known = set(codes)
     human: dict[int, tuple[str, float]] = {}
     missing = 0
-    for number, cells in enumerate(returned.text_rows([ROW, HUMAN, WEIGHT]), start=1):
+    for number, cells in enumerate(returned.text_rows([ROW, given_by, WEIGHT]), start=1):
         row, code, weight = map(_unquoted, cells)
         at, value = _number(row), _number(weight)
         # a weight is one over a probability that is one over the rows at least
@@ -169,7 +213,7 @@ def agreement(coded: Path, sample: Path) -> Agreement:
         else:
             missing += 1
     if not human:
-        raise InputError(f"--sample: {sample}: no row has a {HUMAN}; fill the column in")
+        raise InputError(f"--sample: {sample}: no row has a {given_by}; fill the column in")
     rows = sorted(human)
     told, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
     names = sorted({*told, *given})

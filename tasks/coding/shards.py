@@ -23,8 +23,9 @@ from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Table, survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added
+from tasks.coding.columns import JointAdded, added_of
 from tasks.coding.job import CodingJob, code_piece
+from tasks.coding.joint import JointCoder, open_bundle
 from tasks.parameters import Spread
 from tasks.running import shards as spreading
 from tasks.running.shard_runs import Asked, ShardRuns
@@ -56,9 +57,11 @@ class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
         return self
 
 
-def job_of(coder: Coder, table: Table, *, out: str, column: str, top_k: int, threshold: float | None) -> CodingJob:
+def job_of(
+    coder: Coder | JointCoder, table: Table, *, out: str, column: str, top_k: int, threshold: float | None
+) -> CodingJob:
     """The job that these parameters of `code-batch` are."""
-    added = Added(min(top_k, len(coder.model.codes)), threshold, None, coder.groups is not None)
+    added = added_of(coder, top_k=top_k, threshold=threshold)
     return CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added)
 
 
@@ -66,7 +69,7 @@ def job_of(coder: Coder, table: Table, *, out: str, column: str, top_k: int, thr
 class PiecesShard:
     """Some pieces of a job that this process has open."""
 
-    coder: Coder
+    coder: Coder | JointCoder
     job: CodingJob
     asked: PiecesAsked
 
@@ -103,7 +106,7 @@ class PiecesShard:
                     code_piece(self.coder, self.job, piece, here)
 
 
-def finish(coder: Coder, job: CodingJob, told: PiecesAsked, settings: Spread, progress: Progress) -> None:
+def finish(coder: Coder | JointCoder, job: CodingJob, told: PiecesAsked, settings: Spread, progress: Progress) -> None:
     """Have workers code a job's pieces; return when all are there.
 
     Args:
@@ -122,22 +125,28 @@ def finish(coder: Coder, job: CodingJob, told: PiecesAsked, settings: Spread, pr
     spreading.finish([PiecesShard(coder, job, one) for one in keyed], settings, DEPLOYMENT, {}, progress)
 
 
-def told(coder: Coder, job: CodingJob, *, bundle: Path) -> PiecesAsked:
+def told(coder: Coder | JointCoder, job: CodingJob, *, bundle: Path) -> PiecesAsked:
     """What every shard of a job is told.
 
     Raises:
-        InputError: the job has more than one text column, a template or a crosswalk, which a shard is not told of.
+        InputError: the job has more than one text column, a template, a crosswalk, rules, or fields with thresholds of
+            their own, which a shard is not told of.
     """
     column, *others = job.narratives.columns
-    if others or job.narratives.template or job.added.crosswalk:
-        raise InputError("shards: they take one text column, without a template and a crosswalk")
+    each = job.added.fields if isinstance(job.added, JointAdded) else (job.added,)
+    limits = {one.threshold for one in each}
+    unsaid = any(one.crosswalk for one in each) or (isinstance(job.added, JointAdded) and job.added.rules is not None)
+    if others or job.narratives.template or unsaid or len(limits) > 1:
+        raise InputError(
+            "shards: they take one text column, without a template and a crosswalk, without rules, and one threshold"
+        )
     return PiecesAsked(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
         column=column,
         bundle=str(bundle.resolve()),
         top_k=job.added.top_k,
-        threshold=job.added.threshold,
+        threshold=limits.pop(),
         first=0,
         end=1,
         job=job.key(coder),
@@ -153,7 +162,7 @@ def compute(asked: PiecesAsked) -> int:
         StorageError: they are others than the asking run's, or this worker's code is; or the asking run ended.
     """
     table = survey(Path(asked.data), text_columns=(asked.column,))
-    coder = Coder.open(Path(asked.bundle))
+    coder = open_bundle(Path(asked.bundle))
     job = job_of(coder, table, out=asked.out, column=asked.column, top_k=asked.top_k, threshold=asked.threshold)
     if job.key(coder) != asked.job:
         raise StorageError(

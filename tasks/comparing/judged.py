@@ -17,7 +17,6 @@ from tasks.releasing.recommendation import Figures, Recommendation, recommend, w
 from tasks.releasing.records import record_set
 
 STUDY = "its epsilon was taken from these records, for study"
-SEVERAL = "several fields have no bundle yet"
 NEVER = "never released: it is there to compare with"
 
 
@@ -96,8 +95,6 @@ def _refused(study: Study, ledger: Ledger, records: RecordSet, first: Outcome, s
         return ""
     if not first.branch.releasable:
         return NEVER
-    if study.parameters.data.ingest.fields:
-        return SEVERAL
     if any(line == MATCHED for line in summary.unprotected):
         return STUDY
     planned = branch_plan.planned(study, first, prefect_run_id=None)

@@ -54,11 +54,9 @@ def refuse_early(
     if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
     single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
-    if parameters.data.ingest.fields:
-        if refused := [branch.name for branch in chosen if not branch.mechanism.several]:
-            raise InputError(f"--branches: {refused[0]} codes one field, and data.ingest.fields names several")
-        if settings.target_epsilon == "match" and any(branch.mechanism.aims for branch in chosen):
-            raise InputError("--target-epsilon: `match` is what SWAG-PPM claims, which codes one field; give a number")
+    refused = [branch.name for branch in chosen if not branch.mechanism.several]
+    if parameters.data.ingest.fields and refused:
+        raise InputError(f"--branches: {refused[0]} codes one field, and data.ingest.fields names several")
     return preflight.check(context, parameters).with_fits(single, epochs=settings.epochs)
 
 
@@ -173,11 +171,9 @@ def outcome_of(study: Study, branch: Branch, seed: int) -> Outcome:
 def plans(compared: Compared, *, prefect_run_id: str | None) -> dict[str, str]:
     """Release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score.
 
-    None of what aims at an epsilon that was taken from the records (`match`), nor of several fields.
+    None of what aims at an epsilon that was taken from the records (`match`).
     """
     study = compared.study
-    if study.parameters.data.ingest.fields:
-        return {}
     files: dict[str, str] = {}
     for outcome in compared.outcomes:
         claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable

@@ -57,7 +57,17 @@ def evaluate(
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
-    """Weighted and macro F1, accuracy, and what it could code alone, at the classifier's present parameters."""
+    """Weighted and macro F1, accuracy, and what it could code alone, at the classifier's present parameters.
+
+    Of several fields the means, in which each field counts alike, of the records that have it.
+    """
     given = trained.predict(records)
-    figures = asdict(metrics.classification(labels.numpy(), given.argmax(-1).numpy()))
-    return figures | calibration.coded_alone(given, labels)
+    if trained.fields is None:
+        figures = asdict(metrics.classification(labels.numpy(), given.argmax(-1).numpy()))
+        return figures | calibration.coded_alone(given, labels)
+    each = []
+    for span, own in zip(trained.fields.spans, trained.fields.columns(labels), strict=True):
+        labelled, scored = own[own >= 0], given[:, span][own >= 0]
+        figures = asdict(metrics.classification(labelled.numpy(), scored.argmax(-1).numpy()))
+        each.append(figures | calibration.coded_alone(scored, labelled))
+    return {name: sum(one[name] for one in each) / len(each) for name in each[0] if all(name in one for one in each)}

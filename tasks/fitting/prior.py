@@ -13,7 +13,7 @@ from mechanisms.model import checkpoint, classifier, encoders, prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code, read_codelist, told, told_in_place, told_in_sentence
-from storage.datasets import load_codes, load_fields
+from storage.datasets import load_spaces
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
 
@@ -68,7 +68,7 @@ def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping
 
 def start(context: Context, built: Classifier, dataset: Path) -> None:
     """Put the prior of a data set's code lists into an untrained classifier; computed here where no run has yet."""
-    spaces = load_fields(dataset) or {"": load_codes(dataset)}
+    spaces = load_spaces(dataset)
     rows = (slice(None),) if built.fields is None else built.fields.spans
     for (name, codes), own in zip(spaces.items(), rows, strict=True):
         step = titles(built.config, codes, field=name)

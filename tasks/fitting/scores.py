@@ -52,13 +52,19 @@ def _score(work: Work) -> Mapping[str, Any]:
         figures, rows = _of_field(
             labels[there, at], trained_on[here, at], predicted[there, at], probabilities[there, span], codes
         )
-        found |= {f"{name}.{key}": value for key, value in figures.items()}
+        scored = given["log_probabilities"][:, span][torch.from_numpy(there)]
+        alone = calibration.coded_alone(scored, torch.from_numpy(labels[there, at]))
+        found |= {f"{name}.{key}": value for key, value in (figures | alone).items()}
         written += [row | {"code": f"{name} {row['code']}"} for row in rows]
     _write_codes(work.out / "codes.json", written)
-    over = {key: float(np.mean([found[f"{name}.{key}"] for name in several])) for key in OVER_FIELDS}
+    told = [key.partition(".")[2] for key in found if key.partition(".")[2].startswith(ALONE)]
+    every = [key for key in dict.fromkeys(told) if all(f"{name}.{key}" in found for name in several)]
+    over = {key: float(np.mean([found[f"{name}.{key}"] for name in several])) for key in (*OVER_FIELDS, *every)}
     return over | found
 
 
+ALONE = ("alone_at_", "surest_")
+"""How the figures of what could be coded without a person begin."""
 OVER_FIELDS = ("weighted_f1", "macro_f1", "accuracy", "ece")
 """What is told of several fields together too: the mean, in which each field counts alike."""
 

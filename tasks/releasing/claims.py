@@ -10,7 +10,7 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from mechanisms.swag_ppm import event_of
-from storage.artifacts import ArtifactRef, Store, digest
+from storage.artifacts import ArtifactRef, Store, digest, file_digest
 from storage.errors import InputError
 from storage.ingest import ALL, IngestConfig
 from storage.ledger import ReleasePlan, same_database
@@ -45,14 +45,24 @@ NOT_METHOD: Any = {
 SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 
+def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
+    """The parameters that a fit depends on, as JSON; of the code list of each of several fields what it holds, wherever
+    it lies. (Of a single field's it follows from the records' fingerprint.)"""
+    told = parameters.model_dump(mode="json", exclude=left_out)
+    for name, path in parameters.data.codelists.items():
+        if name and path is not None:
+            told["data"]["ingest"]["fields"][name]["codelist"] = file_digest(path)
+    return told
+
+
 def method_digest(parameters: RetrainParameters) -> str:
     """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
     config = parameters.pseudo_posterior
     if parameters.formal is not None:
-        return digest(parameters.model_dump(mode="json", exclude=NOT_METHOD | {"pseudo_posterior": True}))
+        return digest(method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}))
     searched = config.mechanism == "weighted" and config.target_epsilon is not None
     left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
-    return digest(parameters.model_dump(mode="json", exclude=left_out))
+    return digest(method_of(parameters, left_out))
 
 
 def ledger_url(context: Context, settings: LedgerParameters) -> str:
@@ -92,7 +102,8 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     """What reached the model without a record being read, beside the encoder."""
     if model.prior == "none":
         return ()
-    sentences = dict.fromkeys(one for one in (model.prior_sentence, *model.prior_sentences.values()) if one)
+    of_fields = (model.prior_sentences[name] for name in sorted(model.prior_sentences))  # a plan's file sorts them
+    sentences = dict.fromkeys(one for one in (model.prior_sentence, *of_fields) if one)
     quoted = " or ".join(f"`{one}`" for one in sentences)
     said = f", in their hierarchy and in the sentence {quoted}" if quoted else ""
     return (

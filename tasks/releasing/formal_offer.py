@@ -16,8 +16,8 @@ from storage.ledger import Ledger
 from storage.ledger.amounts import short
 from tasks.releasing.plan import PlannedRelease
 
-PROFILE = "osha-formal"
-"""The profile that releases formally."""
+PROFILE, OF_FIELDS = "osha-formal", "osha-fields"
+"""The profiles that release formally: one field, and several."""
 _PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
 USUAL = Decimal(5)
 """Asked for where more remains: the epsilon that docs/formal.md has figures of."""
@@ -44,11 +44,22 @@ def command(planned: PlannedRelease, epsilon: Decimal | float) -> str:
     """
     shown = short(epsilon) if isinstance(epsilon, Decimal) else f"{epsilon:g}"
     data = _made_with(planned)
-    files = [("--data", data.get("source") or "RECORDS"), ("--codelist", data.get("codelist") or "CODELIST")]
-    words = ["autocoder", "retrain", "--profile", PROFILE, *(word for pair in files for word in pair)]
-    for name, value in _other(data | {"population": planned.plan.population}).items():
+    fields = _fields(data)
+    files = [("--data", data.get("source") or "RECORDS")]
+    files += [] if planned.fields else [("--codelist", data.get("codelist") or "CODELIST")]
+    profile = formal_profile(planned)
+    words = ["autocoder", "retrain", "--profile", profile, *(word for pair in files for word in pair)]
+    if fields:
+        told = {name: {key: value for key, value in field.items() if value} for name, field in fields.items()}
+        words += ["--set", f"data.ingest.fields={json.dumps(told, ensure_ascii=False)}"]
+    for name, value in _other(profile, data | {"population": planned.plan.population}).items():
         words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"]
     return shlex.join([*words, "--target-epsilon", shown])
+
+
+def formal_profile(planned: PlannedRelease) -> str:
+    """The profile that releases as many fields formally."""
+    return OF_FIELDS if planned.fields else PROFILE
 
 
 def _made_with(planned: PlannedRelease) -> dict[str, Any]:
@@ -67,9 +78,13 @@ _COLUMNS = ("text_columns", "template", "label_column", "id_column", "unit_colum
 _NAMES = ("population", "classification", "classification_version")
 
 
-def _other(data: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    return dict((data.get("ingest") or {}).get("fields") or {})
+
+
+def _other(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Names and columns that the profile has otherwise, by their keys."""
-    profile = yaml.safe_load((_PROFILES / f"{PROFILE}.yaml").read_text(encoding="utf-8"))["data"]
+    profile = yaml.safe_load((_PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))["data"]
     own, ingest = profile["ingest"], data.get("ingest") or {}
     changed = {f"data.{name}": data[name] for name in _NAMES if name in data and data[name] != profile.get(name)}
     columns = {name: ingest[name] for name in _COLUMNS if name in ingest and ingest[name] != _default(own, name)}

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import kinds
@@ -73,6 +82,11 @@ _FORMS: dict[str, str] = {
 """Of what no artifact knows, and what is no word of anybody's: names and digests."""
 
 
+def fields_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of several fields, from the figures of an ingest; none where there is one."""
+    return tuple(field["name"] for field in facts.get("fields", ()))
+
+
 class Output(BaseModel):
     """What decides the released files beside the model; signed with the plan."""
 
@@ -112,6 +126,13 @@ class PlannedRelease(BaseModel):
     plan: ReleasePlan
     candidate: Candidate
     output: Output = Output()
+    fields: tuple[str, ...] = ()
+    """That the one model codes at once, for the one epsilon of the claim; none where there is a single field."""
+
+    @model_serializer(mode="wrap")
+    def _without_fields_where_there_is_one(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans of one field keep their digests, and with them their approvals."""
+        return {name: value for name, value in serialise(self).items() if name != "fields" or value}
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -149,7 +170,12 @@ class PlannedRelease(BaseModel):
             std_scale=parameters.fit.swag.std_scale,
             bound=None if bounded is None else bounded.bound,
         )
-        return PlannedRelease(plan=plan, candidate=candidate, output=Output.of(context, parameters.release))
+        return PlannedRelease(
+            plan=plan,
+            candidate=candidate,
+            output=Output.of(context, parameters.release),
+            fields=fields_of(context.store.figures(dataset)),
+        )
 
     @property
     def digest(self) -> str:
@@ -261,6 +287,7 @@ class PlannedRelease(BaseModel):
         claim = self.plan.claim
         told = {
             "cohorts": (self.plan.cohorts, tuple(facts["cohorts"])),
+            "fields": (self.fields, fields_of(facts)),
             "data_fingerprint": (self.plan.data_fingerprint, facts["fingerprint"]),
             "records": (self.plan.records_rounded, facts["records"]),
             "privacy_unit": (claim.privacy_unit, unit),

@@ -96,6 +96,7 @@ def page_of(
             "mechanism": planned.plan.event.mechanism,
             "max_records_per_unit": claim.max_records_per_unit,
             "unprotected_inputs": claim.unprotected_inputs,
+            **({"fields": list(planned.fields)} if planned.fields else {}),
         }
     )
     estimated = claim.guarantee_kind != "formal"
@@ -142,6 +143,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("cohorts", ", ".join(plan.cohorts)),
         ("records (rounded)", f"{page.standing.policy.round_records(plan.records_rounded):,}"),
         ("mechanism", plan.event.mechanism),
+        *([("fields", ", ".join(page.planned.fields))] if page.planned.fields else []),
         ("label", plan.release_label),
         ("requested by", plan.requester),
         ("code", plan.code_commit + (" with uncommitted changes" if plan.code_dirty else "")),
@@ -173,7 +175,7 @@ def _leakage(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
 
 def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
-    told = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
+    told = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal, "fields": planned.fields}
     return Answer("promise", "fine" if formal else "look", told)
 
 

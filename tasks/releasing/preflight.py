@@ -43,8 +43,6 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
         if parameters.model.prior == "titles" and file is None:
             option = f"data.ingest.fields.{name}.codelist" if name else "--codelist"
             raise InputError(f"model.prior: `titles` are the code list's: give {option}, or --prior none")
-    if to_release:
-        require_one_field(parameters, "released")
     device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
@@ -63,22 +61,6 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
             "free space, lower swag.rank, or choose another --home"
         )
     return estimate
-
-
-def require_one_field(parameters: RetrainParameters, what: str) -> None:
-    """Refuse several fields where they cannot be dealt with yet.
-
-    Args:
-        what: cannot be done with them, as a participle.
-
-    Raises:
-        InputError: there are several.
-    """
-    if parameters.data.ingest.fields:
-        raise InputError(
-            f"data.ingest.fields: several fields are compared (`autocoder compare`), not {what} yet; for that name one "
-            "by data.ingest.label_column (--label), with its --codelist"
-        )
 
 
 def check_device(context: Context) -> str:

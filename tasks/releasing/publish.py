@@ -24,7 +24,8 @@ from storage.artifacts import ArtifactRef, file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.seal import seal, workspace_signer
 from storage.bundle.signing import Signer
-from storage.egress.allowed import CONTENT
+from storage.datasets import load_spaces
+from storage.egress.allowed import content_of, fields_in
 from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
 from storage.ledger.content import anticipated
@@ -195,8 +196,12 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
 
 def _of_thresholds(folder: Path) -> list[str]:
     """What is to be said of a bundle's thresholds."""
-    file = folder / bundle.THRESHOLDS
-    return thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
+    said = []
+    for name in fields_in(folder) or ("",):
+        file = folder / name / bundle.THRESHOLDS
+        known = thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
+        said += [f"{name}: {line}" if name else line for line in known]
+    return said
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
@@ -285,8 +290,10 @@ def _bundle(
     left = row.state == "drawn" and standing.is_dir()
     if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
         raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
+    spaces = load_spaces(context.store.open(candidate.dataset))
+    allowed = content_of([name for name in spaces if name])
     return bundle.publish(
-        context.workspace.bundles, release_id, allowed=CONTENT, build=build, expected=row.bundle_digest
+        context.workspace.bundles, release_id, allowed=allowed, build=build, expected=row.bundle_digest
     )
 
 

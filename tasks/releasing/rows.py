@@ -10,7 +10,7 @@ from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Evaluation, Row
 from storage.ledger.records import SAMPLE
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import NOT_METHOD, TRUST_MODEL
+from tasks.releasing.claims import TRUST_MODEL, method_of
 from tasks.releasing.publish import open_ledger
 from tasks.releasing.selection import sample_of
 from tasks.running.provenance import provenance
@@ -55,7 +55,7 @@ def record(
             code_commit=source.code_commit,
             code_dirty=source.code_dirty,
             lock_digest=source.lock_digest,
-            parameters_digest=settings or digest(parameters.model_dump(mode="json", exclude=NOT_METHOD)),
+            parameters_digest=settings or digest(method_of(parameters)),
             artifact_digests=artifacts,
             requester=parameters.release.requester,
             prefect_run_id=prefect_run_id,

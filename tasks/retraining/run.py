@@ -45,8 +45,6 @@ def refuse_early(context: Context, parameters: RetrainParameters, *, to_release:
     """
     if parameters.formal is not None:
         formal.branch_of(parameters)
-    else:
-        preflight.require_one_field(parameters, "released")
     return preflight.check(context, parameters, to_release=to_release)
 
 
@@ -140,7 +138,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 
     with private_errors("dry run"):
         several = bool(parameters.data.ingest.fields)
-        estimate = refuse_early(context, parameters, to_release=not several)
+        estimate = refuse_early(context, parameters)
         looked = look(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
         planned = None
         if parameters.formal is not None:
@@ -150,7 +148,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
             dataset, planned = made.dataset, _measured_already(context, parameters, made)
         row = publish.standing(context, parameters, dataset)
         charge = Charge.of(context, parameters, looked.cohorts, claim=None if planned is None else planned.plan.claim)
-        apart = formal.separately(context, parameters, records=estimate.train) if several else None
+        formally = several and parameters.formal is not None
+        apart = formal.separately(context, parameters, records=estimate.train) if formally else None
         return Preview(steps, row, looked, estimate, charge, apart)
 
 

@@ -51,5 +51,5 @@ def test_a_title_is_refused_before_anything_is_charged(sealed: Sealed, codes: tu
     for entries in planted:
         filtered = SequenceFilter.of([SECRET], key=KEY, public=public_titles(entries))
         with pytest.raises(UnsoundBundle, match="private narrative") as refused:
-            inspect_model(sealed.folder, replace(expected, codes=tuple(entries), narratives=filtered))
+            inspect_model(sealed.folder, replace(expected, codes={"": tuple(entries)}, narratives=filtered))
         assert refused.value.file == CODELIST

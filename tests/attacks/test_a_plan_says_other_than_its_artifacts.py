@@ -181,13 +181,13 @@ def test_a_title_that_the_gate_refuses(
 ) -> None:
     """Told before the draw: nothing is charged for what cannot leave."""
     context, planned = made
-    real = fill.load_codes
+    real = fill.load_spaces
 
-    def codes(folder: Path) -> list[Code]:
-        first, *others = real(folder)
-        return [Code(first.code, title), *others]
+    def spaces(folder: Path) -> dict[str, list[Code]]:
+        (name, (first, *others)), *rest = real(folder).items()
+        return {name: [Code(first.code, title), *others], **dict(rest)}
 
-    monkeypatch.setattr(fill, "load_codes", codes)
+    monkeypatch.setattr(fill, "load_spaces", spaces)
     with pytest.raises(StorageError, match=r"codelist\.csv"):
         publish.release.fn(context, planned, BundleParameters())
     assert nothing_charged(context)

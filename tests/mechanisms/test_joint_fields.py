@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from joint_heads import FIELDS, WIDTH, N, problem, start, untrained
 from small_heads import claim, head_of
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd, prior_descent
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, kinds
-from mechanisms.model.classifier import Classifier
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
@@ -25,40 +25,11 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import NonPrivateEvent
 from mechanisms.privacy.noise import SecretStream
 
-WIDTH = 8
-FIELDS = Fields((4, 3, 5))
-N = 60
-
 
 @pytest.fixture(autouse=True)
 def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key for all runs here, so that no test can fail by chance."""
     monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
-
-
-def start() -> Tensor:
-    """Weights that a public prior might have given, [classes, width]."""
-    return 3 * torch.randn(FIELDS.classes, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-def untrained(fields: Fields = FIELDS) -> Classifier:
-    part = nn.Linear(WIDTH, fields.classes)
-    with torch.no_grad():
-        part.weight.copy_(start()[: fields.classes])
-        part.bias.zero_()
-    built = head_of(part)
-    built.fields = fields if len(fields.sizes) > 1 else None
-    return built
-
-
-def problem(n: int = N, *, seed: int = 0, lacking: float = 0.3) -> tuple[Tensor, Tensor]:
-    """Features [n, width] and labels [n, fields], of which some are lacking, but never all of a record."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.stack([torch.randint(size, (n,), generator=g) for size in FIELDS.sizes], 1)
-    where = torch.stack([start()[span][own] for span, own in zip(FIELDS.spans, labels.unbind(1), strict=True)]).sum(0)
-    gone = torch.rand(labels.shape, generator=g) < lacking
-    gone[torch.arange(n), torch.randint(len(FIELDS.sizes), (n,), generator=g)] = False
-    return where / 6 + 0.3 * torch.randn(n, WIDTH, generator=g), torch.where(gone, -1, labels)
 
 
 def planned(epsilon: float = 4.0, n: int = N, *, fields: Fields = FIELDS, **options: Any) -> Plan:
@@ -276,10 +247,3 @@ def test_tasks_of_one_field_are_stored_as_they_were() -> None:
     assert "fields" not in Task(records=1, classes=2).model_dump(mode="json")
     several = Task(records=1, classes=5, fields=(2, 3))
     assert Task.model_validate_json(several.model_dump_json()) == several
-
-
-def test_a_joint_head_has_no_bundle_yet(tmp_path: Path) -> None:
-    """Refused, and nothing is written."""
-    with pytest.raises(MechanismError, match="no bundle yet"):
-        ClassifierModel(untrained()).release_to(tmp_path, codes=["a"])
-    assert not list(tmp_path.iterdir())

@@ -163,6 +163,9 @@ def test_both_halves_have_codes_of_each_field(tmp_path: Path) -> None:
             "fields.a.label_column is",
         ),
         ({"kind": "table"}, "go with kind `text`"),
+        ({"fields": {"model": {"label_column": "X"}, "part": {"label_column": "Y"}}}, "has a column model of another"),
+        ({"fields": {"part": {"label_column": "X"}, "part_2": {"label_column": "Y"}}}, "has a column part_2 of"),
+        ({"fields": {"a_score": {"label_column": "X"}, "a": {"label_column": "Y"}}}, "has a column a_score of another"),
         ({"fields": {"A b": {"label_column": "X"}}}, "string_pattern_mismatch|should match pattern"),
     ],
 )
@@ -191,6 +194,12 @@ def test_a_look_counts_the_codes_of_all_fields(tmp_path: Path) -> None:
     taken(tmp_path, rows_of(60))
     looked = look(tmp_path / "in.csv", IngestConfig.model_validate({"fields": lists(tmp_path)}), None)
     assert (looked.rows, looked.usable, looked.codes, looked.codes_observed) == (60, 54, 6 + 3 + 2, 4 + 2 + 2)
+
+
+def test_a_field_may_be_called_what_no_column_is() -> None:
+    """A longer name of the same beginning is another field."""
+    fields = {name: {"label_column": name} for name in ("event", "event_detail", "title", "code", "part_score_list")}
+    assert list(IngestConfig.model_validate({"fields": fields}).fields) == list(fields)
 
 
 def test_one_field_is_stored_as_it_was(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.auditing import pool
@@ -25,3 +28,54 @@ def test_more_canaries_than_records_are_refused_before_anything_is_computed(monk
     work: Any = cast(Any, SimpleNamespace(inputs={"prepared": None, "dataset": None}))
     with pytest.raises(InputError, match="--canaries: 6 need 12 records and there are 10; give at most 5"):
         step.body(work)
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Two halves of 30 records in two fields, each lacking the second now and then; features stand for texts."""
+    pick = torch.Generator().manual_seed(0)
+    labels = torch.stack([torch.randint(4, (30,), generator=pick), torch.randint(3, (30,), generator=pick)], 1)
+    labels[::5, 1] = -1
+    half = FeatureInputs(torch.randn(30, 4, generator=pick)), labels
+    monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
+    monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
+    monkeypatch.setattr(pool, "_encode", lambda work, model, texts, seed: torch.zeros(len(texts), 4))
+    return torch.cat([labels, labels])
+
+
+def test_a_canary_of_several_fields_is_wrong_in_each(halves: torch.Tensor, tmp_path: Path) -> None:
+    """Where its original has the field, under another code of it; a field that it lacks stays lacking."""
+    work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
+    pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
+    made = pool.Pool.load(tmp_path)
+    assert made.labels.shape == (len(made.features), 2)
+    assert torch.equal(made.labels[:60], halves)
+    originals = (made.family[:60] == pool.NEVER).nonzero()[:, 0]
+    wrong = made.labels[made.family == pool.FAMILIES.index("mislabelled")]
+    for own in wrong.tolist():
+        near = [given for given in made.labels[originals].tolist() if (given[1] < 0) == (own[1] < 0)]
+        assert any(given[0] != own[0] and (own[1] < 0 or given[1] != own[1]) for given in near)
+    assert int((wrong[:, 1] < 0).sum()) == int((made.labels[originals][:, 1] < 0).sum())
+    rare = made.labels[made.family == pool.FAMILIES.index("rare-token")]
+    assert int(rare.min()) >= 0
+    assert torch.equal(made.labels[made.references[0, 1:]], rare[:1].expand(made.references.shape[1] - 1, 2))
+
+
+def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Labels of one column, drawn in the order of earlier audits."""
+    labels = torch.randint(4, (30,), generator=torch.Generator().manual_seed(0))
+    half = FeatureInputs(torch.randn(30, 4, generator=torch.Generator().manual_seed(1))), labels
+    monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
+    monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
+    monkeypatch.setattr(pool, "_encode", lambda work, model, texts, seed: torch.zeros(len(texts), 4))
+    work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
+    pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
+    made = pool.Pool.load(tmp_path)
+    assert made.labels.shape == (len(made.features),)
+    pick = np.random.default_rng(derive_seed(0, "audit", "canaries"))
+    observed = torch.unique(labels).numpy()
+    originals = pick.permutation(60)[:8]
+    wrong = [pick.choice(observed[observed != int(torch.cat([labels, labels])[i])]) for i in originals]
+    rare = pick.choice(observed, 8)
+    assert made.labels[made.family == pool.FAMILIES.index("mislabelled")].tolist() == wrong
+    assert made.labels[made.family == pool.FAMILIES.index("rare-token")].tolist() == rare.tolist()

@@ -81,9 +81,9 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     assert "| δ (delta) | 0.000001 |" in page
     assert "only in the limit" not in page
     assert "only in the limit" in render("statement.md", statement=statement)
-    options = {"encoder": "e", "mean_pooled": False, "example": "x", "labels": 3, "classification": "", "licence": None}
-    options |= {"encoded_in": "bfloat16"}
-    written = render("card.md", statement=formal, precision="bfloat16", thresholds=None, **options)
+    options = {"encoder": "e", "mean_pooled": False, "example": "x", "labels": {"": 3}, "licence": None}
+    options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": {"": None}}
+    written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one fit with noise" in written
     assert "rounded to bfloat16" in written
     assert "trained on what the encoder gave in bfloat16" in written

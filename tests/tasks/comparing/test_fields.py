@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,25 @@ import pytest
 import tiny_jobs
 from pydantic import ValidationError
 
+from flows.commands import profiles
+from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
-from tasks.auditing.settings import AuditParameters
-from tasks.auditing.settings import check as check_audit
-from tasks.branches.branch import CompareParameters, choose
+from storage.ledger.content import anticipated
+from tasks.auditing.settings import choose_branches
+from tasks.branches.branch import CompareParameters, choose, standard
+from tasks.bundle import fill
 from tasks.comparing import judged, protocols, summary, tables
 from tasks.comparing import run as comparison
 from tasks.diagnosing.run import DiagnoseParameters
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import data, fits
 from tasks.fitting.prepared import fields_of, load_inputs
-from tasks.parameters import RetrainParameters
+from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
+from tasks.releasing import formal_offer
+from tasks.releasing.claims import method_digest
+from tasks.releasing.plan import PlannedRelease
 from tasks.retraining import run as retraining
 from tasks.running.stage import Context, run_step
 
@@ -64,7 +72,7 @@ def at(home: Path) -> Context:
 
 
 def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None:
-    """Each field's F1 is that of its own classes on the records that have it; one claim is made, and no plan."""
+    """Each field's F1 is that of its own classes on the records that have it; one claim is made, and one plan of it."""
     context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
     chosen = choose("non-private-titles,prior-descent", model=wanted.model, several=True)
     compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
@@ -95,14 +103,47 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     formal = compared.outcomes[1]
     assert formal.claim.epsilon == pytest.approx(6, rel=0.005)
     assert formal.cost["separate_each_epsilon"] < 6 < formal.cost["separate_together_epsilon"] < 12
-    assert comparison.plans(compared, prefect_run_id=None) == {}
     rows = judged.judge(compared, {})
-    assert rows[1].figures.refused == judged.SEVERAL
+    assert rows[1].figures.refused == ""
+    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    planned = PlannedRelease.load(Path(file))
+    assert planned.fields == ("nature", "length")
+    planned.check(context)
+    told = planned.model_copy(update={"fields": ("length", "nature")})
+    with pytest.raises(MechanismError, match="fields: not what ran"):
+        told.check(context)
+    assert "fields" not in planned.model_copy(update={"fields": ()}).model_dump()
+    words = shlex.split(formal_offer.command(planned, 3.0))
+    settings = [value for word, value in pairwise(words) if word == "--set"]
+    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-fields"]
+    assert "--codelist" not in words
+    asked = profiles.override(profiles.load_profile("osha-fields"), settings)
+    assert asked["data"]["ingest"]["fields"] == wanted.model_dump(mode="json")["data"]["ingest"]["fields"]
     said = summary.summarise(compared.outcomes)
     head, cells = tables.fields_table(said, ("nature", "length"))
     assert head == ["branch", "nature: F1 w / m", "length: F1 w / m", "mean of the fields"]
     assert cells[1][1] == f"{formal.figures['nature.weighted_f1']:.3f} / {formal.figures['nature.macro_f1']:.3f}"
     assert len(tables.separate_table(said, 2)[1]) == 1
+
+
+@pytest.mark.parametrize("branch", ["swag-ppm", "exact-posterior"])
+def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
+    """Its claim is 2 Delta of a record's fields together; the bundle that it would be passes the gate."""
+    few = {"pseudo_posterior": {"risk_draws": 20, "sensitivity_draws": 20}}
+    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert, **few)
+    chosen = choose(branch, model=wanted.model, several=True)
+    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    (outcome,) = compared.outcomes
+    assert outcome.claim.epsilon == pytest.approx(2 * outcome.event.model_dump()["sensitivity"])
+    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    planned = PlannedRelease.load(Path(file))
+    planned.check(context)
+    assert planned.fields == ("nature", "length")
+    fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
+    if planned.candidate.measured is not None:
+        drawn = planned.candidate.sensitivity_at(context, planned.candidate.take(context))
+        assert drawn is not None
+        assert 0 < drawn < 10 * outcome.event.model_dump()["sensitivity"]
 
 
 def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) -> None:
@@ -120,36 +161,47 @@ def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) 
 
 
 def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path) -> None:
-    """Beside the joint's charge; the retrain itself is refused."""
+    """Beside the joint's charge."""
     formal = {"formal": {"branch": "prior-descent", "target_epsilon": 4.0, "delta": 1e-5}}
     wanted, context = parameters(tmp_path, tiny_bert, **formal), at(tmp_path / "home")
     apart = retraining.dry_run(wanted, context).separately
     assert apart is not None
     assert 2 < apart.each_epsilon < 4 < apart.together_epsilon < 8
-    with pytest.raises(InputError, match=r"data\.ingest\.fields: several fields are compared .* not released yet"):
-        retraining.refuse_early(context, wanted)
 
 
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    """SWAG-PPM, its target, audits, diagnoses and the paper's sampling."""
+    """Diagnoses, mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
-    with pytest.raises(InputError, match="not released yet"):
-        retraining.refuse_early(context, wanted)
     with pytest.raises(InputError, match="not diagnosed yet"):
         refuse_diagnosis(context, wanted, DiagnoseParameters())
-    with pytest.raises(InputError, match="not audited yet"):
-        check_audit(wanted, AuditParameters())
-    with pytest.raises(InputError, match=r"swag-ppm codes one field; several at once are fitted by .*prior-descent"):
-        choose("swag-ppm", model=wanted.model, several=True)
+    with pytest.raises(InputError, match=r"formal-head codes one field; several at once are fitted by .*swag-ppm"):
+        choose("formal-head", model=wanted.model, several=True)
     assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, several=True))
-    with pytest.raises(InputError, match="swag-ppm codes one field"):
-        comparison.refuse_early(context, wanted, SETTINGS, choose("swag-ppm", model=wanted.model))
-    match = CompareParameters(target_epsilon="match")
-    with pytest.raises(InputError, match="--target-epsilon: `match`"):
-        comparison.refuse_early(context, wanted, match, choose("prior-descent", model=wanted.model, several=True))
+    with pytest.raises(InputError, match="formal-head codes one field"):
+        comparison.refuse_early(context, wanted, SETTINGS, choose("formal-head", model=wanted.model))
+    formal = wanted.model_copy(update={"formal": FormalParameters(branch="formal-head", target_epsilon=4.0)})
+    with pytest.raises(InputError, match="formal-head codes one field"):
+        retraining.refuse_early(context, formal)
+    with pytest.raises(InputError, match="formal-head codes one field"):
+        choose_branches("formal-head", wanted, standard())
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.under(wanted, "paper")
     assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest
+
+
+def test_a_method_is_known_by_what_its_code_lists_hold(tiny_bert: Path, tmp_path: Path) -> None:
+    """Moved, a list makes no other release; with another line it does."""
+    wanted = parameters(tmp_path, tiny_bert)
+
+    def at_place(file: Path) -> str:
+        told = wanted.model_dump(mode="json")
+        told["data"]["ingest"]["fields"]["length"]["codelist"] = str(file)
+        return method_digest(RetrainParameters.model_validate(told))
+
+    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text())
+    assert at_place(tmp_path / "moved.csv") == method_digest(wanted)
+    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
+    assert at_place(tmp_path / "moved.csv") != method_digest(wanted)
 
 
 def test_contradictions_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
