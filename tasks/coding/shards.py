@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from mechanisms.model.training import Progress
 from storage.artifacts import digest
 from storage.code_version import code_version
+from storage.crosswalk import read_crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Table, survey
@@ -37,10 +38,15 @@ class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
 
     data: str = Field(title="Narratives", description="The table, where every worker sees it.")
     out: str = Field(title="Output", description="The file that the asking run writes; its folder is every worker's.")
-    column: str = Field(title="Text column", description="Of the table.")
+    columns: tuple[str, ...] = Field(min_length=1, title="Text columns", description="Of the table, in their order.")
+    template: str | None = Field(title="Template", description="How several columns are joined.")
     bundle: str = Field(title="Bundle", description="Folder of the bundle that codes.")
+    thresholds: str | None = Field(title="Thresholds", description="File in place of the bundle's own.")
+    by_digits: bool | None = Field(title="Groups", description="Whether leading digits of a code name its groups.")
     top_k: int = Field(ge=1, le=50, title="Codes a narrative", description="How many.")
     threshold: float | None = Field(ge=0, le=1, title="Threshold", description="Score below which a person must look.")
+    crosswalk: str | None = Field(title="Crosswalk", description="File of another version's codes.")
+    append: bool = Field(title="Append", description="Whether the rows are added to an output.")
     first: int = Field(ge=0, title="First piece", description="Its number; 0 is the first.")
     end: int = Field(ge=1, title="End", description="Number of the first piece that is left out.")
     job: str = Field(
@@ -122,22 +128,42 @@ def finish(coder: Coder, job: CodingJob, told: PiecesAsked, settings: Spread, pr
     spreading.finish([PiecesShard(coder, job, one) for one in keyed], settings, DEPLOYMENT, {}, progress)
 
 
-def told(coder: Coder, job: CodingJob, *, bundle: Path) -> PiecesAsked:
+def told(
+    coder: Coder,
+    job: CodingJob,
+    *,
+    bundle: Path,
+    thresholds: Path | None = None,
+    by_digits: bool | None = None,
+    crosswalk: Path | None = None,
+) -> PiecesAsked:
     """What every shard of a job is told.
 
+    Args:
+        bundle: folder that the coder was opened from.
+        thresholds: file that it was opened with, in place of the bundle's own.
+        by_digits: how its groups were chosen.
+        crosswalk: file of the job's crosswalk.
+
     Raises:
-        InputError: the job has more than one text column, a template or a crosswalk, which a shard is not told of.
+        InputError: the bundle is packed, or the encoder's passes are rounded, which processors do differently.
     """
-    column, *others = job.narratives.columns
-    if others or job.narratives.template or job.added.crosswalk:
-        raise InputError("shards: they take one text column, without a template and a crosswalk")
+    if not bundle.is_dir():
+        raise InputError("--bundle: it is packed; for shards unpack it where every worker sees it, and name the folder")
+    if coder.model.precision != "float32":
+        raise InputError("shards: workers code in float32, so that all give the same; leave --precision out")
     return PiecesAsked(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
-        column=column,
+        columns=job.narratives.columns,
+        template=job.narratives.template,
         bundle=str(bundle.resolve()),
+        thresholds=_path(thresholds),
+        by_digits=by_digits,
         top_k=job.added.top_k,
         threshold=job.added.threshold,
+        crosswalk=_path(crosswalk),
+        append=job.append,
         first=0,
         end=1,
         job=job.key(coder),
@@ -149,16 +175,23 @@ def compute(asked: PiecesAsked) -> int:
     """Do what was asked for, on a worker; return the pieces that it was asked for.
 
     Raises:
-        InputError: the table or the bundle is not at its path here.
+        InputError: the table, the bundle or another file is not at its path here.
         StorageError: they are others than the asking run's, or this worker's code is; or the asking run ended.
     """
-    table = survey(Path(asked.data), text_columns=(asked.column,))
-    coder = Coder.open(Path(asked.bundle))
-    job = job_of(coder, table, out=asked.out, column=asked.column, top_k=asked.top_k, threshold=asked.threshold)
+    table = survey(Path(asked.data), text_columns=asked.columns)
+    coder = Coder.open(
+        Path(asked.bundle),
+        thresholds=Path(asked.thresholds) if asked.thresholds else None,
+        by_digits=asked.by_digits,
+    )
+    crosswalk = read_crosswalk(Path(asked.crosswalk), version=coder.version) if asked.crosswalk else None
+    added = Added(asked.top_k, asked.threshold, crosswalk, coder.groups is not None)
+    narratives = Narratives(asked.columns, asked.template)
+    job = CodingJob(table, Path(asked.out), narratives, added, append=asked.append)
     if job.key(coder) != asked.job:
         raise StorageError(
-            f"shard: {job.table.source.name} or the bundle is another here than where it was asked for; give all "
-            "workers of the queue the same files, and run again"
+            f"shard: {job.table.source.name}, the bundle or a file beside it is another here than where it was asked "
+            "for; give all workers of the queue the same files, and run again"
         )
     if _key(asked) != asked.key:
         raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
@@ -179,8 +212,12 @@ def preflight() -> None:
         pass
 
 
+def _path(file: Path | None) -> str | None:
+    return str(file.expanduser().resolve()) if file is not None else None
+
+
 def _key(asked: PiecesAsked) -> str:
-    pieces = {"job": asked.job, "first": asked.first, "end": asked.end}
+    pieces = {"job": asked.job, "out": asked.out, "first": asked.first, "end": asked.end}
     return digest(pieces | {"code": code_version("tasks.coding.job", "tasks.coding.shards")})[:32]
 
 
