@@ -133,7 +133,7 @@ def test_a_worker_without_the_ledger_is_told_what_was_revoked(
         run("revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house)
     source = tmp_path / "in.csv"
     source.write_text("Final Narrative\nEmployee fell.\n")
-    job = {"data": str(source), "out": str(tmp_path / "out.csv"), "home": str(house)}
+    job: dict[str, Any] = {"data": str(source), "out": str(tmp_path / "out.csv"), "home": str(house)}
     with pytest.raises(StorageError, match=r"was revoked on .*: an error; .*set allow_revoked"):
         code_batch.fn(**job)
     assert not list(tmp_path.glob("*out.csv*"))
