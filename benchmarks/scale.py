@@ -2,9 +2,10 @@
 """What each stage and each shard costs, measured at two sizes of invented narratives, and what that makes at others.
 
     python benchmarks/scale.py [--sizes 1000 4000] [--train 1000000] [--code 10000000] [--workers 1 10 100]
+    python benchmarks/scale.py --bundle BUNDLE [--sizes 1000 4000] [--code 10000000]    # coding alone, with this bundle
 
 Measured are a retrain with its release, the shards of coding (every piece as a worker does it, then what the asking
-run has left to do), and an audit of eight reruns, the least that a shard of an audit has. A shard of a comparison, one
+run has left to do), and an audit of sixteen reruns, of which a shard has eight at least. A shard of a comparison, one
 branch at one seed, is taken as dear as SWAG-PPM's own fits, collections and passes. Seconds are of one core: those of a
 stage by the clock, times the processor time of the whole command over its time by the clock, so that a machine which
 does other work tells nearly the same. What is said of other sizes is a straight line through the two, and, of several
@@ -31,8 +32,8 @@ SPLIT = ("risk", "sensitivit")
 """Beginnings of the stages whose draws go as runs of `risk-shard`."""
 CHAIN = ("fine-tune", "SWAG", *SPLIT)
 """And of those that a comparison does for each branch and seed."""
-RERUNS, PIECE = 8, 2048
-"""Reruns, and rows, of which shards are whole multiples."""
+RERUNS, LEAST, PIECE = 8, 16, 2048
+"""Reruns of a shard, of an audit that says anything, and rows of a piece."""
 PIECES = """
 import json, sys, time
 from pathlib import Path
@@ -106,7 +107,7 @@ def measure(folder: Path, records: int, draws: int) -> dict[str, Any]:
     computed, stored = stages(home), megabytes(home / "private" / "stages")
     (bundle,) = (home / "bundles").iterdir()
     (plan,) = (home / "private" / "plans").glob("*.json")
-    audit = command("audit", str(plan), "--trials", str(RERUNS), home=home)
+    audit = command("audit", str(plan), "--trials", str(LEAST), home=home)
     (reruns,) = (seconds for name, seconds in stages(home).items() if name.startswith("audit trials"))
     reruns *= min(audit["cpu"] / audit["wall"], 1.0)
     return {
@@ -114,7 +115,7 @@ def measure(folder: Path, records: int, draws: int) -> dict[str, Any]:
         "outside": run["cpu"] - sum(computed.values()) * share,
         "retrain_cpu": run["cpu"],
         "coding": coding(bundle, Path(names[1]), folder / f"coded-{records}.csv"),
-        "audit": {"reruns": reruns, "else": audit["cpu"] - reruns},
+        "audit": {"reruns": reruns * RERUNS / LEAST, "else": audit["cpu"] - reruns},
         "stored_mb": stored,
         "peak_mb": run["peak_mb"],
     }
@@ -128,6 +129,13 @@ def coding(bundle: Path, data: Path, out: Path) -> dict[str, float]:
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout)
+
+
+def coding_alone(bundle: Path, records: int) -> dict[str, float]:
+    """The same on narratives of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command("demo-data", "--out", folder, "--records", str(records), home=Path(folder) / "home")
+        return coding(bundle, Path(folder) / "injuries.csv", Path(folder) / "coded.csv")
 
 
 def waves(shards: int, workers: int) -> int:
@@ -198,6 +206,7 @@ def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs=2, default=[1000, 4000], help="rows of a file; half of them train")
+    parser.add_argument("--bundle", type=Path, help="released bundle: coding with it is measured, and nothing else")
     parser.add_argument("--draws", type=int, default=200, help="draws of each risk and sensitivity pass")
     parser.add_argument("--train", type=int, default=1_000_000, help="records to train on")
     parser.add_argument("--code", type=int, default=10_000_000, help="narratives to code")
@@ -206,6 +215,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="and their seeds")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 10, 100])
     options = parser.parse_args()
+    if options.bundle:
+        small, large = (coding_alone(options.bundle, size) for size in options.sizes)
+        told = coded(options.sizes, small, large, options)
+        print(json.dumps({"measured": [small, large], "code": told}, indent=1))
+        return
     with tempfile.TemporaryDirectory() as folder:
         small, large = (measure(Path(folder), size, options.draws) for size in options.sizes)
     sizes, rows = options.sizes, 2 * options.train

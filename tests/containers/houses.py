@@ -100,9 +100,9 @@ class House(Stack):
         """What a command prints inside a running container."""
         return self.run_here("docker", "exec", self.container(service), *command)
 
-    def cli(self, *arguments: str) -> str:
+    def cli(self, *arguments: str, check: bool = True) -> str:
         """`autocoder …` as the guide has it typed with Docker."""
-        return self.compose("run", "--rm", "--no-deps", "-T", "worker-release", "cli", *arguments)
+        return self.compose("run", "--rm", "--no-deps", "-T", "worker-release", "cli", *arguments, check=check)
 
     def services(self) -> dict[str, dict[str, Any]]:
         """Services of the file that stay, by name; not the GPU's."""
