@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +46,7 @@ def code_batch(
     threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, titled("Threshold")] = None,
     home: Workspace = None,
     fan_out: Annotated[Spread | None, titled("Shards")] = None,
+    allow_revoked: Annotated[bool, titled("Use a revoked bundle")] = False,
 ) -> Coded:
     """Write a file with the input's columns and the codes. A run that died goes on where it stopped.
 
@@ -58,6 +60,7 @@ def code_batch(
         home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
         fan_out: whether other workers code some of the pieces; it does not change what comes out. They must see the
             narratives, the output's folder and the bundle at the same paths.
+        allow_revoked: code all the same with a bundle that this house revoked.
     """
     settings = fan_out or Spread()
     with private_errors("code-batch"):
@@ -66,12 +69,13 @@ def code_batch(
         table = survey(Path(data).expanduser(), text_columns=(column,))
         folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
         coder = open_bundle(folder)
-        require_standing(coder, home_of(home), otherwise="name a newer one")
+        if not allow_revoked:
+            otherwise = "name a newer one (Bundle), or set allow_revoked (Use a revoked bundle)"
+            require_standing(coder, home_of(home), otherwise=otherwise)
         job = shards.job_of(coder, table, out=out, column=column, top_k=top_k, threshold=threshold)
-
-        def spread() -> None:
-            told = shards.told(coder, job, bundle=folder)
-            shards.finish(coder, job, told, settings, progress.reporter("code, by shards"))
-
-        coded = run(coder, job, spread=spread if settings.shards > 1 else None)
+        spread = None
+        if settings.shards > 1:
+            told, heard = shards.told(coder, job, bundle=folder), progress.reporter("code, by shards")
+            spread = partial(shards.finish, coder, job, told, settings, heard)
+        coded = run(coder, job, spread=spread)
         return Coded(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

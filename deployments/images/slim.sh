@@ -7,6 +7,8 @@ cd "$packages"
 # torch: its C++ tests, headers and compilers' tools; pyarrow: its server, which nothing here asks for.
 rm -rf torch/test torch/include torch/share torch/bin/*test* torch/bin/TCPStoreTest torch/bin/protoc* pyarrow/include pyarrow/src \
   pyarrow/libarrow_flight* pyarrow/libarrow_python_flight* pyarrow/_flight*
+# botocore: descriptions of Amazon's services, of which S3, and what gives credentials for it, are asked.
+find botocore/data -mindepth 1 -maxdepth 1 -type d -not -name s3 -not -name 'sso*' -not -name sts -exec rm -rf {} +
 # The packages' own tests. Not numpy.testing, torch.testing and the like: packages import those.
 find . -type d -name tests -path '*/*' -not -path './transformers/*' -not -path './opacus/*' -prune -exec rm -rf {} +
 find . -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -12,8 +12,11 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from storage.tables.reading import Table
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import Coded, CodingJob
@@ -94,6 +97,14 @@ def code(
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
     precision: options.Precision = "auto",
+    shards: Annotated[
+        int,
+        _file(
+            min=1,
+            max=10_000,
+            help="Parts of --data that workers code, at the same paths; needs PREFECT_API_URL and `autocoder deploy`.",
+        ),
+    ] = 1,
 ) -> None:
     """Code narratives with a released model.
 
@@ -108,20 +119,28 @@ def code(
       autocoder code --data new.csv --column Narrative --out coded.csv --threshold 0.8
 
       autocoder code --data new.parquet --column Job --column Text --template '{Job}: {Text}' --out coded.jsonl
+
+      autocoder code --data /narratives/2026q3.csv --out /narratives/coded.csv --shards 8
     """
-    _require_sense(narratives, files, review)
+    _require_sense(narratives, files, review, shards)
     files = replace(files, **{name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)})
+    if shards > 1:
+        before_prefect(home_of(released.home), make_home=False)
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
 
+        if shards > 1:
+            from tasks.coding.shards import preflight
+
+            preflight()
         table = None if files.data is None else _survey(files.data, files, output)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
-            # to try bfloat16 on the golden narratives takes longer than to code a few
-            chosen = "float32" if precision == "auto" and table is None else precision
+            # to try bfloat16 on the golden narratives takes longer than to code a few; workers' processors may differ
+            chosen = "float32" if precision == "auto" and (table is None or shards > 1) else precision
             coder = open_bundle(
                 folder,
                 thresholds=review.thresholds or (),
@@ -136,9 +155,11 @@ def code(
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
                 say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
+        job = _job(coder, table, files.out, files, top_k, threshold)
         with output.progress() as console:
             console.started("code")
-            coded = run(coder, _job(coder, table, files.out, files, top_k, threshold))
+            spread = _spread(coder, job, folder, files, review, by_digits, shards) if shards > 1 else None
+            coded = run(coder, job, spread=spread)
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
         how = {"threshold": threshold, "out": str(files.out), "precision": coder.model.precision}
@@ -147,7 +168,7 @@ def code(
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
 
 
-def _require_sense(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:
+def _require_sense(narratives: list[str] | None, files: FileOptions, review: ReviewOptions, shards: int) -> None:
     """Refuse options that contradict each other, or lack one."""
     from storage.errors import InputError
 
@@ -161,6 +182,8 @@ def _require_sense(narratives: list[str] | None, files: FileOptions, review: Rev
         raise InputError("--append and --overwrite: give one of them")
     if files.data is None and any(vars(files).values()):
         raise InputError("--out, --column and other options of files need --data")
+    if files.data is None and shards > 1:
+        raise InputError("--shards: workers code parts of a file; give it with --data")
 
 
 def _survey(data: Path, files: FileOptions, output: options.OutputOptions) -> Table:
@@ -214,6 +237,32 @@ def _job(
     added = added_of(coder, top_k=top_k, threshold=threshold, crosswalk=crosswalk)
     narratives = Narratives(files.columns, files.template)
     return CodingJob(table, out, narratives, added, append=files.append, overwrite=files.overwrite)
+
+
+def _spread(
+    coder: Coder | JointCoder,
+    job: CodingJob,
+    bundle: Path,
+    files: FileOptions,
+    review: ReviewOptions,
+    by_digits: bool | None,
+    number: int,
+) -> Callable[[], object]:
+    """What has workers code the job's pieces."""
+    from tasks.coding import shards
+    from tasks.parameters import Spread
+    from tasks.running import progress
+
+    told = shards.told(
+        coder,
+        job,
+        bundle=bundle,
+        thresholds=review.thresholds or (),
+        by_digits=by_digits,
+        crosswalk=files.crosswalk,
+        rules=review.rules,
+    )
+    return partial(shards.finish, coder, job, told, Spread(shards=number), progress.reporter("code, by shards"))
 
 
 def _notes(coded: Coded) -> str:

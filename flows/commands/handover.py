@@ -118,10 +118,14 @@ def revoke(
     ledger = place.open()
     record_revocation(ledger, release, reason=reason, requester=requester)
     revocations = revocation_list(ledger, signing)
-    try:
-        write_atomically(out, revocations.model_dump_json(indent=2).encode() + b"\n")
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}; the release is revoked, run again for the list") from None
+    for option, file in (("", place.workspace.revocations), ("--out ", out)):
+        if not option and not file.parent.is_dir():
+            continue  # the first is for the house's own workers that may not read the ledger
+        try:
+            write_atomically(file, revocations.model_dump_json(indent=2).encode() + b"\n")
+        except OSError as error:
+            why = f"{option}{file}: {error.strerror}"
+            raise InputError(f"{why}; the release is revoked, run again for the list") from None
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:
         content = {"release_id": release, "list": str(out), "number": revocations.number, "partners": partners}

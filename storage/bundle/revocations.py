@@ -68,6 +68,20 @@ class Revocations(BaseModel):
                 )
 
     @staticmethod
+    def read(path: Path) -> Revocations:
+        """Read the house's own list, where it keeps it: whoever can write there is trusted with the bundles too.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        try:
+            return Revocations.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise InputError(f"--revocations {path}: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise InputError(f"--revocations {path}: no revocation list") from None
+
+    @staticmethod
     def load(path: Path, *, key: EllipticCurvePublicKey) -> Revocations:
         """Read a list and check its signature.
 
@@ -78,12 +92,7 @@ class Revocations(BaseModel):
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        try:
-            found = Revocations.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise InputError(f"--revocations {path}: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            raise InputError(f"--revocations {path}: no revocation list") from None
+        found = Revocations.read(path)
         if found.signature is None or found.key_id != key_id(key):
             raise InputError(f"--revocations {path}: not signed with the key that signed the bundle")
         try:

@@ -237,6 +237,9 @@ _OTHERWISE = (
 )
 """What to do where a bundle has no threshold for an accuracy."""
 
+CLOSED = "AUTOCODER_LEDGER_CLOSED"
+"""Set where a process has the ledger's address alone: it may not read there."""
+
 
 def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
     """Release id and model of a bundle, of one field or several.
@@ -291,23 +294,28 @@ class AnyCoder(Protocol):
 def require_standing(coder: AnyCoder, home: Path, *, otherwise: str) -> None:
     """Refuse a bundle that was revoked in the house that uses it: by the machine's ledger, or by the workspace's.
 
-    A partner has neither, and asks the agency's list (`autocoder verify --revocations`).
+    Who has none, or may not read it, is told by the list that `revoke` keeps beside the house's bundles. A partner has
+    neither, and asks the agency's list (`autocoder verify --revocations`).
 
     Args:
         otherwise: what else can be done, for the message.
 
     Raises:
-        StorageError: it was revoked, or the ledger that would know cannot be read.
+        StorageError: it was revoked, or the ledger or list that would know cannot be read.
     """
+    from storage.bundle.revocations import Revocations
+
     workspace = Workspace(home)
     url = os.environ.get("AUTOCODER_LEDGER_URL")
-    if not url and not Path(workspace.ledger_url.removeprefix("sqlite:///")).is_file():
-        return
-    from storage.bundle import registry
-    from storage.ledger import Ledger
-
+    own = Path(workspace.ledger_url.removeprefix("sqlite:///")).is_file()
     try:
-        registry.require_standing(Ledger.existing(url or workspace.ledger_url), coder.release, coder.digest)
+        if (url or own) and CLOSED not in os.environ:
+            from storage.bundle import registry
+            from storage.ledger import Ledger
+
+            registry.require_standing(Ledger.existing(url or workspace.ledger_url), coder.release, coder.digest)
+        elif workspace.revocations.exists():
+            Revocations.read(workspace.revocations).check(coder.release, coder.digest)
     except StorageError as error:
         raise StorageError(f"--bundle: {error}; {otherwise}") from None
 

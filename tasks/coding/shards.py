@@ -8,22 +8,24 @@ piece, so that a shard whose worker died goes on at its next piece, on whichever
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from mechanisms.model.training import Progress
 from storage.artifacts import digest
 from storage.code_version import code_version
+from storage.crosswalk import read_crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Table, survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import JointAdded, added_of
+from tasks.coding.columns import added_of
 from tasks.coding.job import CodingJob, code_piece
 from tasks.coding.joint import JointCoder, open_bundle
 from tasks.parameters import Spread
@@ -31,6 +33,7 @@ from tasks.running import shards as spreading
 from tasks.running.shard_runs import Asked, ShardRuns
 
 DEPLOYMENT = "code-shard/code-shard"
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
@@ -38,10 +41,18 @@ class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
 
     data: str = Field(title="Narratives", description="The table, where every worker sees it.")
     out: str = Field(title="Output", description="The file that the asking run writes; its folder is every worker's.")
-    column: str = Field(title="Text column", description="Of the table.")
+    columns: tuple[str, ...] = Field(min_length=1, title="Text columns", description="Of the table, in their order.")
+    template: str | None = Field(title="Template", description="How several columns are joined.")
     bundle: str = Field(title="Bundle", description="Folder of the bundle that codes.")
+    thresholds: tuple[str, ...] = Field(title="Thresholds", description="Files in place of the bundle's own.")
+    by_digits: bool | None = Field(title="Groups", description="Whether leading digits of a code name its groups.")
     top_k: int = Field(ge=1, le=50, title="Codes a narrative", description="How many.")
-    threshold: float | None = Field(ge=0, le=1, title="Threshold", description="Score below which a person must look.")
+    threshold: Share | dict[str, Share] | None = Field(
+        title="Threshold", description="Score below which a person must look; of several fields, of each."
+    )
+    crosswalk: str | None = Field(title="Crosswalk", description="File of another version's codes.")
+    rules: str | None = Field(title="Rules", description="File of what never occurs together, of several fields.")
+    append: bool = Field(title="Append", description="Whether the rows are added to an output.")
     first: int = Field(ge=0, title="First piece", description="Its number; 0 is the first.")
     end: int = Field(ge=1, title="End", description="Number of the first piece that is left out.")
     job: str = Field(
@@ -125,28 +136,45 @@ def finish(coder: Coder | JointCoder, job: CodingJob, told: PiecesAsked, setting
     spreading.finish([PiecesShard(coder, job, one) for one in keyed], settings, DEPLOYMENT, {}, progress)
 
 
-def told(coder: Coder | JointCoder, job: CodingJob, *, bundle: Path) -> PiecesAsked:
+def told(
+    coder: Coder | JointCoder,
+    job: CodingJob,
+    *,
+    bundle: Path,
+    thresholds: Sequence[Path] = (),
+    by_digits: bool | None = None,
+    crosswalk: Path | None = None,
+    rules: Path | None = None,
+) -> PiecesAsked:
     """What every shard of a job is told.
 
+    Args:
+        bundle: folder that the coder was opened from.
+        thresholds: files that it was opened with, in place of the bundle's own.
+        by_digits: how its groups were chosen.
+        crosswalk: file of the job's crosswalk.
+        rules: file that it was opened with, of several fields.
+
     Raises:
-        InputError: the job has more than one text column, a template, a crosswalk, rules, or fields with thresholds of
-            their own, which a shard is not told of.
+        InputError: the bundle is packed, or the encoder's passes are rounded, which processors do differently.
     """
-    column, *others = job.narratives.columns
-    each = job.added.fields if isinstance(job.added, JointAdded) else (job.added,)
-    limits = {one.threshold for one in each}
-    unsaid = any(one.crosswalk for one in each) or (isinstance(job.added, JointAdded) and job.added.rules is not None)
-    if others or job.narratives.template or unsaid or len(limits) > 1:
-        raise InputError(
-            "shards: they take one text column, without a template and a crosswalk, without rules, and one threshold"
-        )
+    if not bundle.is_dir():
+        raise InputError("--bundle: it is packed; for shards unpack it where every worker sees it, and name the folder")
+    if coder.model.precision != "float32":
+        raise InputError("shards: workers code in float32, so that all give the same; --precision float32")
     return PiecesAsked(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
-        column=column,
+        columns=job.narratives.columns,
+        template=job.narratives.template,
         bundle=str(bundle.resolve()),
+        thresholds=tuple(_path(file) for file in thresholds),
+        by_digits=by_digits,
         top_k=job.added.top_k,
-        threshold=limits.pop(),
+        threshold=job.added.threshold,
+        crosswalk=crosswalk and _path(crosswalk),
+        rules=rules and _path(rules),
+        append=job.append,
         first=0,
         end=1,
         job=job.key(coder),
@@ -158,16 +186,24 @@ def compute(asked: PiecesAsked) -> int:
     """Do what was asked for, on a worker; return the pieces that it was asked for.
 
     Raises:
-        InputError: the table or the bundle is not at its path here.
+        InputError: the table, the bundle or another file is not at its path here.
         StorageError: they are others than the asking run's, or this worker's code is; or the asking run ended.
     """
-    table = survey(Path(asked.data), text_columns=(asked.column,))
-    coder = open_bundle(Path(asked.bundle))
-    job = job_of(coder, table, out=asked.out, column=asked.column, top_k=asked.top_k, threshold=asked.threshold)
+    table = survey(Path(asked.data), text_columns=asked.columns)
+    coder = open_bundle(
+        Path(asked.bundle),
+        thresholds=[Path(file) for file in asked.thresholds],
+        by_digits=asked.by_digits,
+        rules=Path(asked.rules) if asked.rules else None,
+    )
+    crosswalk = read_crosswalk(Path(asked.crosswalk), version=coder.version) if asked.crosswalk else None
+    added = added_of(coder, top_k=asked.top_k, threshold=asked.threshold, crosswalk=crosswalk)
+    narratives = Narratives(asked.columns, asked.template)
+    job = CodingJob(table, Path(asked.out), narratives, added, append=asked.append)
     if job.key(coder) != asked.job:
         raise StorageError(
-            f"shard: {job.table.source.name} or the bundle is another here than where it was asked for; give all "
-            "workers of the queue the same files, and run again"
+            f"shard: {job.table.source.name}, the bundle or a file beside it is another here than where it was asked "
+            "for; give all workers of the queue the same files, and run again"
         )
     if _key(asked) != asked.key:
         raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
@@ -188,8 +224,12 @@ def preflight() -> None:
         pass
 
 
+def _path(file: Path) -> str:
+    return str(file.expanduser().resolve())
+
+
 def _key(asked: PiecesAsked) -> str:
-    pieces = {"job": asked.job, "first": asked.first, "end": asked.end}
+    pieces = {"job": asked.job, "out": asked.out, "first": asked.first, "end": asked.end}
     return digest(pieces | {"code": code_version("tasks.coding.job", "tasks.coding.shards")})[:32]
 
 

@@ -24,10 +24,10 @@ from storage.demo_data import write_demo_data
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "https://127.0.0.1:8443"
 IMAGE = "autocoder:containers-test"
-_CHECKOUT = ("docker-compose.yml", ".dockerignore", "requirements.lock", "pyproject.toml", "README.md", "LICENSE",
+_CHECKOUT = ("docker-compose.yml", ".dockerignore", "requirements.lock", "pyproject.toml", "LICENSE",
              "scripts", "deployments", "flows", "service", "tasks", "mechanisms", "storage")  # fmt: skip
 
-_OF_THE_PACKAGES = ("requirements.lock", "pyproject.toml", "README.md", "LICENSE",
+_OF_THE_PACKAGES = ("requirements.lock", "pyproject.toml", "LICENSE",
                     "deployments/images/slim.sh", "deployments/images/imported.txt")  # fmt: skip
 
 
@@ -100,9 +100,9 @@ class House(Stack):
         """What a command prints inside a running container."""
         return self.run_here("docker", "exec", self.container(service), *command)
 
-    def cli(self, *arguments: str) -> str:
+    def cli(self, *arguments: str, check: bool = True) -> str:
         """`autocoder …` as the guide has it typed with Docker."""
-        return self.compose("run", "--rm", "--no-deps", "-T", "worker-release", "cli", *arguments)
+        return self.compose("run", "--rm", "--no-deps", "-T", "worker-release", "cli", *arguments, check=check)
 
     def services(self) -> dict[str, dict[str, Any]]:
         """Services of the file that stay, by name; not the GPU's."""
@@ -125,13 +125,16 @@ class House(Stack):
             text = re.sub(r"docker compose run (?!.* -T )", "docker compose run -T ", text)
         return self.run_here("bash", "-c", text.replace("docker compose", " ".join(tool)), umask=0o022)
 
-    def unhealthy(self) -> list[str]:
-        """Services that are not, or not yet, healthy."""
+    def healthy(self) -> set[str]:
+        """Services that are."""
         shown = '{{.Label "com.docker.compose.service"}}\t{{.Status}}'
         wanted = ("label=com.docker.compose.project=autocodertest", "label=com.docker.compose.oneoff=False")
         told = self.run_here("docker", "ps", *(f"--filter={label}" for label in wanted), "--format", shown)
-        well = {line.split("\t")[0] for line in told.splitlines() if line.endswith("(healthy)")}
-        return sorted(set(self.services()) - well)
+        return {line.split("\t")[0] for line in told.splitlines() if line.endswith("(healthy)")}
+
+    def unhealthy(self) -> list[str]:
+        """Services that stay and are not, or not yet, healthy."""
+        return sorted(set(self.services()) - self.healthy())
 
     def up(self) -> None:
         """Start what is not running, and wait until all answer."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from houses import IMAGE, PAGE, House
+from prometheus_client.parser import text_string_to_metric_families
 from runs import ended, in_state, release_run, small, start
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
@@ -181,7 +183,7 @@ def test_the_policy_comes_into_force(house: House) -> None:
 def retrained(house: House) -> dict[str, Any]:
     """A retrain whose worker was killed in training."""
     parameters = small(house)
-    parameters["parameters"]["fit"]["adamw"]["epochs"] = 50  # more than the kill takes
+    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = 50  # more than the kill takes
     run = start(house, "retrain/demo", parameters).json()
     stages = house.private() / "stages"
     house.wait("its features", lambda: list(stages.glob("features/*/manifest.json")), pause=0.02)
@@ -224,21 +226,50 @@ def release(house: House) -> str:
     return row["release_id"]
 
 
+def coded(house: House, name: str, **more: Any) -> dict[str, Any]:
+    """A run of `code-batch`, ended, on a file of narratives; its output is `name`."""
+    source = house.folder / "narratives" / "new.csv"
+    source.write_text("Final Narrative\nEmployee fell from a ladder.\nBurned by hot oil.\n")
+    source.chmod(0o644)
+    asked = {"data": "/narratives/new.csv", "out": f"/narratives/{name}"} | more
+    run = start(house, "code-batch/code-batch", asked).json()
+    return house.wait("the end of coding", lambda: ended(house, run["id"]))
+
+
 def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release: str) -> None:
-    """With the worker's own key, by the guide's lines; the partner's commands need no container."""
+    """With the worker's own key, by the guide's lines; the partner's commands need no container, and the house's own
+    worker has neither records nor ledger.
+    """
     outbox = house.folder / "outbox"
     outbox.mkdir(exist_ok=True)
     os.chown(outbox, 10001, 10001)
-    _, handover, revoke = guide("From retrain to release", 2)
+    _, handover, _ = guide("From retrain to release", 2)
     house.follow(handover, RELEASE=release)
     archive = f"outbox/{release}.tar.zst"
     house.run_here("autocoder", "verify", archive, "--key", "secrets/signing-key.pub.pem")
     text = "Employee fell from a ladder and fractured his wrist."
-    coded = house.run_here("autocoder", "code", "--bundle", archive, "--json", text)
-    (best,) = json.loads(coded)["codes"]
+    by_hand = house.run_here("autocoder", "code", "--bundle", archive, "--json", text)
+    (best,) = json.loads(by_hand)["codes"]
     assert best["code"] in (house.folder / "records" / "codelist.csv").read_text()
+    done = coded(house, "coded.csv")
+    assert done["state_type"] == "COMPLETED", done["state"]
+    lines = (house.folder / "narratives" / "coded.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert all(release in line for line in lines[1:])
+
+
+def test_a_revoked_bundle_codes_no_more(house: House, release: str) -> None:
+    """Told to the worker without the ledger too, which codes with it where that is asked for."""
+    *_, revoke = guide("From retrain to release", 2)
     house.follow(revoke, RELEASE=release)
-    assert release in (outbox / "revocations.json").read_text()
+    assert release in (house.folder / "outbox" / "revocations.json").read_text()
+    done = coded(house, "refused.csv")
+    assert done["state_type"] == "FAILED"
+    assert "was revoked on" in done["state"]["message"]
+    assert "set allow_revoked" in done["state"]["message"]
+    assert not list((house.folder / "narratives").glob("*refused*"))
+    done = coded(house, "wanted.csv", allow_revoked=True)
+    assert done["state_type"] == "COMPLETED", done["state"]
 
 
 def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) -> None:
@@ -260,4 +291,61 @@ def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) ->
         house.follow(line)
     assert house.cli("ledger", "list", "--json") == before
     house.up()
-    house.wait("an answer to status", lambda: "worker" in house.cli("status") if not house.unhealthy() else False)
+    shown = house.cli("status", check=False)  # not 0 where a pool has no worker, as `gpu` here
+    assert "cpu: 4 online" in shown
+    assert "policy agency" in shown
+
+
+def stages_by_result(house: House) -> dict[str, float]:
+    """How many stages were computed, and how many found, since the workspace was made. Claims, which each run works
+    out, are no stage of the store.
+    """
+    found: dict[str, float] = {}
+    for file in (house.private() / "metrics").glob("*.prom"):
+        for family in text_string_to_metric_families(file.read_text()):
+            if family.name == "autocoder_stage_runs":
+                for sample in family.samples:
+                    if sample.labels["stage"].startswith("claim"):
+                        continue
+                    result = sample.labels["result"]
+                    found[result] = found.get(result, 0) + sample.value
+    return found
+
+
+def test_stages_outlive_the_workspace_in_the_storage(house: House) -> None:
+    """The profile `storage`, by the guide's lines: a retrain's stages lie there. The server is killed and the workspace
+    loses every stage: the same retrain computes none.
+    """
+    (lines,) = (
+        block for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) if "COMPOSE_PROFILES=storage" in block
+    )
+    settings = house.folder / ".env"
+    settings.write_text(settings.read_text() + lines)
+    house.up()
+    house.wait("the storage", lambda: "storage" in house.healthy(), pause=2)
+    parameters = small(house, seed=7)
+    parameters["parameters"]["release"] = False
+
+    def retrained() -> None:
+        run = start(house, "retrain/demo", parameters).json()
+        done = house.wait("the retrain's end", lambda: ended(house, run["id"]))
+        assert done["state_type"] == "COMPLETED", done["state"]
+
+    def kept(folder: Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.glob("*/*/manifest.json")}
+
+    retrained()
+    there, here = house.folder / "stages" / "stages" / "autocoder" / "stages", house.private() / "stages"
+    first, counted = kept(there), stages_by_result(house)
+    assert len(first) > 5
+    assert first.items() <= kept(here).items()
+    kill(house, "storage")
+    house.wait("the storage again", lambda: "storage" in house.healthy(), pause=2)
+    for stage in here.iterdir():
+        shutil.rmtree(stage)
+    retrained()
+    assert kept(there) == first
+    assert kept(here) == first
+    now = stages_by_result(house)
+    assert now["computed"] == counted["computed"]
+    assert now["reused"] > counted.get("reused", 0)

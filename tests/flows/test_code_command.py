@@ -142,6 +142,8 @@ def test_options_that_do_not_go_together_are_refused(told: Told) -> None:
         (("--data", "a.csv"), "--out"),
         (("x", "--out", "a.csv"), "need --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
+        (("x", "--shards", "2"), "give it with --data"),
+        (("--data", "a.csv", "--out", "b.csv", "--shards", "2"), "set PREFECT_API_URL"),
     ):
         status, error = told("code", *arguments)
         assert status == 2

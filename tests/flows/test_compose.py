@@ -16,6 +16,8 @@ import pytest
 import stack as scripts_stack
 import yaml
 
+from tasks.coding.coder import CLOSED
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
 
@@ -108,11 +110,12 @@ def test_the_gpu_worker_has_an_image_with_cuda(composed: dict[str, Any]) -> None
 
 
 def test_an_image_is_built_once_and_its_packages_before_its_code(composed: dict[str, Any]) -> None:
-    """Nine services built one image nine times, and a change of code installed all packages again."""
+    """Nine services built one image nine times, and a change of code, or of a page, installed all packages again."""
     assert {name for name, s in composed["services"].items() if "build" in s} == {"migrate", "worker-gpu"}
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
     assert recipe.index("-c requirements.lock -e ") < recipe.index("COPY flows flows")
     assert "COPY . " not in recipe
+    assert not re.search(r"^COPY.*README", recipe, re.MULTILINE)
 
 
 def test_each_container_ends_when_it_is_asked_to_and_leaves_no_dump(composed: dict[str, Any]) -> None:
@@ -360,9 +363,11 @@ def test_a_container_without_its_secrets_falls_back_to_nothing(tmp_path: Path) -
     assert "prefect_login is missing" in ended.stderr
     told = enter(tmp_path, *worker, secrets={"prefect_login": "operator:x"}).stdout.splitlines()
     assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder@postgres:5432/ledger" in told
+    assert f"{CLOSED}=yes" in told, "what was revoked it is told by a list"
     assert f"AUTOCODER_SIGNING_KEY={tmp_path}/secrets/signing_key" in told
     told = enter(tmp_path, *worker, secrets={"ledger_password": "p", "signing_key": "KEY\n"}).stdout.splitlines()
     assert "AUTOCODER_LEDGER_URL=postgresql+psycopg://autocoder:p@postgres:5432/ledger" in told
+    assert not [line for line in told if line.startswith(CLOSED)]
     (copy,) = (line.partition("=")[2] for line in told if line.startswith("AUTOCODER_SIGNING_KEY="))
     assert Path(copy).read_text() == "KEY\n"
     assert Path(copy).stat().st_mode & 0o777 == 0o600

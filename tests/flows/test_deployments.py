@@ -33,8 +33,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "code-shard": {
         "shard": {
-            **{"data": "/n/in.csv", "out": "/n/out.csv", "column": "Text", "bundle": "/b/1", "top_k": 1},
-            **{"threshold": None, "first": 0, "end": 2, "job": "0" * 64, "key": "0" * 32},
+            **{"data": "/n/in.csv", "out": "/n/out.csv", "columns": ["Text"], "template": None, "bundle": "/b/1"},
+            **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None, "crosswalk": None},
+            **{"append": False, "first": 0, "end": 2, "job": "0" * 64, "key": "0" * 32},
         }
     },
     "trials-shard": {

@@ -134,7 +134,9 @@ print(coded.model_dump_json())
 def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     house: str, tiny_bundle: Path, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """One of them dies by SIGKILL at a shard, which another run takes up; every row has the answer it has alone."""
+    """One of them dies by SIGKILL at a shard, which another run takes up; every row has the answer it has alone. So has
+    the command's file, though it is killed while they work: typed again, it goes on from what they did.
+    """
     source, some = tmp_path / "in.jsonl", narratives(500)
     lines = [json.dumps({"id": n, "Text": some[n % len(some)] + f" {n}"}) for n in range(8 * 2048)]
     source.write_text("\n".join(lines) + "\n")
@@ -147,14 +149,34 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
         process = asked(site, CODE, source, tmp_path / "out.csv", tiny_bundle)
         killed = kill_a_run(house, "code-shard", site.started)
         told = json.loads(ended(process))
+        runs = {run["id"]: run for run in runs_of(house, "code-shard")}
+        resumed = _by_command(site, source, tmp_path / "typed.csv", tiny_bundle)
+    assert (tmp_path / "typed.csv").read_bytes() == alone.read_bytes()
+    assert 0 < resumed < expected.rows
+    asked_for = [run for run in runs_of(house, "code-shard") if run["id"] not in runs]
+    assert len(asked_for) == 4, "the second command took over what the first had asked for"
     assert (tmp_path / "out.csv").read_bytes() == alone.read_bytes()
     assert (told["rows"], told["needs_review"]) == (expected.rows, expected.review)
-    runs = {run["id"]: run for run in runs_of(house, "code-shard")}
     assert runs[killed]["state_type"] == "CRASHED"
     assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 4 + ["CRASHED"]
-    text = json.dumps(list(runs.values()))
+    text = json.dumps([*runs.values(), *asked_for])
     assert not [word for word in some[0].split() if len(word) > 5 and word in text]
     assert not list(tmp_path.glob(".out.csv*")), "nothing is left beside the output"
+
+
+def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
+    """`autocoder code --shards`, killed once a piece is there, and typed again; rows that the second one found."""
+    command = [sys.executable, "-m", "flows.cli", "code", "--data", source, "--out", out, "--bundle", bundle]
+    command += ["--column", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "4", "--json"]
+    typed = partial(subprocess.Popen, list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = typed(text=True, env=site.env)
+    while not list(out.with_name(f".{out.name}.coding").glob("shards-*/*.parquet")):
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    assert not out.exists()
+    return json.loads(ended(typed(text=True, env=site.env)))["resumed"]
 
 
 def _with_settings(job: Job, made: Job) -> Path:

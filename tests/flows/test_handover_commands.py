@@ -13,7 +13,9 @@ import pytest
 from in_process import invoke as run
 from sealed_bundle import Sealed
 
+from flows.code_batch import code_batch
 from storage.errors import StorageError
+from tasks.coding.coder import Coder, require_standing
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
@@ -110,6 +112,35 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
             run("code", text, *given)
     assert run("code", text, "--allow-revoked", *home)[0] == 0
     assert run("code", text, *bundle, "--home", tmp_path / "elsewhere")[0] == 0
+
+
+def test_a_worker_without_the_ledger_is_told_what_was_revoked(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the ledger's address and no password, as in a container: the list beside the bundles says it. The
+    deployment has the same way out as the command.
+    """
+    release = str(sealed.row.release_id)
+    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    coder = Coder.open(house / "bundles" / release)
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
+    with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
+        require_standing(coder, house, otherwise="x")
+    monkeypatch.setenv("AUTOCODER_LEDGER_CLOSED", "yes")
+    require_standing(coder, house, otherwise="x")
+    with monkeypatch.context() as patch:
+        patch.delenv("AUTOCODER_LEDGER_URL")
+        run("revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house)
+    source = tmp_path / "in.csv"
+    source.write_text("Final Narrative\nEmployee fell.\n")
+    job: dict[str, Any] = {"data": str(source), "out": str(tmp_path / "out.csv"), "home": str(house)}
+    with pytest.raises(StorageError, match=r"was revoked on .*: an error; .*set allow_revoked"):
+        code_batch.fn(**job)
+    assert not list(tmp_path.glob("*out.csv*"))
+    assert code_batch.fn(**job, allow_revoked=True).rows == 1
+    (house / "bundles" / ".revocations.json").write_text("{}")
+    with pytest.raises(StorageError, match="no revocation list"):
+        require_standing(coder, house, otherwise="x")
 
 
 def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:

@@ -8,19 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import played_workers
 import pytest
 
+from storage.crosswalk import read_crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables import reading
 from storage.tables.narratives import Narratives
+from tasks.bundle.thresholds import SCHEMA
 from tasks.coding import job as coding_job
 from tasks.coding import shards
 from tasks.coding.coder import Coder
+from tasks.coding.columns import Added
 from tasks.coding.job import Coded, CodingJob, run
+from tasks.coding.joint import open_bundle
 from tasks.coding.shards import PiecesAsked
 from tasks.parameters import Spread
 
@@ -189,12 +194,47 @@ def test_other_files_and_other_versions_are_refused(
     with pytest.raises(StorageError, match="give all workers of the queue the folder of the output"):
         spread(coder, one, tiny_bundle)
     table.write_text(table.read_text().replace("fell", "fall"))
-    with pytest.raises(StorageError, match=r"in\.jsonl or the bundle is another here"):
+    with pytest.raises(StorageError, match=r"in\.jsonl, the bundle or a file beside it is another here"):
         shards.compute(told)
 
 
-def test_what_a_shard_is_not_told_of_is_refused(coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path) -> None:
-    """A template would be left out, and the answers be wrong."""
-    one = replace(job(coder, table, tmp_path / "out.csv"), narratives=Narratives(("Text",), "It says {Text}"))
-    with pytest.raises(InputError, match="without a template"):
-        shards.told(coder, one, bundle=tiny_bundle)
+def test_what_the_command_has_goes_to_the_workers(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several columns, a template, a crosswalk, thresholds of one's own, groups, an output that is added to."""
+    known = {"fitted_on": "records of one's own", "temperature": 3.0, "thresholds": []}
+    (tmp_path / "thresholds.json").write_text(json.dumps(known | {"schema": SCHEMA}))
+    codes = [f"{code},9{code},{coder.version},2.9" for code in coder.model.codes]
+    (tmp_path / "crosswalk.csv").write_text("\n".join(["from_code,to_code,from_version,to_version", *codes]) + "\n")
+    places: dict[str, Any] = {"thresholds": [tmp_path / "thresholds.json"], "by_digits": False}
+    own = open_bundle(tiny_bundle, **places)
+    assert isinstance(own, Coder)
+    crosswalk = read_crosswalk(tmp_path / "crosswalk.csv", version=own.version)
+    added = Added(2, 0.6, crosswalk, own.groups is not None)
+    workers = played_workers.play(monkeypatch, on_a_worker)
+
+    def to(name: str) -> CodingJob:
+        source = reading.survey(table, text_columns=("Text", "id"))
+        narratives = Narratives(("Text", "id"), "Case {id}: {Text}")
+        return CodingJob(source, tmp_path / name, narratives, added, append=True)
+
+    for _ in range(2):
+        run(own, to("whole.csv"))
+        told = shards.told(own, to("out.csv"), bundle=tiny_bundle, crosswalk=tmp_path / "crosswalk.csv", **places)
+        chosen = Spread(shards=3, patience_seconds=1000)
+        run(own, to("out.csv"), spread=partial(shards.finish, own, to("out.csv"), told, chosen, lambda *_: None))
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert len(workers.asked) == 6
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * ROWS
+
+
+def test_what_workers_would_do_otherwise_is_refused(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path
+) -> None:
+    """A bundle that only this process has unpacked, and passes that each processor rounds in its own way."""
+    one = job(coder, table, tmp_path / "out.csv")
+    with pytest.raises(InputError, match="--bundle: it is packed"):
+        shards.told(coder, one, bundle=tmp_path / "unpacked")
+    rounded = replace(coder, model=replace(coder.model, precision="bfloat16"))
+    with pytest.raises(InputError, match="--precision float32"):
+        shards.told(rounded, one, bundle=tiny_bundle)
