@@ -152,7 +152,7 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
         runs = {run["id"]: run for run in runs_of(house, "code-shard")}
         resumed = _by_command(site, source, tmp_path / "typed.csv", tiny_bundle)
     assert (tmp_path / "typed.csv").read_bytes() == alone.read_bytes()
-    assert 0 < resumed < expected.rows
+    assert resumed >= 2048, "at least the piece that was there"
     asked_for = [run for run in runs_of(house, "code-shard") if run["id"] not in runs]
     assert len(asked_for) == 4, "the second command took over what the first had asked for"
     assert (tmp_path / "out.csv").read_bytes() == alone.read_bytes()

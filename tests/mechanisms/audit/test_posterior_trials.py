@@ -16,6 +16,7 @@ from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.formal_posterior import FormalPosterior
 from mechanisms.mechanism import Mechanism, Task
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.fields import Fields
 from mechanisms.posterior import hmc
 from mechanisms.posterior.gibbs import Evaluation, SoftmaxPosterior
 from mechanisms.posterior.risks import PseudoPosteriorConfig
@@ -77,9 +78,9 @@ def test_reruns_say_of_all_what_their_draws_do(mechanism: Mechanism, monkeypatch
     heads: list[Tensor] = []
     told = trials.log_likelihood
 
-    def spied(theta: Tensor, padded: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def spied(theta: Tensor, padded: Tensor, labels: Tensor, fields: Fields | None = None) -> tuple[Tensor, Tensor]:
         heads.append(theta)
-        return told(theta, padded, labels)
+        return told(theta, padded, labels, fields)
 
     monkeypatch.setattr(trials, "log_likelihood", spied)
     if isinstance(mechanism, ExactPosterior):
