@@ -293,8 +293,8 @@ class Classifier:
         """The frozen encoder for passes in bfloat16 on a CPU, where its layout is known."""
         if self.precision != "bfloat16" or self.device.type != "cpu":
             return None
-        pooled = isinstance(self.whole, MeanPooled)
-        return PackedEncoder.of(self.whole.encoder if pooled else encoders.base(self.whole))
+        whole = self.whole
+        return PackedEncoder.of(whole.encoder if isinstance(whole, MeanPooled) else encoders.base(whole))
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the classes, within each field of a joint head."""

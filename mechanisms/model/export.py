@@ -229,7 +229,7 @@ class Released:
         out = self.logits_in(self.precision, texts)
         if self.precision == "bfloat16":
             leads = [lead_of(out[:, span])[0] for span in self.places]
-            near = (torch.stack(leads) < NEAR_TIE).any(0).nonzero()[:, 0].tolist()
+            near: list[int] = (torch.stack(leads) < NEAR_TIE).any(0).nonzero()[:, 0].tolist()
             if near:
                 out[near] = self.logits_in("float32", [texts[at] for at in near])
         return out
@@ -263,11 +263,12 @@ class Released:
     @cached_property
     def _packed(self) -> Callable[[TokenInputs, Tensor], Tensor] | None:
         """Scores of the records at an index through the packed encoder; the head, a small product, is float32."""
-        pooled = isinstance(self.model, MeanPooled)
-        encoder = PackedEncoder.of(self.model.encoder if pooled else encoders.base(self.model))
+        model = self.model
+        pooled = isinstance(model, MeanPooled)
+        encoder = PackedEncoder.of(model.encoder if isinstance(model, MeanPooled) else encoders.base(model))
         if encoder is None:
             return None
-        head = self.model.head if pooled else encoders.standard_head(self.model)
+        head: nn.Module = model.head if isinstance(model, MeanPooled) else encoders.standard_head(model)
         pooling = "mean" if pooled else "first"
         return lambda tokens, index: head(encoder.features(tokens, index, pooling=pooling))
 
