@@ -140,7 +140,7 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         elif not near and header:
             hint = (
                 f"name those that it has: of its {len(source.columns)} columns none is known here (its first row is "
-                "not shown, since it may be a record)"
+                "not shown, since it may be a record; if it is one, put column names above it)"
             )
         elif not near:
             hint = (

@@ -56,7 +56,7 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
         (b"Text\n\xff\xfe\x00x\n", "Text", "coded.csv", "NUL bytes"),
         (None, "Text", "coded.csv", "no file"),
         (b"Text,code\nx,111\n", "Text", "coded.csv", "would overwrite"),
-        (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "coded.csv", "does not look like column names"),
+        (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "coded.csv", "put column names above it"),
         (b"Text\nx\n", "Text", "coded.xlsx", ".parquet"),
         (b"Text\nx\n", "Text", "nowhere/coded.csv", "no folder"),
     ],

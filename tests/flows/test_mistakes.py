@@ -31,7 +31,7 @@ def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) ->
         (("diagnose", "--profile", "demo"), "PLAN: name the plan that a retrain ended with"),
         (("audit", "--set", "data.source=away.csv", "--set", "data.sorce=x"), "parameters: data.sorce: no such"),
         (("ledger", "list", "--home", tmp_path), f"no ledger at {tmp_path / 'ledger.db'}; the first retrain makes it"),
-        (("code", "x", "--home", tmp_path), f"no bundle in {tmp_path / 'bundles'}; `autocoder release PLAN` makes one"),
+        (("code", "x", "--home", tmp_path), f"no bundle in {tmp_path / 'bundles'}; `autocoder retrain` makes a plan"),
         (("demo-data", "--out", file), f"--out: {file} is a file"),
         (("drift", "now.csv", "--reference", "then.csv", "--plot", away), f"--plot: no folder {away.parent}"),
         (("calibrate", "--data", file, "--out", away), f"--out: no folder {away.parent}"),

@@ -195,7 +195,9 @@ def test_halves_by_date(tmp_path: Path, way: str) -> None:
     held = taken(tmp_path / "held", rows, id_column="ID", holdout_share=0.5, **options)[1]
     assert {key for key in held if key[0] != "holdout"} < set(places)
     bad = [*rows, ("r300", "someday", "Narrative", "11", "E")]
-    with pytest.raises(InputError, match=r"1 dates are missing or do not read .* \(row 301\).*and no train_before"):
+    with pytest.raises(
+        InputError, match=r"1 dates are missing or do not read .* \(row 301\).*and no data.ingest.train_before"
+    ):
         taken(tmp_path / "bad", bad, **options)
     with pytest.raises(InputError, match="no usable records for the train half; train_before: none is dated before"):
         taken(tmp_path / "late", rows, **(options | {"train_before": "2016-04-01"}))

@@ -157,7 +157,7 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
         ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it does not read"),
         ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
         ("a.csv", b"id,text\n1,secret\n", "did you mean 'text'"),
-        ("a.csv", b"secret one,secret two\nx,y\n", "look like column names"),
+        ("a.csv", b"secret one,secret two\nx,y\n", "put column names above it"),
         ("a.csv", b"Text,Text\nsecret,y\n", "2 columns 'Text'"),
         ("a.csv", b"", "empty"),
         ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is no JSON object"),
