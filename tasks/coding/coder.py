@@ -329,7 +329,7 @@ def newest_bundle(home: Path) -> Path:
     folders = [p for p in (home / "bundles").glob("*") if p.is_dir() and not p.name.startswith(".")]
     if not folders:
         raise StorageError(
-            f"no bundle in {home / 'bundles'}; `autocoder retrain` makes a plan and `autocoder release PLAN` a bundle of "
-            "it, or name one with --bundle"
+            f"no bundle in {home / 'bundles'}; `autocoder retrain` makes a plan and `autocoder release PLAN` a bundle "
+            "of it, or name one with --bundle"
         )
     return max(folders, key=lambda p: p.stat().st_mtime)
