@@ -223,6 +223,28 @@ class TestObjectivePerturbation:
         with pytest.raises(MechanismError, match="minimiser was not reached"):
             linear.minimise(x, y, ones, regularisation=0.01, linear=10 * ones)
 
+    @pytest.mark.parametrize("seed", range(10))
+    def test_a_value_of_about_nothing_does_not_stop_it(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the terms of the value cancel, its last digits are noise: an earlier line search, which read them,
+        stood still a little above the tolerance. Here it is far below what is wanted, so that it shows each time."""
+        monkeypatch.setattr(linear, "GRADIENT_TOLERANCE", 1e-13)
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.nn.functional.normalize(torch.randn(200, 7, generator=generator, dtype=torch.float64), dim=1)
+        y = torch.where(torch.rand(200, generator=generator) < 0.05, 1.0, -1.0).double()
+        direction = torch.randn(7, generator=generator, dtype=torch.float64)
+        ones = torch.ones(200, dtype=torch.float64)
+
+        def value(size: float) -> float:
+            beta = linear.minimise(x, y, ones, regularisation=0.01, linear=size * direction)
+            loss = torch.nn.functional.softplus(-y * (x @ beta)).mean()
+            return float(loss + size * direction @ beta / 200 + 0.005 * beta @ beta)
+
+        low, high = 0.0, 1e3
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if value(middle) > 0 else (low, middle)
+        assert abs(value(low)) < 1e-9
+
     def test_the_minimiser_is_scikit_learns(self) -> None:
         """Without noise: the same coefficients as another solver's, to five digits."""
         from sklearn.linear_model import LogisticRegression
