@@ -140,7 +140,8 @@ def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
             for cell in own:
                 if cell.branch == name and _size(cell) == size:
                     by_seed.setdefault(cell.seed, []).append(getattr(cell, metric))
-            row.append(spread([fmean(values) for values in by_seed.values()]))
+            most = max(map(len, by_seed.values()), default=0)  # a seed that lacks a set is a mean of something else
+            row.append(spread([fmean(values) for values in by_seed.values() if len(values) == most]))
         rows.append(row)
     return ["system", *map(str, sizes)], rows
 

@@ -24,6 +24,7 @@ CELLS = [
     cell("b_5", "gem", 1, 0, 0.3),
     cell("a_5", "gem", 1, 1, 0.4),
     cell("b_5", "gem", 1, 1, 0.4),
+    cell("a_5", "gem", 1, 2, 0.9),
     cell("a_20", "gem", 1, 0, 0.7),
     cell("a_5", "gem", 5, 0, 0.9),
     cell("a_5", "plain-trees", None, 0, 0.8),
@@ -32,7 +33,7 @@ CELLS = [
 
 def test_a_mean_over_sets_and_a_spread_over_seeds() -> None:
     """Sizes are numbers, not words; a system without protection stands at every epsilon, a cell that is not there is a
-    dash."""
+    dash, and a seed that lacks a set is left out."""
     tables = rare_codes.thinned(CELLS)
     head, rows = tables[1, "F1"]
     assert list(head) == ["system", "5", "20"]
