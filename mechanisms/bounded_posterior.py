@@ -105,7 +105,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         le=1_000_000,
         title="Draws",
         description="That the chains' agreement is judged on, 100 a chain at least; one more is released. Chains move "
-        "slowly here: with 400, one of three fits of 2,357 reports was refused.",
+        "slowly here: with 400, one of two fits of 2,357 reports was refused.",
     )
     sampler: SamplerConfig = Field(default=SamplerConfig(chains=8), title="Sampler")
 

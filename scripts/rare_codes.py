@@ -25,7 +25,7 @@ from tasks.branches.branch import standard
 from tasks.comparing.tables import mean_and_spread
 from tasks.imbalance.cell import Cell
 from tasks.imbalance.run import kept as cells_of
-from tasks.imbalance.tables import NAMES, spread
+from tasks.imbalance.tables import NAMES, relation, spread
 from tasks.pages.render import Table, notes_beside, render
 
 BINS = [f"{low}_up" if high is None else f"{low}_{high}" for low, high in SUPPORT_BINS]
@@ -134,7 +134,7 @@ def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
     sizes, titles = sorted({_size(cell) for cell in own}), standard()
     rows = []
     for name in dict.fromkeys(cell.branch for cell in own):
-        row = [titles[name].title]
+        row = [titles[name].title, relation(next(cell for cell in own if cell.branch == name))]
         for size in sizes:
             by_seed: dict[int, list[float]] = {}
             for cell in own:
@@ -143,7 +143,7 @@ def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
             most = max(map(len, by_seed.values()), default=0)  # a seed that lacks a set is a mean of something else
             row.append(spread([fmean(values) for values in by_seed.values() if len(values) == most]))
         rows.append(row)
-    return ["system", *map(str, sizes)], rows
+    return ["system", "neighbours", *map(str, sizes)], rows
 
 
 def _size(cell: Cell) -> int:

@@ -11,11 +11,14 @@ import rare_codes
 from tasks.imbalance.cell import METRICS, Cell
 from tasks.imbalance.run import keep
 
+NOT_PRIVATE = "none: not private"
+
 
 def cell(name: str, branch: str, epsilon: float | None, seed: int, f1: float) -> Cell:
     figures = dict.fromkeys((*METRICS, "precision", "average_precision", "seconds"), 0.5) | {"f1": f1}
     key = f"{name}{branch}{epsilon}{seed}"
-    return Cell(key=key, set=name, branch=branch, epsilon=epsilon, seed=seed, kind="formal", relation="replace-one",
+    kind = "none" if epsilon is None else "formal"
+    return Cell(key=key, set=name, branch=branch, epsilon=epsilon, seed=seed, kind=kind, relation="replace-one",
                 claimed=1, delta=0, **figures)  # fmt: skip
 
 
@@ -36,9 +39,10 @@ def test_a_mean_over_sets_and_a_spread_over_seeds() -> None:
     dash, and a seed that lacks a set is left out."""
     tables = rare_codes.thinned(CELLS)
     head, rows = tables[1, "F1"]
-    assert list(head) == ["system", "5", "20"]
-    assert rows == [["GEM + XGBoost", "0.300 ± 0.141", "0.700"], ["XGBoost", "0.800", "–"]]
-    assert tables[5, "F1"][1][0] == ["GEM + XGBoost", "0.900"]
+    assert list(head) == ["system", "neighbours", "5", "20"]
+    relation = "replace-one, δ 0"
+    assert rows == [["GEM + XGBoost", relation, "0.300 ± 0.141", "0.700"], ["XGBoost", NOT_PRIVATE, "0.800", "–"]]
+    assert tables[5, "F1"][1][0] == ["GEM + XGBoost", relation, "0.900"]
 
 
 def test_the_page_is_written_from_what_lies_beside_it(tmp_path: Path) -> None:
@@ -49,5 +53,5 @@ def test_the_page_is_written_from_what_lies_beside_it(tmp_path: Path) -> None:
         rare_codes.main()
     text = page.read_text()
     assert "### ε 1: F1, by training records of the rare class" in text
-    assert "| XGBoost | 0.800 | – |" in text
+    assert "| XGBoost | none: not private | 0.800 | – |" in text
     assert "Not measured yet" in text

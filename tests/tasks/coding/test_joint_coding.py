@@ -10,15 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 from sealed_bundle import Sealed
 
 from storage.errors import InputError
+from storage.ingest.config import IngestConfig
+from storage.rules import Rules
 from storage.tables.narratives import Narratives
 from storage.tables.reading import survey
 from tasks.bundle.thresholds import thresholds_on_table
 from tasks.coding import drift, quality
 from tasks.coding.coder import Coder
-from tasks.coding.columns import JointAdded, added_of
+from tasks.coding.columns import Added, JointAdded, added_of
 from tasks.coding.job import CodingJob, run
 from tasks.coding.joint import JointCoder, open_bundle
 
@@ -31,6 +34,9 @@ def coder(joint: Sealed) -> JointCoder:
     made = open_bundle(joint.folder)
     assert isinstance(made, JointCoder)
     return made
+
+
+NO_RULES = Rules((), {})
 
 
 def table_of(folder: Path, rows: int = 60) -> Path:
@@ -78,6 +84,19 @@ def test_columns_are_named_after_the_fields(coder: JointCoder, tmp_path: Path) -
     assert rows[1]["nature"] == rows[1]["event"] == ""
     (case,) = coder.code([rows[0]["text"]])
     assert rows[0]["event"] == case.codings["event"].answers[0].code
+
+
+def test_no_field_can_be_called_what_a_column_is(coder: JointCoder) -> None:
+    """Ingest refuses every name that coding gives a column of its own; it lists them apart, being below coding."""
+    columns = JointAdded(
+        tuple(Added(3, 0.5, None, grouped=True, field=name) for name in coder.fields), NO_RULES
+    ).schema()
+    own = {*columns.names, *coder.origin} - {*coder.fields}
+    assert {"nature_group_code", "event_score_3", "needs_review", "conflicts", "coded_fields"} <= own
+    for name in own:
+        fields = {one: {"label_column": one.title()} for one in (*coder.fields, name)}
+        with pytest.raises(ValidationError, match="of another meaning; call the field otherwise"):
+            IngestConfig.model_validate({"fields": fields, "sampling": "per-record"})
 
 
 def test_json_is_nested(coder: JointCoder) -> None:
