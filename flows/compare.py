@@ -102,7 +102,7 @@ def compare(
         context.workspace.create()
         wanted, rivals = parameters.parameters(), CompareParameters.model_validate(settings.model_dump())
         refuse_borrowed_names(wanted)
-        chosen = choose(branches, model=wanted.model, known=rivals.known, several=bool(wanted.data.ingest.fields))
+        chosen = choose(branches, model=wanted.model, data=wanted.data, known=rivals.known)
         if spread:
             shards.preflight(context, rivals)
         every = _under_each(wanted, rivals)

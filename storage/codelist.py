@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from storage.errors import InputError
 from storage.tables.reading import read_small
@@ -23,17 +24,22 @@ _CHARACTERS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """A class, its title, and more public words on it; both are empty where no list gave them."""
+    """A class, its title, and more public words on it; all are empty where no list gave them."""
 
     code: str
     title: str = ""
     description: str = ""
+    above: Sequence[str] = ()
+    """Titles of the levels above it, the nearest first, of a code that stands apart from its list."""
 
-    def as_json(self) -> dict[str, str]:
-        """Its fields by name; a description only where there is one."""
-        return {"code": self.code, "title": self.title} | (
-            {"description": self.description} if self.description else {}
-        )
+    def as_json(self) -> dict[str, Any]:
+        """Its fields by name; a description and levels above only where there are some."""
+        return {
+            "code": self.code,
+            "title": self.title,
+            **({"description": self.description} if self.description else {}),
+            **({"above": list(self.above)} if self.above else {}),
+        }
 
 
 def normalise_code(raw: str, known: Container[str] = ()) -> str:
@@ -108,10 +114,22 @@ def told_in_place(codes: Sequence[Code]) -> list[str]:
     The level above is the longest other code of the list that the code begins with (111 is under 11, under 1). A title
     that two levels share is said once. Empty where the list says nothing of the code itself.
     """
+    in_order = zip(told(codes), _levels(codes), strict=True)
+    return [". ".join(dict.fromkeys([own, *levels])) if own else "" for own, levels in in_order]
+
+
+def cut(codes: Sequence[Code], kept: Collection[str]) -> tuple[Code, ...]:
+    """Those of a list that are kept, in its order; each takes the titles of the levels above it along."""
+    levels = zip(codes, _levels(codes), strict=True)
+    return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in kept)
+
+
+def _levels(codes: Sequence[Code]) -> list[list[str]]:
     titles = {code.code: code.title for code in codes}
-    said = []
-    for code, own in zip(codes, told(codes), strict=True):
-        above = [titles[code.code[:end]] for end in range(len(code.code) - 1, 0, -1) if code.code[:end] in titles]
-        levels = [title for title in above if title and title != code.title]
-        said.append(". ".join(dict.fromkeys([own, *levels])) if own else "")
-    return said
+    return [
+        [title for title in code.above or _above(code.code, titles) if title and title != code.title] for code in codes
+    ]
+
+
+def _above(code: str, titles: Mapping[str, str]) -> list[str]:
+    return [titles[code[:end]] for end in range(len(code) - 1, 0, -1) if code[:end] in titles]

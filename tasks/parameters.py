@@ -75,6 +75,16 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         named = {name: field.codelist for name, field in self.ingest.fields.items()} or {"": self.codelist}
         return {name: None if file is None else Path(file).expanduser() for name, file in named.items()}
 
+    @property
+    def whole_codelists(self) -> dict[str, Path | None]:
+        """Those of them whose every code is a class, whatever records have."""
+        return self.codelists if self.ingest.label_space == "codelist" else {}
+
+    @property
+    def listed(self) -> bool:
+        """Whether every field has a code list."""
+        return None not in self.codelists.values()
+
 
 class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     """How each of the three posteriors is fitted."""

@@ -75,8 +75,7 @@ def compare(
     values = asdict(shared) | {"target_epsilon": target(shared.target_epsilon), "branches": own_branches(run.profile)}
     values |= {"epsilons": _parts(shared.epsilons), "protocols": _parts(shared.protocols)}
     settings = checked(CompareParameters, values, at="compare: ")
-    several = bool(parameters.data.ingest.fields)
-    chosen = choose(branches, model=parameters.model, known=settings.known, several=several)
+    chosen = choose(branches, model=parameters.model, data=parameters.data, known=settings.known)
     if results is not None:
         options.require_place("--results", results)
 

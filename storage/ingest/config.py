@@ -233,6 +233,13 @@ class IngestConfig(BaseModel):
     unknown_codes: Literal["refuse", "drop"] = Field(
         default="refuse", title="Codes not on the list", description="Refuse the file, or drop and count such records."
     )
+    label_space: Literal["codelist", "observed"] = Field(
+        default="codelist",
+        title="Codes of the model",
+        description="`codelist`: every code of the list, whether a record has it or not. `observed`: those that "
+        "sampled records have, with their titles; which these are then depends on the records, and no epsilon covers "
+        "it. Without a code list always the observed ones.",
+    )
     empty_text: Literal["drop", "refuse"] = Field(
         default="drop", title="Empty narratives", description="Drop and count records without text, or refuse the file."
     )

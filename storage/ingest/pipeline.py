@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.artifacts import file_digest
-from storage.codelist import Code, read_codelist
+from storage.codelist import Code, cut, read_codelist
 from storage.datasets import CODES, FEATURES, FIELDS, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
@@ -203,12 +203,13 @@ def _classes(
             f"{source.label}{of}, column {field.column!r}: {len(observed)} codes have {config.min_per_code} "
             "records or more; a coder needs two. Lower min_per_code, or check the column"
         )
-    if listed is not None:
+    if listed is not None and config.label_space == "codelist":
         return _Classes(field, list(listed), np.arange(len(listed)), "codelist")
     names = sorted(field.code_names[at] for at in observed)
-    place = {name: at for at, name in enumerate(names)}
+    space = [Code(name) for name in names] if listed is None else list(cut(listed, set(names)))
+    place = {code.code: at for at, code in enumerate(space)}
     labels = np.array([place.get(name, -1) for name in field.code_names])
-    return _Classes(field, [Code(name) for name in names], labels, "observed")
+    return _Classes(field, space, labels, "observed")
 
 
 def _write(

@@ -65,7 +65,7 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
         last = SwagPpm(round=parameters.rounds[-1])
         released = next(branch.name for branch in known.values() if branch.mechanism == last)
     asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
-    return choose(",".join(asked), model=parameters.model, known=known, several=bool(parameters.data.ingest.fields))
+    return choose(",".join(asked), model=parameters.model, data=parameters.data, known=known)
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.classifier import ModelConfig, Prior
 from storage.errors import InputError
-from tasks.parameters import RetrainParameters
+from tasks.parameters import DataParameters, RetrainParameters
 
 STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
 RELEASED = "release"
@@ -38,6 +38,9 @@ class Branch(BaseModel):
         description="Where its head starts, in place of the run's own; `titles` only where the run has a code list and "
         "a linear head on pooled features.",
     )
+    needs_titles: bool = Field(
+        default=False, description="Without a code list there is no such branch: `all` leaves it out."
+    )
     in_all: bool = True
     releasable: bool = True
 
@@ -49,8 +52,7 @@ class Branch(BaseModel):
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """The run's model, with the branch's own prior where that can be."""
         model = parameters.model
-        listed = None not in parameters.data.codelists.values()
-        possible = self.prior != "titles" or (listed and model.pooling == "mean")
+        possible = self.prior != "titles" or (parameters.data.listed and model.pooling == "mean")
         return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
     def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
@@ -155,21 +157,24 @@ def standard() -> dict[str, Branch]:
 
 
 def choose(
-    names: str, *, model: ModelConfig, known: Mapping[str, Branch] | None = None, several: bool = False
+    names: str, *, model: ModelConfig, data: DataParameters | None = None, known: Mapping[str, Branch] | None = None
 ) -> tuple[Branch, ...]:
     """Branches by comma-separated names, `all` for every one that the model allows.
 
     Args:
-        several: the records are coded in several fields, which few mechanisms fit at once.
+        data: whether it codes several fields, which few mechanisms fit at once, and has a code list; None: one field
+            with a list.
 
     Raises:
-        InputError: an unknown branch, or one whose mechanism this model does not fit.
+        InputError: an unknown branch, or one whose mechanism this model or these records do not fit.
     """
     known, form = standard() if known is None else known, form_of(model)
+    several, listed = data is not None and bool(data.ingest.fields), data is None or data.listed
     chosen: dict[str, Branch] = {}
     for name in (part.strip() for part in names.split(",")):
         if name == "all":
             fits = {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
+            fits = {n: b for n, b in fits.items() if listed or not b.needs_titles}
             chosen |= {n: b for n, b in fits.items() if b.mechanism.several or not several}
         elif name and name not in known:
             raise InputError(f"--branches: no branch {name}; there are {', '.join(known)}")
@@ -179,6 +184,8 @@ def choose(
             if several and not known[name].mechanism.several:
                 can = ", ".join(n for n, b in known.items() if b.mechanism.several)
                 raise InputError(f"--branches: {name} codes one field; several at once are fitted by {can}")
+            if known[name].needs_titles and not listed:
+                raise InputError(f"--branches: {name} starts at the titles of codes: give --codelist, or leave it out")
             chosen[name] = known[name]
     if not chosen:
         raise InputError(f"--branches: name at least one of {', '.join(known)}")

@@ -43,7 +43,7 @@ def asked_for(parameters: RetrainParameters) -> FormalParameters:
     known = standard()
     if wanted.branch not in known:
         raise InputError(f"formal.branch: no branch {wanted.branch}; there are {', '.join(known)}")
-    (branch,) = choose(wanted.branch, model=parameters.model, several=bool(parameters.data.ingest.fields))
+    (branch,) = choose(wanted.branch, model=parameters.model, data=parameters.data)
     if (
         not branch.releasable
         or not branch.mechanism.aims
@@ -166,7 +166,7 @@ def look(
 def _prepared(parameters: RetrainParameters, branch: Branch, do: Callable[[Step], Ref]) -> tuple[Ref, Ref]:
     """Records and features."""
     dataset = do(data.ingest(parameters.data))
-    for step in prior.stages(branch.model(parameters), parameters.data.codelists):
+    for step in prior.stages(branch.model(parameters), parameters.data.whole_codelists):
         do(step)
     return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
 

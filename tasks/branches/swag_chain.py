@@ -55,7 +55,7 @@ def chain(
     dataset = ingested
     if dataset is None:
         dataset = do(data.ingest(parameters.data))
-        for step in prior.stages(model, parameters.data.codelists):
+        for step in prior.stages(model, parameters.data.whole_codelists):
             do(step)
     prepared = do(data.prepare(model, dataset, seed=fit.seed))
 

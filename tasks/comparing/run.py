@@ -91,7 +91,7 @@ def run(
     refuse_early(context, parameters, settings, chosen)
     dataset = do(data.ingest(parameters.data))
     for model in dict.fromkeys(branch.model(parameters) for branch in chosen):
-        for step in prior.stages(model, parameters.data.codelists):
+        for step in prior.stages(model, parameters.data.whole_codelists):
             do(step)
     prepared = do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
     facts = context.store.figures(dataset)

@@ -21,7 +21,11 @@ _FILE = "titles.safetensors"
 
 
 def stages(model: ModelConfig, codelists: Mapping[str, Path | None]) -> list[Step]:
-    """What a run needs of this before its fits: nothing without a prior, else one for the code list of each field."""
+    """What a run needs of this before its fits: nothing without a prior, else one for the code list of each field.
+
+    Args:
+        codelists: those whose every code is a class. Which codes are observed is known after ingest: `start` does them.
+    """
     if model.prior == "none":
         return []
     return [titles(model, read_codelist(file), field=name) for name, file in codelists.items() if file is not None]

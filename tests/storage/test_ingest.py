@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from storage.codelist import Code
+from storage.codelist import Code, told_in_place
 from storage.datasets import load_codes, load_split
 from storage.errors import StorageError
 from storage.ingest import IngestConfig, IngestResult, check_source, ingest
@@ -183,6 +183,24 @@ def test_code_list_fixes_the_label_space(tmp_path: Path) -> None:
     assert (result.label_space, result.codes_observed, result.label_space_source) == (5, 4, "codelist")
     labels = {row["record_id"]: row["label"] for split in ("train", "test") for row in records(tmp_path, split)}
     assert labels == {1: 2, 2: 2, 3: 3, 4: 1, 5: 3, 6: 2, 7: 4}
+
+
+def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
+    """Codes without a record are no classes, the list's order stays, and each class knows the levels above it."""
+    codelist = tmp_path / "codes.csv"
+    codelist.write_text("code,title\n1,Injuries\n1966,Stings\n15,Burns\n13,Wounds\n132,Cuts\n111,Fractures\n")
+    source = tmp_path / "source.csv"
+    source.write_text(text_of(), encoding="utf-8", newline="")
+    result = ingest(source, tmp_path, IngestConfig(min_per_code=2, label_space="observed"), codelist)
+    codes = load_codes(tmp_path)
+    assert [(code.code, code.title, list(code.above)) for code in codes] == [
+        ("132", "Cuts", ["Wounds", "Injuries"]),
+        ("111", "Fractures", ["Injuries"]),
+    ]
+    assert told_in_place(codes) == ["Cuts. Wounds. Injuries", "Fractures. Injuries"]
+    assert (result.label_space, result.codes_observed, result.label_space_source) == (2, 2, "observed")
+    labels = {row["record_id"]: row["label"] for split in ("train", "test") for row in records(tmp_path, split)}
+    assert labels == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 1}
 
 
 def test_codes_off_the_list_are_dropped_when_told(tmp_path: Path) -> None:

@@ -219,6 +219,11 @@ def test_branches_are_chosen_by_name() -> None:
     head = ModelConfig(trainable="head", pooling="mean")
     assert [b.name for b in choose("formal-head, dp-sgd,formal-head", model=head)] == ["formal-head", "dp-sgd"]
     assert len(choose("all", model=head)) == sum(branch.in_all for branch in standard().values())
+    unlisted = DataParameters.model_validate({"source": "x.csv", "population": "p", "ingest": {}})
+    without = {branch.name for branch in choose("all", model=head, data=unlisted)}
+    assert {b.name for b in choose("all", model=head)} - without == {"non-private-titles", "dppl-public"}
+    with pytest.raises(InputError, match="dppl-public starts at the titles of codes: give --codelist"):
+        choose("dppl-public", model=head, data=unlisted)
     with pytest.raises(InputError, match="no branch nothing"):
         choose("nothing", model=head)
     with pytest.raises(InputError, match="at least one"):

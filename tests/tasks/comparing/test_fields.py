@@ -74,7 +74,7 @@ def at(home: Path) -> Context:
 def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None:
     """Each field's F1 is that of its own classes on the records that have it; one claim is made, and one plan of it."""
     context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
-    chosen = choose("non-private-titles,prior-descent", model=wanted.model, several=True)
+    chosen = choose("non-private-titles,prior-descent", model=wanted.model, data=wanted.data)
     compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
     study, store = compared.study, context.store
     sizes = study.task(chosen[1]).fields
@@ -131,7 +131,7 @@ def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, 
     """Its claim is 2 Delta of a record's fields together; the bundle that it would be passes the gate."""
     few = {"pseudo_posterior": {"risk_draws": 20, "sensitivity_draws": 20}}
     context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert, **few)
-    chosen = choose(branch, model=wanted.model, several=True)
+    chosen = choose(branch, model=wanted.model, data=wanted.data)
     compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
     (outcome,) = compared.outcomes
     assert outcome.claim.epsilon == pytest.approx(2 * outcome.event.model_dump()["sensitivity"])
@@ -175,8 +175,8 @@ def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="not diagnosed yet"):
         refuse_diagnosis(context, wanted, DiagnoseParameters())
     with pytest.raises(InputError, match=r"formal-head codes one field; several at once are fitted by .*swag-ppm"):
-        choose("formal-head", model=wanted.model, several=True)
-    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, several=True))
+        choose("formal-head", model=wanted.model, data=wanted.data)
+    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
     with pytest.raises(InputError, match="formal-head codes one field"):
         comparison.refuse_early(context, wanted, SETTINGS, choose("formal-head", model=wanted.model))
     formal = wanted.model_copy(update={"formal": FormalParameters(branch="formal-head", target_epsilon=4.0)})

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from mechanisms.model.classifier import ModelConfig
-from storage.codelist import Code, read_codelist
+from storage.codelist import Code, read_codelist, told_in_place
+from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from tasks.fitting import data, prior
@@ -45,8 +46,27 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
     assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
-    (step,) = prior.stages(model(tiny_bert), {"": written.codelist})
+    (step,) = prior.stages(model(tiny_bert), records.whole_codelists)
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
+
+
+def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path, tmp_path: Path) -> None:
+    """A list that is cut to the codes that records have tells each of them the same; no run embeds the others."""
+    context = Context(home=str(tmp_path), device="cpu")
+    context.workspace.create()
+    written = write_demo_data(tmp_path / "data", records=120, seed=3)
+    files = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
+    records = DataParameters.model_validate(files | {"ingest": {"label_space": "observed"}})
+    dataset = run_step(context, data.ingest(records)).path
+    codes, listed = load_codes(dataset), read_codelist(written.codelist)
+    assert len(codes) < len(listed), "or this shows nothing"
+    whole = dict(zip([code.code for code in listed], told_in_place(listed), strict=True))
+    assert told_in_place(codes) == [whole[code.code] for code in codes]
+    assert prior.stages(model(tiny_bert), records.whole_codelists) == []
+    part = build(context, model(tiny_bert), dataset, seed=1).whole.head
+    assert isinstance(part, nn.Linear)
+    assert part.weight.shape[0] == len(codes)
+    assert part.weight.norm(dim=1).min() > 0
 
 
 def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:

@@ -108,14 +108,14 @@ def test_the_sentence_by_hand() -> None:
         "swag-ppm", "SWAG-PPM", "asymptotic-local", 0.785, epsilon=4.6, audit="contradicted", lower_bound=6.1
     )
     formal = Figures(
-        "prior-descent", "Descent from titles", "formal", 0.772, spread=0.002, seeds=5, epsilon=5.0, delta=1e-5,
+        "prior-descent", "Descent from the prior", "formal", 0.772, spread=0.002, seeds=5, epsilon=5.0, delta=1e-5,
         audit="not contradicted", lower_bound=0.41,
     )  # fmt: skip
     smaller = replace(formal, epsilon=2.0, weighted_f1=0.769)
     worse = replace(formal, epsilon=1.0, weighted_f1=0.729)
     assert recommend([none, local, formal]).sentence == (
-        "Release Descent from titles (formal, ε 5, δ 1e-05, add-remove): weighted F1 0.772 ± 0.002 over 5 seeds, 0.016 "
-        "(2.0%) below Non-private (0.788); its audit: not contradicted (it leaks at least ε 0.41)."
+        "Release Descent from the prior (formal, ε 5, δ 1e-05, add-remove): weighted F1 0.772 ± 0.002 over 5 seeds, "
+        "0.016 (2.0%) below Non-private (0.788); its audit: not contradicted (it leaks at least ε 0.41)."
     )
     assert recommend([none, local, formal, smaller, worse]).chosen == smaller, "as good within the spread, and cheaper"
     assert recommend([none, local]).sentence == (
