@@ -63,7 +63,6 @@ def before_prefect(home: Path, *, make_home: bool) -> None:
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # a server's rule `zombies` takes a silent run for a dead one
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "true",

@@ -191,24 +191,19 @@ def test_a_deployment_lends_its_population_to_no_other_columns(monkeypatch: pyte
     form.refuse_borrowed_names(RetrainForm.model_validate(named).parameters())
 
 
-def test_a_run_is_watched_from_its_first_second() -> None:
-    """The rule that declares silent runs crashed begins where a run begins, and every deployment's run beats, on
-    whatever worker: well within the rule's time, so that one late beat is no death."""
+def test_dead_runs_of_every_flow_are_found() -> None:
+    """The rule that declares silent runs crashed leaves out none but those that have a reason to be silent or short."""
     rules = yaml.safe_load((FOLDER / "automations.yaml").read_text(encoding="utf-8"))
     (zombies,) = [rule["trigger"] for rule in rules if rule["name"] == "zombies"]
-    assert set(zombies["after"]) == {"prefect.flow-run.Running", "prefect.flow-run.heartbeat"}
-    every = {d["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] for d in DEPLOYMENTS.values()}
-    assert {2 * int(seconds) < zombies["within"] for seconds in every} == {True}
-    watched = set(zombies["match_related"]["prefect.resource.name"])
-    unwatched = {d["entrypoint"].rsplit(".", 1)[1].replace("_", "-") for d in DEPLOYMENTS.values()} - watched
-    assert unwatched == {"release", "housekeeping", "ledger-verify"}, "each for its reason: see the file"
+    runs = {d["entrypoint"].rsplit(".", 1)[1].replace("_", "-") for d in DEPLOYMENTS.values()}
+    assert runs - set(zombies["match_related"]["prefect.resource.name"]) == {"release", "housekeeping", "ledger-verify"}
 
 
 def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
     """One draw at a time, from a queue that a worker with the signing key can serve alone."""
     release = DEPLOYMENTS["release"]
     assert release["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert (release["work_pool"]["name"], release["work_pool"]["work_queue_name"]) == ("cpu", "release")
+    assert release["work_pool"] == {"name": "cpu", "work_queue_name": "release"}
     assert [name for name, d in DEPLOYMENTS.items() if d["work_pool"].get("work_queue_name") == "release"] == [
         "release"
     ]
