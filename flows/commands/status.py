@@ -54,13 +54,13 @@ def _server() -> dict[str, Any] | None:
 
 
 def _wants_a_person(overview: dict[str, Any]) -> bool:
-    server = overview["server"] or {"runs": {}, "workers": {}}
+    server = overview["server"] or {"runs": {}, "unserved": []}
     return bool(
         overview["open_releases"]
         or any(plan["missing"] and not plan["refused"] for plan in overview["plans"])
         or server["runs"].get("Failed")
         or server["runs"].get("Crashed")
-        or any(not online for online in server["workers"].values())
+        or server["unserved"]
     )
 
 
@@ -77,7 +77,11 @@ def _show(overview: dict[str, Any]) -> None:
     else:
         runs = ", ".join(f"{count} {name.lower()}" for name, count in sorted(server["runs"].items())) or "none"
         console.print(f"runs      {runs} (last 7 days)")
-        workers = ", ".join(f"{pool}: {online} online" for pool, online in sorted(server["workers"].items()))
+        lacking = server["unserved"]
+        workers = ", ".join(
+            f"{pool}: {online} online{', needs one' if pool in lacking else ''}"
+            for pool, online in sorted(server["workers"].items())
+        )
         console.print(f"workers   {workers or 'no work pool; apply them with `autocoder deploy`'}")
         for run in server["waiting"]:
             console.print(f"waiting   {run['name']} for {run['plan']}", soft_wrap=True)

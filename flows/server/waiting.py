@@ -10,7 +10,15 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import SetStateStatus
@@ -60,7 +68,9 @@ def answer(run: str, decision: str) -> None:
 
 
 def overview() -> dict[str, Any]:
-    """Runs of the last seven days by state, workers online by pool, and releases that wait.
+    """Runs of the last seven days by state, workers online by pool, pools that lack one, and releases that wait.
+
+    A pool that no worker ever served lacks none until runs of it are late: a house without a card has none for `gpu`.
 
     Raises:
         StorageError: the server does not answer, or refuses us.
@@ -69,14 +79,26 @@ def overview() -> dict[str, Any]:
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
     with server() as client:
         runs = _by_state(client, recent)
-        online = {
-            pool.name: sum(
-                str(getattr(worker.status, "value", worker.status)).upper() == "ONLINE"
-                for worker in client.read_workers_for_work_pool(pool.name)
-            )
-            for pool in client.read_work_pools()
-        }
-    return {"runs": dict(runs), "workers": online, "waiting": [asdict(run) for run in waiting_releases()]}
+        online, unserved = {}, []
+        for pool in client.read_work_pools():
+            known = client.read_workers_for_work_pool(pool.name)
+            told = [str(getattr(worker.status, "value", worker.status)).upper() for worker in known]
+            online[pool.name] = told.count("ONLINE")
+            if not online[pool.name] and (known or _late(client, pool.name)):
+                unserved.append(pool.name)
+    return {
+        "runs": dict(runs),
+        "workers": online,
+        "unserved": sorted(unserved),
+        "waiting": [asdict(run) for run in waiting_releases()],
+    }
+
+
+def _late(client: SyncPrefectClient, pool: str) -> bool:
+    """Whether runs wait for a worker of the pool."""
+    late = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Late"])))
+    there = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    return bool(client.read_flow_runs(flow_run_filter=late, work_pool_filter=there, limit=1))
 
 
 def _by_state(client: SyncPrefectClient, chosen: FlowRunFilter) -> Counter[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ import sqlalchemy as sa
 from in_process import command
 from jobs import Job, prefect_server
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed, Running, Suspended
+from prefect.states import Crashed, Late, Running, Suspended
 
 from flows.housekeeping import housekeeping
 from flows.ledger_verify import ledger_verify
@@ -163,3 +165,17 @@ def test_every_run_is_counted_and_the_oldest_waits_first(client: SyncPrefectClie
     gained = {"Crashed": 205, "Suspended": 8}
     assert found["runs"] == before | {state: before.get(state, 0) + number for state, number in gained.items()}
     assert [run["id"] for run in found["waiting"]] == waited + made
+
+
+def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> None:
+    """`gpu` of a house without a card is no alarm; runs that wait for a worker are one, until it is there."""
+    client.create_work_pool(WorkPoolCreate(name="idle", type="process"))
+    assert "idle" not in overview()["unserved"]
+    flow = client.create_flow_from_name("late")
+    deployment = client.create_deployment(flow, name="late", work_pool_name="idle")
+    client.create_flow_run_from_deployment(deployment, state=Late(scheduled_time=datetime.now(UTC)))
+    found = overview()
+    assert (found["workers"]["idle"], "idle" in found["unserved"]) == (0, True)
+    client.send_worker_heartbeat("idle", "one", heartbeat_interval_seconds=30)
+    found = overview()
+    assert (found["workers"]["idle"], "idle" in found["unserved"]) == (1, False)
