@@ -129,7 +129,7 @@ def _show_dry_run(
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
             "codes": {"listed": looked.codes if listed else None, "observed": looked.codes_observed},
-            "records": {"read": looked.rows, "usable": looked.usable},
+            "records": {"read": looked.rows, "usable": looked.usable, **looked.sampled},
             "cohorts": list(looked.cohorts),
             "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
             "budget": [
@@ -176,6 +176,9 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     listed = "; no list" if None in lists else f"; {looked.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
     yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
     yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
+    left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.left_out.items())
+    halves = ", ".join(f"{name} {count:,}" for name, count in looked.sampled.items())
+    yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}"
     if parameters.data.ingest.kind == "text" and not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:

@@ -4,5 +4,6 @@ from storage.ingest.columns import ALL
 from storage.ingest.config import IngestConfig
 from storage.ingest.pipeline import check_source, ingest, look
 from storage.ingest.report import IngestResult, Looked, SourceCheck
+from storage.ingest.sampling import SPLITS
 
-__all__ = ["ALL", "IngestConfig", "IngestResult", "Looked", "SourceCheck", "check_source", "ingest", "look"]
+__all__ = ["ALL", "SPLITS", "IngestConfig", "IngestResult", "Looked", "SourceCheck", "check_source", "ingest", "look"]

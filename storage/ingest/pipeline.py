@@ -59,11 +59,16 @@ def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
     for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns])), on_lines=surveyor.look_into):
         surveyor.take(batch)
     survey = surveyor.finish()
-    usable = survey.state == USABLE
+    usable, selection = survey.state == USABLE, _selection(survey, config)
+    _require_halves(survey, selection, records.source, config)
+    counts = np.bincount(selection.split[selection.split != UNUSED], minlength=len(SPLITS))
+    splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
     return Looked(
         rows=surveyor.rows,
         usable=int(usable.sum()),
         dropped=survey.dropped(),
+        sampled={name: int(count) for name, count in zip(splits, counts, strict=False)},
+        left_out={name: count for name, count in selection.left_out.items() if count},
         codes=sum(len(field.code_names) for field in survey.fields),
         codes_observed=sum(len(np.unique(f.codes[usable & (f.codes >= 0)])) for f in survey.fields),
         cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
@@ -121,16 +126,7 @@ def ingest(
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
-    usable = survey.state == USABLE
-    selection = select(
-        survey.codes,
-        survey.units,
-        usable,
-        config,
-        late=survey.late,
-        identities=survey.identities,
-        unit_identities=survey.unit_identities,
-    )
+    selection = _selection(survey, config)
     classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
     _require_halves(survey, selection, records.source, config)
 
@@ -160,6 +156,18 @@ def ingest(
             _write_json(out_dir / CODES, [code.as_json() for code in classes[0].space])
         _write_json(out_dir / REPORT, result.report)
     return result
+
+
+def _selection(survey: Survey, config: IngestConfig) -> Selection:
+    return select(
+        survey.codes,
+        survey.units,
+        survey.state == USABLE,
+        config,
+        late=survey.late,
+        identities=survey.identities,
+        unit_identities=survey.unit_identities,
+    )
 
 
 def _require_halves(survey: Survey, selection: Selection, source: Source, config: IngestConfig) -> None:
@@ -260,11 +268,7 @@ def _result(
     label_space_source: LabelSpaceSource = (
         "observed" if any(one.source == "observed" for one in classes) else "codelist"
     )
-    dropped = survey.dropped() | {
-        "over_unit_cap": selection.over_unit_cap,
-        "rare_code": selection.rare_code,
-        "over_code_cap": selection.over_code_cap,
-    }
+    dropped = survey.dropped() | selection.left_out
     if sum(writer.counts.values()) + sum(dropped.values()) != records.rows or sampled.sum() != sum(
         writer.counts.values()
     ):

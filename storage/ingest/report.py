@@ -61,6 +61,10 @@ class Looked:
     rows: int
     usable: int
     dropped: dict[str, int]
+    sampled: dict[str, int]
+    """Records by split, `holdout` where a share is kept."""
+    left_out: dict[str, int]
+    """Usable records that the sampling leaves out, by reason."""
     codes: int
     """Codes of the list, or those observed without one."""
     codes_observed: int

@@ -37,6 +37,15 @@ class Selection:
     rare_code: int
     over_code_cap: int
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Usable rows that are in no split, by reason."""
+        return {
+            "over_unit_cap": self.over_unit_cap,
+            "rare_code": self.rare_code,
+            "over_code_cap": self.over_code_cap,
+        }
+
     def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
         """The distinct codes of the sample; -1, where a record has none of its field, is not one."""
         return np.unique(codes[(self.split != UNUSED) & (codes >= 0)])

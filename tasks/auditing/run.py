@@ -87,7 +87,7 @@ def expected(
         with ShardRuns.at(trials.DEPLOYMENT, place_of(context)):
             pass
     noises = (1.0, 0.5) if settings.power else (1.0,)
-    labels = [trials.label_of(branch.name, noise=noise) for branch in chosen for noise in noises]
+    labels = {trials.label_of(branch.name, noise=noise): branch.name for branch in chosen for noise in noises}
     return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws)
 
 

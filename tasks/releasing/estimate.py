@@ -69,20 +69,37 @@ class Estimate:
         }
         return replace(self, stages=dict(self.stages) | studies)
 
-    def with_trials(self, labels: Iterable[str], *, trials: int, draws: int) -> Estimate:
-        """With the stages of an audit's reruns, each rerun with so many draws for risks and for Delta."""
+    def with_trials(self, labels: Mapping[str, str], *, trials: int, draws: int) -> Estimate:
+        """With the stages of an audit's reruns, each rerun with so many draws for risks and for Delta.
+
+        Args:
+            labels: with the branch that each reruns: one fit, where `with_fits` has it, else all rounds.
+        """
         rounds = max(self.counts["fine-tune"], 1)
         fits = rounds * (self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws)
-        return replace(self, stages=dict(self.stages) | dict.fromkeys(labels, trials * fits))
+        reruns = {label: trials * self.stages.get(branch, fits) for label, branch in labels.items()}
+        return replace(self, stages=dict(self.stages) | reruns)
 
     @staticmethod
     def of(
-        parameters: RetrainParameters, *, rows: int, features: int | None, device: str, timed: Mapping[str, float]
+        parameters: RetrainParameters,
+        *,
+        rows: int,
+        features: int | None,
+        device: str,
+        timed: Mapping[str, float],
+        sampled: Mapping[str, int] | None = None,
     ) -> Estimate:
-        """Of a retrain of so many rows, before any is read."""
+        """Of a retrain of so many rows.
+
+        Args:
+            sampled: records by split, once every row was read.
+        """
         ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
         records = rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
         train = max(int(records * (1 - ingest.test_share)), 1)
+        if sampled is not None:
+            records, train = sum(sampled.values()), max(sampled["train"], 1)
         formal = parameters.formal is not None
         rounds = 0 if formal else len(parameters.rounds)
         none = parameters.model.pooling == "none"

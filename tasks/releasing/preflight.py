@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from prefect.runtime import deployment
@@ -11,8 +12,9 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
 from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
-from storage.ingest import check_source
+from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger, Policy
+from tasks.fitting import data
 from tasks.fitting.risks import precision
 from tasks.parameters import DEMO, RetrainParameters
 from tasks.releasing import publish
@@ -46,13 +48,11 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
-    source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    estimate = estimated(context, parameters, device=device)
     _check_demo(parameters)
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
         _check_release(context, parameters)
-    timed = timings.read(context.workspace.private)
-    estimate = Estimate.of(parameters, rows=source.estimated_rows, features=source.features, device=device, timed=timed)
     existing = next(p for p in (context.workspace.home, *context.workspace.home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
@@ -61,6 +61,33 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
             "free space, lower swag.rank, or choose another --home"
         )
     return estimate
+
+
+def estimated(
+    context: Context, parameters: RetrainParameters, *, device: str, sampled: Mapping[str, int] | None = None
+) -> Estimate:
+    """What a retrain would take.
+
+    Args:
+        sampled: records by split, of who has read every row; else what an earlier ingest of the same file found, and
+            where there was none a guess from the first megabyte.
+
+    Raises:
+        InputError: names the file, column or row and what to do.
+    """
+    source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    done = None if sampled is not None else data.ingest(parameters.data).find(context.store)
+    if done is not None:
+        figures = context.store.figures(done)
+        sampled = {name: figures[name] for name in SPLITS if name in figures}
+    return Estimate.of(
+        parameters,
+        rows=source.estimated_rows,
+        features=source.features,
+        device=device,
+        timed=timings.read(context.workspace.private),
+        sampled=sampled,
+    )
 
 
 def check_device(context: Context) -> str:

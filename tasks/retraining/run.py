@@ -138,8 +138,10 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 
     with private_errors("dry run"):
         several = bool(parameters.data.ingest.fields)
-        estimate = refuse_early(context, parameters)
+        refuse_early(context, parameters)
         looked = look(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+        device = preflight.check_device(context)
+        estimate = preflight.estimated(context, parameters, device=device, sampled=looked.sampled)
         planned = None
         if parameters.formal is not None:
             dataset = formal.look(context, parameters, look_at)

@@ -55,6 +55,7 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     told = json.loads(finished.run("--dry-run", "--json").stdout)
     assert all(stage["reused"] for stage in told["stages"])
     assert told["estimated_disk_bytes"] > 0
+    assert told["records"]["train"] + told["records"]["test"] <= told["records"]["usable"], "codes are capped"
     assert told["release"] == {"release_id": finished.releases()[0]["release_id"], "state": "committed"}
     changed = json.loads(finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout)
     reused = {stage["stage"] for stage in changed["stages"] if stage["reused"]}

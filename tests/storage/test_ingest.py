@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 import zipfile
@@ -16,8 +17,8 @@ import torch
 
 from storage.codelist import Code, told_in_place
 from storage.datasets import load_codes, load_split
-from storage.errors import StorageError
-from storage.ingest import IngestConfig, IngestResult, check_source, ingest
+from storage.errors import InputError, StorageError
+from storage.ingest import IngestConfig, IngestResult, check_source, ingest, look
 from storage.tables import reading
 
 HEADER = ("EventDate", "Final Narrative", "Nature", "Establishment")
@@ -261,6 +262,19 @@ def test_ids_and_units(tmp_path: Path) -> None:
     assert len(set(found.values())) == 3
     assert not {"A", "B", "C"} & set(found.values())
     assert result.report["dropped"]["no_unit"] == 1
+
+
+def test_a_look_samples_as_ingest_does(tmp_path: Path) -> None:
+    """The same halves and the same rows left out, by reason; and a half without records is refused without a run."""
+    config = IngestConfig(cap_per_code=3, min_per_code=2)
+    result = run(text_of([*ROWS, *ROWS[:6]]), tmp_path, config)
+    looked = look(tmp_path / "source", config, None)
+    assert looked.sampled == {"train": result.train, "test": result.test}
+    assert looked.left_out == {"over_code_cap": result.report["dropped"]["over_code_cap"], "rare_code": 1}
+    assert looked.usable == result.train + result.test + sum(looked.left_out.values())
+    late = IngestConfig(train_before=datetime.date(2014, 1, 1))
+    with pytest.raises(InputError, match="none is dated before 2014"):
+        look(tmp_path / "source", late, None)
 
 
 def test_fingerprint_follows_the_records_alone(tmp_path: Path) -> None:
