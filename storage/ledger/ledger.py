@@ -422,7 +422,7 @@ def _require_same(known: Row, content: dict[str, Any]) -> None:
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
     if len(approved) < policy.approvals.minimum:
         raise BudgetRefused(
-            f"policy {policy.name} needs {policy.approvals.minimum} signed approvals by others than the requester;"
+            f"policy {policy.name} needs {policy.approvals.wanted} by others than the requester;"
             f" {len(approved)} given (`autocoder approve`)"
         )
 

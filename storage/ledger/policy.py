@@ -134,6 +134,11 @@ class ApprovalRule(BaseModel):
         # What was not set stays out, so that a policy keeps the digest it had before there were keys.
         return {name: value for name, value in inner(self).items() if name == "minimum" or value not in (None, {})}
 
+    @property
+    def wanted(self) -> str:
+        """How many, for people."""
+        return f"{self.minimum} signed approval{'' if self.minimum == 1 else 's'}"
+
     def keys(self) -> dict[str, EllipticCurvePublicKey]:
         """The approvers' keys by name."""
         return {name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()}

@@ -133,7 +133,7 @@ def suffices(ledger: Ledger, planned: PlannedRelease, stands: Standing, *, plan:
     if stands.missing:
         gate.check(ledger, planned)
     if stands.missing and not deployed:
-        missing = f"{stands.missing} of {stands.policy.approvals.minimum} signed approvals are missing"
+        missing = f"{stands.missing} of {stands.policy.approvals.wanted} missing"
         raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
     return not stands.missing
 

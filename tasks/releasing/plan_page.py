@@ -277,6 +277,7 @@ def _decision(standing: Standing, file: str) -> Answer:
     told = {
         "policy": standing.policy.name,
         "minimum": rule.minimum,
+        "wanted": rule.wanted,
         "approvers": sorted(rule.approvers),
         "given": standing.approved,
         "missing": standing.missing,

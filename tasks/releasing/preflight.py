@@ -166,7 +166,7 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
 
 def _check_at_once(policy: Policy) -> None:
     """Nothing that the policy wants of the plan can be there when the training ends."""
-    wanted = [f"{policy.approvals.minimum} signed approvals"] if policy.approvals.minimum else []
+    wanted = [policy.approvals.wanted] if policy.approvals.minimum else []
     wanted += ["an audit"] if policy.require_audit else []
     if wanted:
         raise InputError(

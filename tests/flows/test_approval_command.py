@@ -83,7 +83,7 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
         approve(job, plan, "stranger")
     refused = job.command("release", plan)
     assert refused.returncode == 2
-    assert "1 of 2 signed approvals are missing" in refused.stderr
+    assert "1 of 2 signed approvals missing" in refused.stderr
     assert releases(job) == []
 
     assert approve(job, plan, "director") == "approved by director; `autocoder release` may go on\n"

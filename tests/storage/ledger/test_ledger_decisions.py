@@ -62,7 +62,7 @@ def test_enough_signatures_release_and_stay_in_the_row(site, plan):
 def test_a_name_that_somebody_types_approves_nothing(sqlite_site, plan):
     """Without a signature the release is refused, and nothing is charged."""
     ledger = sqlite_site.open(make_policy())
-    with pytest.raises(BudgetRefused, match="1 signed approvals"):
+    with pytest.raises(BudgetRefused, match="needs 1 signed approval by"):
         ledger.reserve(plan(), plan_digest=DIGEST)
     assert not ledger.budget()[0].account.epsilon
     with pytest.raises(ValueError, match="approvals"):
@@ -146,7 +146,7 @@ def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site)
     loose = Policy.parse({"name": "loose", "default": {"asymptotic-local": {"epsilon": 100}}})
     ledger = sqlite_site.open(make_policy())
     ledger.change_policy(make_policy(), requester="operator", reason="start")
-    with pytest.raises(BudgetRefused, match="1 signed approvals"):
+    with pytest.raises(BudgetRefused, match="needs 1 signed approval by"):
         ledger.change_policy(loose, requester="operator", reason="wider")
 
     def signed(who: str, policy: Policy) -> Decision:
