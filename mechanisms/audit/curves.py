@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -84,9 +84,16 @@ class Profile:
 
     points: tuple[tuple[float, float], ...]
 
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """delta and e^-epsilon, each float [points]."""
+        epsilons, deltas = np.asarray(self.points, dtype=np.float64).T
+        return deltas, np.exp(-epsilons)
+
     def fall(self, high: np.ndarray) -> np.ndarray:
         """The largest of theirs."""
-        return np.max([Approximate(*point).fall(high) for point in self.points], axis=0)
+        deltas, shrinks = self._arrays
+        return (np.maximum(np.asarray(high)[..., None] - deltas, 0.0) * shrinks).max(-1)
 
 
 @runtime_checkable
