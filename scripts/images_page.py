@@ -74,6 +74,18 @@ def table(results: Mapping[str, Result], names: tuple[str, ...], measure: str = 
     return ["branch", *(f"ε {epsilon}" for epsilon in results)], rows
 
 
+def delta_of(results: Mapping[str, Result]) -> str:
+    """That of the private branches, which a page has one of.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    found = {f"{row['delta']:g}" for result in results.values() for row in result.values() if row["delta"] is not None}
+    if len(found) > 1:
+        raise SystemExit(f"the files are of several δ: {', '.join(sorted(found))}; run all with one --delta")
+    return next(iter(found), "–")
+
+
 def answers(results: Mapping[str, Result]) -> Table | None:
     """Each question at each epsilon."""
     if not results:
@@ -111,6 +123,7 @@ def main() -> None:
     linear, network = runs.get("digits", {}), runs.get("digits-convolutional", {})
     text = render(
         "images.md",
+        delta=delta_of(linear),
         linear=table(linear, ORDER),
         network=table(network, ORDER),
         answers=answers(linear),
