@@ -203,7 +203,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             MechanismError: the head is not linear, the plan is another's, or the draws are not to be trusted.
         """
         event, features, classifier = plan.event, features_of(records).cpu().float(), run.classifier()
-        if event != (None if not isinstance(event, FormalPosteriorEvent) else _event(self, _multiplier(self, event))):
+        if not isinstance(event, FormalPosteriorEvent) or not _is_of(self, event):
             raise MechanismError("the plan is not one of this formal posterior's settings: plan again")
         assert isinstance(event, FormalPosteriorEvent)
         untrained = parameters_of(classifier, run.classes)
@@ -312,6 +312,17 @@ def _event(config: FormalPosterior, multiplier: float) -> FormalPosteriorEvent:
         likelihood_weight=config.likelihood_weight,
         lipschitz=LIPSCHITZ,
         prior_std=gdp / (config.likelihood_weight * LIPSCHITZ),
+    )
+
+
+def _is_of(config: FormalPosterior, event: FormalPosteriorEvent) -> bool:
+    """Whether this config makes such an event; the width of the prior is told again but for rounding."""
+    own = _event(config, _multiplier(config, event))
+    told = own.model_copy(update={"release": event.release, "prior_std": event.prior_std})
+    return (
+        told == event
+        and own.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier}) == event.release
+        and math.isclose(own.prior_std, event.prior_std, rel_tol=1e-12)
     )
 
 

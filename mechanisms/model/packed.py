@@ -55,7 +55,12 @@ class _Linear:
 
 
 def _tileable() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    """Whether oneDNN has bfloat16 tiles here: it raises on processors without AVX-512 where it is asked for them."""
+    return (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
 
 
 @dataclass(frozen=True)

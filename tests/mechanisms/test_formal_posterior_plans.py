@@ -1,0 +1,21 @@
+"""A formal posterior knows its own plans, whatever the last bit of a width, and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mechanisms import formal_posterior
+from mechanisms.formal_posterior import FormalPosterior
+
+
+def test_a_plan_is_known_again_at_any_noise() -> None:
+    """At hundreds of multipliers, of which some do not survive a root taken and squared; another setting is refused."""
+    config, other = FormalPosterior(), FormalPosterior(release_share=0.31)
+    events = [formal_posterior._event(config, float(noise)) for noise in np.geomspace(0.1, 50, 400)]
+    assert any(
+        event != formal_posterior._event(config, formal_posterior._multiplier(config, event)) for event in events
+    )
+    assert all(formal_posterior._is_of(config, event) for event in events)
+    assert not any(formal_posterior._is_of(other, event) for event in events)
+    wide = events[0].model_copy(update={"prior_std": events[0].prior_std * (1 + 1e-9)})
+    assert not formal_posterior._is_of(config, wide)
