@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from mechanisms import formal_posterior
-from mechanisms.formal_posterior import FormalPosterior
+from mechanisms.formal_posterior import FormalPosterior, _event, _is_of, _multiplier
 
 
 def test_a_plan_is_known_again_at_any_noise() -> None:
     """At hundreds of multipliers, of which some do not survive a root taken and squared; another setting is refused."""
     config, other = FormalPosterior(), FormalPosterior(release_share=0.31)
-    events = [formal_posterior._event(config, float(noise)) for noise in np.geomspace(0.1, 50, 400)]
-    assert any(
-        event != formal_posterior._event(config, formal_posterior._multiplier(config, event)) for event in events
-    )
-    assert all(formal_posterior._is_of(config, event) for event in events)
-    assert not any(formal_posterior._is_of(other, event) for event in events)
+    events = [_event(config, float(noise)) for noise in np.geomspace(0.1, 50, 400)]
+    assert any(event != _event(config, _multiplier(config, event)) for event in events)
+    assert all(_is_of(config, event) for event in events)
+    assert not any(_is_of(other, event) for event in events)
     wide = events[0].model_copy(update={"prior_std": events[0].prior_std * (1 + 1e-9)})
-    assert not formal_posterior._is_of(config, wide)
+    assert not _is_of(config, wide)
