@@ -205,7 +205,6 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         event, features, classifier = plan.event, features_of(records).cpu().float(), run.classifier()
         if not isinstance(event, FormalPosteriorEvent) or not _is_of(self, event):
             raise MechanismError("the plan is not one of this formal posterior's settings: plan again")
-        assert isinstance(event, FormalPosteriorEvent)
         untrained = parameters_of(classifier, run.classes)
         file = None if run.folder is None else run.folder / "release.safetensors"
         released = self._released(event.release, features, records.labels, plan.records, run.classes, file=file)
@@ -316,14 +315,11 @@ def _event(config: FormalPosterior, multiplier: float) -> FormalPosteriorEvent:
 
 
 def _is_of(config: FormalPosterior, event: FormalPosteriorEvent) -> bool:
-    """Whether this config makes such an event; the width of the prior is told again but for rounding."""
+    """Whether this config makes such an event, whose floats are told again but for rounding."""
     own = _event(config, _multiplier(config, event))
-    told = own.model_copy(update={"release": event.release, "prior_std": event.prior_std})
-    return (
-        told == event
-        and own.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier}) == event.release
-        and math.isclose(own.prior_std, event.prior_std, rel_tol=1e-12)
-    )
+    release = own.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier})
+    rounded = own.model_copy(update={"release": release, "prior_std": event.prior_std})
+    return rounded == event and math.isclose(own.prior_std, event.prior_std, rel_tol=1e-12)
 
 
 def _multiplier(config: FormalPosterior, event: FormalPosteriorEvent) -> float:

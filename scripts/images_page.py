@@ -13,7 +13,7 @@ import argparse
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,14 @@ def table(results: Mapping[str, Result], names: tuple[str, ...], measure: str = 
     return ["branch", *(f"ε {epsilon}" for epsilon in results)], rows
 
 
-def delta_of(results: Mapping[str, Result]) -> str:
-    """That of the private branches, which a page has one of.
+def delta_of(results: Sequence[Mapping[str, Result]]) -> str:
+    """That of the private branches of all profiles, which a page has one of.
 
     Raises:
         SystemExit: they differ.
     """
-    found = {f"{row['delta']:g}" for result in results.values() for row in result.values() if row["delta"] is not None}
+    rows = [row for profile in results for result in profile.values() for row in result.values()]
+    found = {f"{row['delta']:g}" for row in rows if row["delta"] is not None}
     if len(found) > 1:
         raise SystemExit(f"the files are of several δ: {', '.join(sorted(found))}; run all with one --delta")
     return next(iter(found), "–")
@@ -123,7 +124,7 @@ def main() -> None:
     linear, network = runs.get("digits", {}), runs.get("digits-convolutional", {})
     text = render(
         "images.md",
-        delta=delta_of(linear),
+        delta=delta_of([linear, network, runs.get("digits-short", {})]),
         linear=table(linear, ORDER),
         network=table(network, ORDER),
         answers=answers(linear),

@@ -250,17 +250,18 @@ def _cases(
     """
     from flows.commands.profiles import checked, own_branches, target
 
-    if run.formal and chosen.target_epsilon != "match":
-        own = run.parameters(f"formal.target_epsilon={target(chosen.target_epsilon)}")
-    else:
-        own = run.parameters()
+    aimed = run.formal and chosen.target_epsilon != "match"
+    base = [f"formal.target_epsilon={target(chosen.target_epsilon)}"] if aimed else []
+    own = run.parameters(*base)
 
     from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.branch import CompareParameters
 
-    def case(parameters: RetrainParameters, branches: str, seeds: int, trials: int) -> _Case:
+    def case(
+        parameters: RetrainParameters, branches: str, seeds: int, trials: int, *, target_epsilon: str | None = None
+    ) -> _Case:
         rivals = {
-            "target_epsilon": target(chosen.target_epsilon),
+            "target_epsilon": target(target_epsilon or chosen.target_epsilon),
             "seeds": seeds,
             "branches": own_branches(run.profile),
         }
@@ -275,8 +276,11 @@ def _cases(
     trials = effort.trials if variation.vary_trials is None else variation.vary_trials
     for change in variation.vary or []:
         settings = [part.strip() for part in change.split(";") if part.strip()]
-        varied = run.parameters(*settings)
-        cases[change] = case(varied, variation.vary_branches, variation.vary_seeds or chosen.seeds, trials)
+        varied, seeds = run.parameters(*base, *settings), variation.vary_seeds or chosen.seeds
+        # A target that is varied is the case's own, which `match` takes; --target-epsilon would overrule it.
+        own_target = any(part.partition("=")[0].strip().endswith(".target_epsilon") for part in settings)
+        by = "match" if own_target else None
+        cases[change] = case(varied, variation.vary_branches, seeds, trials, target_epsilon=by)
     return cases
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mechanisms.model import linear
 from mechanisms.model.inputs import TokenInputs
 
 _FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
@@ -56,11 +57,7 @@ class _Linear:
 
 def _tileable() -> bool:
     """Whether oneDNN has bfloat16 tiles here: it raises on processors without AVX-512 where it is asked for them."""
-    return (
-        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    return linear.available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,14 @@ class Estimate:
         """Of a retrain of so many rows.
 
         Args:
-            sampled: records by split, once every row was read.
+            sampled: records by split, once every row was read; a holdout is neither encoded nor trained on.
         """
         ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
-        records = rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
-        train = max(int(records * (1 - ingest.test_share)), 1)
-        if sampled is not None:
-            records, train = sum(sampled.values()), max(sampled["train"], 1)
+        if sampled is None:
+            records = rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
+            train = max(int(records * (1 - ingest.test_share)), 1)
+        else:
+            records, train = sampled["train"] + sampled["test"], sampled["train"]
         formal = parameters.formal is not None
         rounds = 0 if formal else len(parameters.rounds)
         none = parameters.model.pooling == "none"

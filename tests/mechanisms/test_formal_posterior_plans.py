@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mechanisms.formal_posterior import FormalPosterior, _event, _is_of, _multiplier
 
@@ -14,5 +15,13 @@ def test_a_plan_is_known_again_at_any_noise() -> None:
     assert any(event != _event(config, _multiplier(config, event)) for event in events)
     assert all(_is_of(config, event) for event in events)
     assert not any(_is_of(other, event) for event in events)
-    wide = events[0].model_copy(update={"prior_std": events[0].prior_std * (1 + 1e-9)})
-    assert not _is_of(config, wide)
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-9, 0.5, 2.0])
+def test_no_float_of_a_plan_can_be_moved(factor: float) -> None:
+    """A wider prior, or less noise on the release, with the other left as it was."""
+    config = FormalPosterior()
+    event = _event(config, 3.0)
+    assert not _is_of(config, event.model_copy(update={"prior_std": event.prior_std * factor}))
+    release = event.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier * factor})
+    assert not _is_of(config, event.model_copy(update={"release": release}))
