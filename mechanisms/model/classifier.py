@@ -160,12 +160,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         unused |= {"precision"} if self.precision == "float32" else set()
         return {name: value for name, value in values.items() if name not in unused}
 
-    @model_validator(mode="after")
-    def _lora_has_a_standard_head(self) -> ModelConfig:
-        if self.trainable == "lora" and self.pooling == "mean":
-            raise ValueError("pooling `mean` goes with trainable part `head` or `full`; lora uses the standard head")
-        return self
-
 
 class MeanPooled(nn.Module):
     """An encoder, the mean of its token vectors under the attention mask, and one linear layer."""
@@ -318,9 +312,12 @@ class Classifier:
 
     def releasable(self) -> nn.Module:
         """The whole model with the present parameters: adapters merged, no trace of training left."""
-        if self.config.trainable == "lora":
-            return cast(Any, self.whole).merge_and_unload()
-        return self.whole
+        if self.config.trainable != "lora":
+            return self.whole
+        if isinstance(self.whole, MeanPooled):
+            self.whole.encoder = _merged(self.whole.encoder)
+            return self.whole
+        return _merged(self.whole)
 
 
 def build(
@@ -355,11 +352,14 @@ def build(
             return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
             encoder = encoders.load_encoder(config.encoder)
-            whole: nn.Module = MeanPooled(encoder, encoders.width(encoder), num_labels)
+            width = encoders.width(encoder)
+            if config.trainable == "lora":
+                encoder = _with_adapters(encoder, config, task="FEATURE_EXTRACTION")
+            whole: nn.Module = MeanPooled(encoder, width, num_labels)
         else:
             whole = encoders.load_with_standard_head(config.encoder, num_labels=num_labels)
-        if config.trainable == "lora":
-            whole = _with_adapters(whole, config)
+            if config.trainable == "lora":
+                whole = _with_adapters(whole, config, task="SEQ_CLS")
     if config.trainable != "head":
         return Classifier(config=config, whole=whole, part=whole, pool=None, device=device)
 
@@ -391,11 +391,14 @@ def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
     return encoders.token_inputs(encoders.load_tokenizer(config.encoder), texts, max_length=config.max_length)
 
 
-def _with_adapters(model: nn.Module, config: ModelConfig) -> nn.Module:
+def _with_adapters(
+    model: nn.Module, config: ModelConfig, *, task: Literal["SEQ_CLS", "FEATURE_EXTRACTION"]
+) -> nn.Module:
+    """Adapters on an encoder, or on one with its standard head, which then trains whole beside them."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     lora = LoraConfig(
-        task_type=TaskType.SEQ_CLS,
+        task_type=TaskType[task],
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
@@ -404,6 +407,11 @@ def _with_adapters(model: nn.Module, config: ModelConfig) -> nn.Module:
         # peft asks transformers for a name that is on its way out there.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         return cast(nn.Module, get_peft_model(cast(Any, model), lora))
+
+
+def _merged(model: nn.Module) -> nn.Module:
+    """The model that adapters were put on, with them in its weights."""
+    return cast(nn.Module, cast(Any, model).merge_and_unload())
 
 
 def device_of(name: str) -> torch.device:

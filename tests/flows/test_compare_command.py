@@ -238,13 +238,17 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
     assert "is no release plan" in done.stderr
 
 
+@pytest.mark.parametrize("prior", ["none", "titles"])
 @pytest.mark.parametrize("trainable", ["lora", "full"])
-def test_the_other_trainable_parts_compare_too(trainable: str, new: Job, tiny_roberta: Path, tmp_path: Path) -> None:
-    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim."""
+def test_the_other_trainable_parts_compare_too(
+    trainable: str, prior: str, new: Job, tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim, from titles too."""
     settings = {
         "model.encoder": str(tiny_roberta),
         "model.trainable": trainable,
-        "model.pooling": "first",
+        "model.prior": prior,
+        "model.pooling": "first" if prior == "none" else "mean",
         "model.max_length": "16",
         "model.lora_rank": "2",
         "pseudo_posterior.risk_draws": "3",

@@ -19,7 +19,7 @@ from mechanisms.posterior import risks as pseudo_posterior
 from mechanisms.posterior import swag
 
 PARTS = ("full", "lora", "head")
-EVERY = [("full", "first"), ("full", "mean"), ("lora", "first"), ("head", "first"), ("head", "mean")]
+EVERY = [(part, pooling) for part in PARTS for pooling in ("first", "mean")]
 
 
 @pytest.fixture(params=["tiny_roberta", "tiny_bert"])
@@ -56,6 +56,8 @@ def test_what_trains(fresh: Fresh, encoder: Path) -> None:
     adapters = 2 * 2 * (2 * 16 * 2)  # layers, query and value, two factors of 16 by 2
     own_head = head if "roberta" in str(encoder) else 16 * 5 + 5  # BERT's pooler belongs to its encoder
     assert counts["lora"].num_parameters == adapters + own_head
+    on_the_mean = fresh("lora", n=2, pooling="mean", encoder=encoder)[0]
+    assert on_the_mean.num_parameters == adapters + (16 * 5 + 5), "adapters, and one linear layer"
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), EVERY)
@@ -157,12 +159,6 @@ def test_more_tokens_than_the_encoder_has_positions(encoder: Path) -> None:
     config = ModelConfig(encoder=str(encoder), max_length=65)
     with pytest.raises(MechanismError, match=r"max_length is 65; this encoder reads at most 64"):
         classifier.tokenize(config, ["fell"])
-
-
-def test_lora_with_mean_pooling_is_refused() -> None:
-    """There is no standard head to put adapters beside."""
-    with pytest.raises(ValueError, match="pooling `mean` goes with"):
-        ModelConfig(trainable="lora", pooling="mean")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -22,7 +22,7 @@ from storage.egress.allowed import CONTENT
 
 CODES = ("1110", "062", "*R 7", "9999", "140")
 STANDARD = [("full", "first"), ("lora", "first"), ("head", "first")]
-POOLED = [("full", "mean"), ("head", "mean")]
+POOLED = [("full", "mean"), ("lora", "mean"), ("head", "mean")]
 
 
 @pytest.fixture(params=["tiny_roberta", "tiny_bert"])
@@ -164,13 +164,16 @@ def test_nothing_of_where_it_was_made(
             assert not [s for s in strings(json.loads(content)) if s.startswith(("/", "~"))], name
 
 
-def test_a_release_holds_only_inference_weights(released: Any) -> None:
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_release_holds_only_inference_weights(released: Any, pooling: str) -> None:
     """`lora` leaves merged: no adapter, no copy of the untrained head."""
-    folder, _, _, _ = released("lora", "first")
+    folder, _, _, _ = released("lora", pooling)
     from safetensors import safe_open
 
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        names = list(file.keys())
+    names: list[str] = []
+    for weights in folder.rglob("*.safetensors"):
+        with safe_open(weights, framework="pt") as file:
+            names += file.keys()
     assert names
     assert not [n for n in names if "lora" in n or "original_module" in n or "base_layer" in n]
 

@@ -25,7 +25,7 @@ from tasks.releasing.publish import Released
 from tasks.running.stage import Context
 
 Trained = tuple[Context, RetrainParameters, Chain]
-PARTS = [("full", "first"), ("lora", "first"), ("head", "first"), ("head", "mean"), ("full", "mean")]
+PARTS = [(part, pooling) for part in ("full", "lora", "head") for pooling in ("first", "mean")]
 
 
 @pytest.fixture(scope="session")
