@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field, model_validator
@@ -67,6 +67,7 @@ class DpSgd(Aimed, frozen=True):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
 
     model_config = ConfigDict(title="DP-SGD")
+    several: ClassVar[bool] = True
 
     kind: Literal["dp-sgd"] = "dp-sgd"
     calibrate_by: Literal["pld", "rdp-mironov"] = Field(
@@ -101,6 +102,11 @@ class DpSgd(Aimed, frozen=True):
         if self.momentum and self.optimiser != "sgd":
             raise ValueError("momentum goes with optimiser `sgd`")
         return self
+
+    @property
+    def codes_several(self) -> bool:
+        """Class weights are of one field's codes; of several a record has no one weight."""
+        return self.class_weights is None
 
     def _batch(self, task: Task) -> int:
         if self.sampling_prob is not None:

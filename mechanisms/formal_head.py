@@ -4,11 +4,12 @@ Of the zero-concentrated budget rho, `release_share` pays for one Gaussian relea
 
     S_c = sum_{i: y_i = c} x_i min(1, R/||x_i||) / R   [classes, width]     and     s N_c   [classes]
 
-whose l2 sensitivity is sqrt(1 + s^2): one record is in one class. From the noisy sums, by post-processing, comes a
-linear discriminant with class means shrunk by what is known of the noise; the noisy counts set the prior. The rest
-pays for T steps of gradient descent over *all* records with clipped per-record gradients. Nothing is sampled, so the
-whole is a composition of Gaussians, whose cost is exact: with noise x/sqrt(share) on the release and
-x sqrt(T/(1-share)) on a step it costs what one Gaussian mechanism of noise multiplier x costs.
+whose l2 sensitivity is sqrt(1 + s^2): one record is in one class. (Of F fields it is in one of each: sqrt(F) times
+that.) From the noisy sums, by post-processing, comes a linear discriminant, of each field its own, with class means
+shrunk by what is known of the noise; the noisy counts set the prior. The rest pays for T steps of gradient descent over
+*all* records with clipped per-record gradients. Nothing is sampled, so the whole is a composition of Gaussians, whose
+cost is exact: with noise x/sqrt(share) on the release and x sqrt(T/(1-share)) on a step it costs what one Gaussian
+mechanism of noise multiplier x costs.
 
 Why it beats DP-SGD on small data: at n of a few thousand a step over all records has the same noise as one over a
 sample, and a head has few parameters for the noise to be spread over.
@@ -33,6 +34,7 @@ from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
@@ -54,6 +56,7 @@ class FormalHead(Aimed, frozen=True):
 
     model_config = ConfigDict(title="Formal head")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["formal-head"] = "formal-head"
     release_share: float = Field(
@@ -86,7 +89,7 @@ class FormalHead(Aimed, frozen=True):
             MechanismError: the target cannot be met.
         """
         settled = self.at(task)
-        event = dp_sgd.solved(partial(_event, settled), settled, task)
+        event = dp_sgd.solved(partial(_event, settled, len(task.fields) or 1), settled, task)
         return Plan(mechanism=settled, event=event, records=task.records)
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
@@ -99,7 +102,9 @@ class FormalHead(Aimed, frozen=True):
         Raises:
             MechanismError: the head is not linear, the plan is another's, or what DP-SGD refuses.
         """
-        features, release = features_of(records), _release_of(plan.event, self)
+        features, fields = features_of(records), run.layout
+        fields.check(records.labels)
+        release = _release_of(plan.event, self, len(fields.sizes))
         descent = dp_sgd.DpSgd(
             target_epsilon=self.target_epsilon,
             delta=self.delta,
@@ -114,10 +119,11 @@ class FormalHead(Aimed, frozen=True):
         def start(stream: SecretStream, classifier: Classifier) -> None:
             head = linear_head(classifier)
             sums, counts = release_class_sums(
-                features, records.labels, num_labels=run.classes, config=self, release=release, stream=stream
+                features, records.labels, fields=fields, config=self, release=release, stream=stream
             )
             std = release.noise_multiplier * release.l2_sensitivity
-            weight, bias = discriminant(sums, counts, config=self, std=std)
+            own = [discriminant(sums[span], counts[span], config=self, std=std) for span in fields.spans]
+            weight, bias = (torch.cat(parts) for parts in zip(*own, strict=True))
             with torch.no_grad():
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
@@ -152,7 +158,7 @@ def release_class_sums(
     features: Tensor,
     labels: Tensor,
     *,
-    num_labels: int,
+    fields: Fields,
     config: FormalHead,
     release: GaussianReleaseEvent,
     stream: SecretStream,
@@ -161,16 +167,18 @@ def release_class_sums(
     features = features.cpu()
     radius = config.feature_clip_norm
     shortened = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=radius)) / radius
-    vector = torch.zeros(num_labels, features.shape[1] + 1)
-    vector[:, :-1].index_add_(0, labels.cpu(), shortened)
-    vector[:, -1] = torch.bincount(labels.cpu(), minlength=num_labels) * config.count_scale
+    vector = torch.zeros(fields.classes, features.shape[1] + 1)
+    for span, column in zip(fields.spans, fields.columns(labels.cpu()), strict=True):
+        there = column >= 0
+        vector[span, :-1].index_add_(0, column[there], shortened[there])
+    vector[:, -1] = fields.counts(labels) * config.count_scale
     noise = stream.normal_(torch.empty_like(vector), purpose="class sums", step=0)
     vector.add_(noise, alpha=release.noise_multiplier * release.l2_sensitivity)
     return vector[:, :-1], vector[:, -1] / config.count_scale
 
 
 def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHead, std: float) -> tuple[Tensor, Tensor]:
-    """Weight [classes, width] and bias [classes] of a tempered linear discriminant on raw features.
+    """Weight [classes, width] and bias [classes] of one field's tempered linear discriminant on raw features.
 
     The mean of class c, given its noisy sum over N_c records with noise `std` a coordinate, is shrunk to the overall
     mean by tau^2 / (tau^2 + s^2/N_c + std^2/N_c^2), variances a coordinate.
@@ -187,11 +195,11 @@ def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHead, std: float
     return weight / config.feature_clip_norm, bias
 
 
-def _event(config: FormalHead, noise_multiplier: float) -> FormalHeadEvent:
+def _event(config: FormalHead, fields: int, noise_multiplier: float) -> FormalHeadEvent:
     release = GaussianReleaseEvent(
         what="class sums of features and class counts",
         noise_multiplier=noise_multiplier / math.sqrt(config.release_share),
-        l2_sensitivity=math.hypot(1, config.count_scale),
+        l2_sensitivity=_sensitivity(config, fields),
     )
     step = NoiseSegment(
         steps=config.steps,
@@ -201,7 +209,12 @@ def _event(config: FormalHead, noise_multiplier: float) -> FormalHeadEvent:
     return FormalHeadEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
 
 
-def _release_of(event: Event | None, config: FormalHead) -> GaussianReleaseEvent:
+def _sensitivity(config: FormalHead, fields: int) -> float:
+    """Of (S, s N) to one record, which is in one class of each field."""
+    return math.hypot(1, config.count_scale) * math.sqrt(fields)
+
+
+def _release_of(event: Event | None, config: FormalHead, fields: int) -> GaussianReleaseEvent:
     """The release in the event; it has to be this config's, or sums on one scale would be paid for on another.
 
     Raises:
@@ -209,6 +222,6 @@ def _release_of(event: Event | None, config: FormalHead) -> GaussianReleaseEvent
     """
     parts = event.events if isinstance(event, ComposedEvent) else ()
     release = next((part for part in parts if isinstance(part, GaussianReleaseEvent)), None)
-    if release is None or release.l2_sensitivity != math.hypot(1, config.count_scale):
+    if release is None or release.l2_sensitivity != _sensitivity(config, fields):
         raise MechanismError("the plan is not one of this formal head's config: plan again")
     return release

@@ -237,6 +237,11 @@ def _shared_map(weights: Tensor, directions: int) -> tuple[Tensor, Tensor, Tenso
     return torch.zeros(k, k, device=weights.device), weights @ right / longest, right
 
 
+def _factors(clip: float, norms: Tensor) -> Tensor:
+    """What cuts gradients of these norms to the clip [b]."""
+    return clip / norms.clamp(min=clip)
+
+
 def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(softmax - onehot [b, classes], losses [b]) of centred features at weights and bias [classes, width + 1]."""
     log_probabilities = fields.log_softmax(torch.addmm(rows[:, -1], z, rows[:, :-1].T))
@@ -255,7 +260,7 @@ def _map_gradient(
         residual, losses = _residuals(fields, some, own, there)
         pulled, along = residual @ left, some @ right
         norms = pulled.norm(dim=1) * along.norm(dim=1)
-        gradient.addmm_((pulled * (clip / norms.clamp(min=clip))[:, None]).T, along)
+        gradient.addmm_((pulled * _factors(clip, norms)[:, None]).T, along)
         loss += losses.sum()
     return gradient, loss
 
@@ -266,7 +271,7 @@ def _row_gradient(fields: Fields, z: Tensor, labels: Tensor, clip: float, rows: 
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         residual, losses = _residuals(fields, some, own, rows)
         norms = (residual.square().sum(1) * (some.square().sum(1) + 1)).sqrt()
-        residual *= (clip / norms.clamp(min=clip))[:, None]
+        residual *= _factors(clip, norms)[:, None]
         gradient[:, :-1].addmm_(residual.T, some)
         gradient[:, -1] += residual.sum(0)
         loss += losses.sum()
@@ -322,9 +327,15 @@ class _State:
         self.kept[f"{name}.first"] = first
         for step in range(self.step, int(first) + segment.steps):
             summed, loss = gradient(here)
-            flat = summed.view(-1)
-            std = segment.noise_multiplier * segment.l2_clip_norm
-            self._stream.add_normal_(flat, std=std, purpose="gradient noise", step=step)
+            flat, clip = summed.view(-1), segment.l2_clip_norm
+            if self._run.canaries is not None:
+                cut = partial(_factors, clip)
+                self._run.canaries.insert(
+                    flat, factors=cut, clip=clip, sampling_prob=1.0, stream=self._stream, step=step
+                )
+            self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
+            if self._run.canaries is not None:
+                self._run.canaries.look(flat, segment=segment, sampling_prob=1.0)
             velocity = self._momentum * velocity + summed / self._records
             here = here - rate * velocity
             if not bool(torch.isfinite(here).all()):

@@ -29,11 +29,16 @@ from mechanisms.privacy.noise import SecretStream
 
 _LENGTH = 10.0
 """Norm of a canary's gradient before it is cut, in clips."""
+SHARE = 4
+"""Canaries are at most one in so many parameters: they must not be what is trained."""
 
 
 @dataclass
 class GradientCanaries:
     """Axes int64 [m], places in the flat gradient; included bool [m]; what one run showed of them.
+
+    A descent of several phases has gradients of several lengths. In one too short for the axes the canaries have its
+    first entries, as many of them as may; the others wait, which can only make guesses worse.
 
     seen, halved float64 [m]: the sums above, and what they would have been at half of the noise that was added, all
     else equal. steps: noisy sums looked at; 0 where a mechanism takes no canaries.
@@ -46,6 +51,7 @@ class GradientCanaries:
     halved: Tensor = field(init=False)
     _clean: Tensor = field(init=False)
     _before: Tensor = field(init=False)
+    _places: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.seen = torch.zeros(len(self.axes), dtype=torch.float64)
@@ -72,23 +78,31 @@ class GradientCanaries:
         Args:
             factors: what the run multiplies gradients of these norms by.
         """
-        self._clean = gradient[self.axes.to(gradient.device)].double().cpu()
-        sampled = stream.poisson_sample(len(self.axes), prob=sampling_prob, purpose="canary sample", step=step)
-        taking = torch.zeros(len(self.axes), dtype=torch.bool)
+        places = self._places = self._in(gradient)
+        self._clean = gradient[places].double().cpu()
+        sampled = stream.poisson_sample(len(places), prob=sampling_prob, purpose="canary sample", step=step)
+        taking = torch.zeros(len(places), dtype=torch.bool)
         taking[sampled] = True
-        taking &= self.included
-        norms = torch.full((len(self.axes),), _LENGTH * clip, device=gradient.device)
-        gradient[self.axes.to(gradient.device)] += norms * factors(norms) * taking.to(gradient.device)
-        self._before = gradient[self.axes.to(gradient.device)].double().cpu()
+        taking &= self.included[: len(places)]
+        norms = torch.full((len(places),), _LENGTH * clip, device=gradient.device)
+        gradient[places] += norms * factors(norms) * taking.to(gradient.device)
+        self._before = gradient[places].double().cpu()
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """What the noisy sum, float [P], says of each canary. The records' part is known to the attacker."""
-        told = (noisy[self.axes.to(noisy.device)].double().cpu() - self._clean) / segment.l2_clip_norm
+        told = (noisy[self._places].double().cpu() - self._clean) / segment.l2_clip_norm
         quiet = (self._before - self._clean) / segment.l2_clip_norm
         self.steps += 1
         variance = segment.noise_multiplier**2
         for x, total in ((told, self.seen), ((told + quiet) / 2, self.halved)):
-            total += (x - sampling_prob / 2) / variance
+            total[: len(x)] += (x - sampling_prob / 2) / variance
+
+    def _in(self, gradient: Tensor) -> Tensor:
+        """Where canaries lie in a gradient of this length, the first ones first."""
+        axes = self.axes
+        if int(axes.max()) >= len(gradient):
+            axes = torch.arange(min(len(axes), max(1, len(gradient) // SHARE)))
+        return axes.to(gradient.device)
 
     def right(self, *, halved: bool = False) -> int:
         """How many coins the sums guess."""

@@ -10,7 +10,7 @@ Two layers, h = tanh(V x + a), z = W h + b, and f = (W' e) * (1 - h^2):
 
 and the clipped sum is one matrix product a layer, (c e)' [x, 1]. The heads are the linear one (mean pooling),
 BERT's (pooler, dropout, classifier) and RoBERTa's (dropout, dense, tanh, dropout, projection); dropout is a mask on x
-or h and changes nothing else.
+or h and changes nothing else. Of several fields e_i is their residuals side by side (`mechanisms.model.fields`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
 
@@ -77,6 +78,7 @@ class HeadClipping:
                     "the standard heads of BERT and RoBERTa"
                 )
         self._part = classifier.part
+        self._fields = classifier.fields or Fields((output.out_features,))
         self._output = _affine(classifier, output)
         self._first = None if self._hidden is None else _affine(classifier, self._hidden)
 
@@ -104,10 +106,9 @@ class HeadClipping:
             slope = 1 - h.square()
             if (mask := self._mask(h, self._dropout_hidden)) is not None:
                 h, slope = h * mask, slope * mask
-        log_probabilities = self._output(h).log_softmax(-1)
-        losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
-        residual = log_probabilities.exp_()
-        residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+        log_probabilities = self._fields.log_softmax(self._output(h))
+        losses = -self._fields.log_likelihood(log_probabilities, labels)
+        residual = self._fields.residuals_(log_probabilities, labels)
         squared = residual.square().sum(1) * (h.square().sum(1) + 1)
         inner = None
         if slope is not None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mechanisms import dp_sgd
-from mechanisms.audit.gradient_canaries import GradientCanaries
+from mechanisms.audit.gradient_canaries import SHARE, GradientCanaries
 from mechanisms.mechanism import Mechanism, Records, Run
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.seeding import generator
@@ -16,9 +16,6 @@ from storage.artifacts import ArtifactRef
 from tasks.fitting.fits import plan_of, run_of
 from tasks.fitting.prepared import load_inputs
 from tasks.running.stage import Step, Work
-
-_SHARE = 4
-"""Canaries are at most one in so many parameters: they must not be what is trained."""
 
 
 def descends(event: Event) -> bool:
@@ -55,7 +52,7 @@ def _gradients(work: Work, *, model: ModelConfig, seed: int, canaries: int) -> M
     head = given.classifier()
     coins = GradientCanaries.toss(
         parameters=head.num_parameters,
-        canaries=min(canaries, head.num_parameters // _SHARE),
+        canaries=min(canaries, head.num_parameters // SHARE),
         generator=generator(seed, "audit", "gradient canaries"),
     )
     run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)

@@ -16,6 +16,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Fitted, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
@@ -37,7 +38,7 @@ def release(noise: float) -> GaussianReleaseEvent:
 
 def sums(features: Tensor, labels: Tensor, *, noise: float = 1e-9, classes: int = 3) -> tuple[Tensor, Tensor]:
     return formal_head.release_class_sums(
-        features, labels, num_labels=classes, config=CONFIG, release=release(noise), stream=STREAM
+        features, labels, fields=Fields((classes,)), config=CONFIG, release=release(noise), stream=STREAM
     )
 
 
@@ -140,7 +141,7 @@ def test_discriminant_without_noise_finds_the_classes() -> None:
     config = FormalHead(feature_clip_norm=3.0, temperature=1.0)
     event = GaussianReleaseEvent(what="s", noise_multiplier=1e-6, l2_sensitivity=math.hypot(1, 0.25))
     total, counts = formal_head.release_class_sums(
-        inputs.features, labels, num_labels=3, config=config, release=event, stream=STREAM
+        inputs.features, labels, fields=Fields((3,)), config=config, release=event, stream=STREAM
     )
     weight, bias = formal_head.discriminant(total, counts, config=config, std=1e-6)
     assert float(((inputs.features @ weight.T + bias).argmax(1) == labels).double().mean()) > 0.9

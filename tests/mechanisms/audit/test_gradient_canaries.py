@@ -14,6 +14,8 @@ from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
+from mechanisms.prior_descent import PriorDescent
+from mechanisms.privacy.events import NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.private_posterior import PrivatePosterior
 
@@ -24,6 +26,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "sampled": DpSgd(learning_rate=0.01, epochs=10, batch_size=30),
     "formal head": FormalHead(steps=4),
     "langevin": PrivatePosterior(steps=10),
+    "descent from the prior": PriorDescent(align_steps=3, steps=8),
 }
 
 
@@ -92,3 +95,15 @@ def test_coins_that_are_out_add_nothing(linear: MakeLinear) -> None:
     stream = SecretStream(bytes(range(32)))
     coins.insert(gradient, factors=lambda norms: 2.0 / norms, clip=2.0, sampling_prob=1.0, stream=stream, step=0)
     assert gradient.tolist() == [0, 2, 0, 0, 0, 0, 0, 2, 0, 0]
+
+
+def test_in_a_shorter_gradient_the_first_canaries_lie_alone() -> None:
+    """A phase of eight entries has room for two of three canaries; the third is neither added nor judged there."""
+    coins = GradientCanaries(torch.tensor([1, 4, 17]), torch.tensor([True, False, True]))
+    segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=2.0)
+    gradient, stream = torch.zeros(8), SecretStream(bytes(range(32)))
+    coins.insert(gradient, factors=lambda norms: 2.0 / norms, clip=2.0, sampling_prob=1.0, stream=stream, step=0)
+    assert gradient.tolist() == [2, 0, 0, 0, 0, 0, 0, 0]
+    coins.look(gradient, segment=segment, sampling_prob=1.0)
+    assert coins.seen.tolist() == [0.5, -0.5, 0.0]
+    assert coins.steps == 1

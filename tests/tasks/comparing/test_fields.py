@@ -174,16 +174,16 @@ def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> No
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
     with pytest.raises(InputError, match="not diagnosed yet"):
         refuse_diagnosis(context, wanted, DiagnoseParameters())
-    with pytest.raises(InputError, match=r"formal-head codes one field; several at once are fitted by .*swag-ppm"):
-        choose("formal-head", model=wanted.model, data=wanted.data)
-    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
-    with pytest.raises(InputError, match="formal-head codes one field"):
-        comparison.refuse_early(context, wanted, SETTINGS, choose("formal-head", model=wanted.model))
-    formal = wanted.model_copy(update={"formal": FormalParameters(branch="formal-head", target_epsilon=4.0)})
-    with pytest.raises(InputError, match="formal-head codes one field"):
+    with pytest.raises(InputError, match=r"dppl-mean codes one field; several at once are fitted by .*swag-ppm"):
+        choose("dppl-mean", model=wanted.model, data=wanted.data)
+    assert all(branch.mechanism.codes_several for branch in choose("all", model=wanted.model, data=wanted.data))
+    with pytest.raises(InputError, match="dppl-mean codes one field"):
+        comparison.refuse_early(context, wanted, SETTINGS, choose("dppl-mean", model=wanted.model))
+    formal = wanted.model_copy(update={"formal": FormalParameters(branch="dppl-mean", target_epsilon=4.0)})
+    with pytest.raises(InputError, match="dppl-mean codes one field"):
         retraining.refuse_early(context, formal)
-    with pytest.raises(InputError, match="formal-head codes one field"):
-        choose_branches("formal-head", wanted, standard())
+    with pytest.raises(InputError, match="dppl-mean codes one field"):
+        choose_branches("dppl-mean", wanted, standard())
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.under(wanted, "paper")
     assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest

@@ -1,0 +1,118 @@
+"""DP-SGD and the formal head of several fields: one clip a record, one release of class sums, one claim."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from joint_heads import FIELDS, N, problem, untrained
+from small_heads import claim
+from torch import Tensor
+
+from mechanisms import dp_sgd, formal_head
+from mechanisms.dp_sgd import DpSgd
+from mechanisms.errors import MechanismError
+from mechanisms.formal_head import FormalHead
+from mechanisms.mechanism import Mechanism, Records, Run, Task
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.ghost import GhostClipping
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy.class_counts import ClassWeightsConfig
+from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent
+from mechanisms.privacy.noise import SecretStream
+
+TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
+MECHANISMS: dict[str, Mechanism] = {
+    "dp-sgd": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=1.0),
+    "formal-head": FormalHead(steps=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all runs here, so that no test can fail by chance."""
+    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+
+
+def clipped_sum(kind: type[HeadClipping | GhostClipping], features: Tensor, labels: Tensor, clip: float) -> Tensor:
+    head = untrained()
+    out = torch.zeros_like(head.flat)
+    with kind(head) as clipper:
+        clipper.add_clipped_sum(
+            {"features": features}, labels, coefficients=lambda norms: clip / norms.clamp(min=clip), out=out
+        )
+    return out
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), lacking=st.floats(0, 0.9), scale=st.floats(0.01, 50), clip=st.floats(0.1, 4))
+def test_a_record_moves_the_sum_by_no_more_than_the_clip(seed: int, lacking: float, scale: float, clip: float) -> None:
+    """Whatever fields it has; in closed form and by ghosts, which know nothing of fields, the same sum."""
+    features, labels = problem(10, seed=seed, lacking=lacking)
+    features = features * scale
+    whole = clipped_sum(HeadClipping, features, labels, clip)
+    torch.testing.assert_close(whole, clipped_sum(GhostClipping, features, labels, clip), atol=1e-4, rtol=1e-3)
+    for gone in range(len(labels)):
+        keep = torch.arange(len(labels)) != gone
+        moved = (whole - clipped_sum(HeadClipping, features[keep], labels[keep], clip)).norm()
+        assert float(moved) <= clip * (1 + 1e-4) + 1e-5
+
+
+def test_a_record_moves_the_class_sums_by_the_root_of_its_fields() -> None:
+    """By the sensitivity that the event pays for where it has all fields and long features, and never by more."""
+    config = FormalHead(feature_clip_norm=0.5)
+    event = config.plan(TASK).event
+    assert isinstance(event, ComposedEvent)
+    release = event.events[0]
+    assert isinstance(release, GaussianReleaseEvent)
+    assert release.l2_sensitivity == pytest.approx(math.sqrt(3 * (1 + config.count_scale**2)))
+    quiet = release.model_copy(update={"noise_multiplier": 1e-9})
+    features, labels = problem(12, lacking=0.4)
+
+    def vector(keep: Tensor) -> Tensor:
+        total, counts = formal_head.release_class_sums(
+            features[keep], labels[keep], fields=FIELDS, config=config, release=quiet, stream=SecretStream(bytes(32))
+        )
+        return torch.cat([total.flatten(), counts * config.count_scale])
+
+    everybody = torch.arange(12)
+    moves = [float((vector(everybody) - vector(everybody[everybody != gone])).norm()) for gone in range(12)]
+    assert moves == pytest.approx([math.sqrt(float((own >= 0).sum()) * 1.0625) for own in labels], abs=1e-4)
+    assert max(moves) == pytest.approx(release.l2_sensitivity, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_one_event_one_claim(name: str) -> None:
+    """The target is claimed once, whatever the number of fields, and each field's scores sum to one."""
+    plan = MECHANISMS[name].plan(TASK)
+    features, labels = problem()
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS)
+    fitted = plan.fit(Records(FeatureInputs(features), labels), run)
+    made = claim(fitted.event, delta=1e-5)
+    assert made.guarantee_kind == "formal"
+    assert made.epsilon == pytest.approx(3.0, rel=0.005)
+    said = fitted.model.log_probabilities(FeatureInputs(features)).exp()
+    for span in FIELDS.spans:
+        torch.testing.assert_close(said[:, span].sum(1), torch.ones(N, dtype=torch.float64))
+
+
+def test_a_formal_head_planned_for_one_field_is_refused() -> None:
+    """Its class sums would have the noise of one field for a record that is in three."""
+    plan = FormalHead().plan(TASK.model_copy(update={"fields": ()}))
+    features, labels = problem()
+    with pytest.raises(MechanismError, match="plan again"):
+        plan.fit(Records(FeatureInputs(features), labels), Run(FIELDS.classes, 0, untrained, fields=FIELDS))
+
+
+def test_class_weights_are_of_one_field() -> None:
+    """With them DP-SGD is one that codes one field."""
+    weighted = DpSgd(class_weights=ClassWeightsConfig(noise_multiplier=2.0), sampling_prob=1.0)
+    assert not weighted.codes_several
+    features, labels = problem()
+    with pytest.raises(MechanismError, match="`dp-sgd` codes one field"):
+        weighted.plan(TASK).fit(
+            Records(FeatureInputs(features), labels), Run(FIELDS.classes, 0, untrained, fields=FIELDS)
+        )
