@@ -21,6 +21,7 @@ from mechanisms.audit.trials import Moments, Records
 from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
 from mechanisms.model.threads import using
@@ -117,17 +118,24 @@ class Effect:
 class FullFit:
     """The posterior of all records, to be compared with posteriors that lack one."""
 
-    def __init__(self, posterior: swag.Posterior, *, seed: int) -> None:
-        self._posterior, self._seed = posterior, seed
+    def __init__(self, posterior: swag.Posterior, *, seed: int, fields: Fields | None = None) -> None:
+        self._posterior, self._seed, self._fields = posterior, seed, fields
         normals = (swag.seeded_normal(generator(seed, "leave-one-out", draw)) for draw in range(_DRAWS))
         self._draws = [swag.sample(posterior, normal=normal) for normal in normals]
         density = Density(posterior)
         self._log_density = [density.log(theta) for theta in self._draws]
 
-    def effect(self, features: Tensor, label: int, *, without: swag.Posterior) -> Effect:
-        """What leaving out the record of these features, float32 [width], did, `without` being the posterior then."""
-        own = log_likelihood_draws(self._posterior, features, label, generator(self._seed, "logits", "with"))
-        other = log_likelihood_draws(without, features, label, generator(self._seed, "logits", "without"))
+    def effect(self, features: Tensor, label: Tensor, *, without: swag.Posterior) -> Effect:
+        """What leaving out a record did, `without` being the posterior then.
+
+        Args:
+            features: float32 [width].
+            label: int64 [], of several fields [fields].
+        """
+        own, other = (
+            log_likelihood_draws(post, features, label, generator(self._seed, "logits", name), fields=self._fields)
+            for post, name in ((self._posterior, "with"), (without, "without"))
+        )
         (a, s), (b, t) = ((ell.mean(), ell.std().clamp(min=1e-6)) for ell in (own, other))
         losses = ((own - b) / t).square() / 2 + t.log() - ((own - a) / s).square() / 2 - s.log()
         outside = Density(without)
@@ -161,8 +169,11 @@ def refuted_delta(losses: Tensor, *, epsilon: float, alpha: float) -> float:
     return float(low) * -math.expm1(-_MARGIN)
 
 
-def log_likelihood_draws(post: swag.Posterior, features: Tensor, label: int, noise: torch.Generator) -> Tensor:
-    """l of one record at 1,000 draws, float64: its logits are Gaussian, so they are drawn and not the parameters."""
+def log_likelihood_draws(
+    post: swag.Posterior, features: Tensor, label: Tensor, noise: torch.Generator, *, fields: Fields | None = None
+) -> Tensor:
+    """l of one record, over all fields that it has, at 1,000 draws, float64: its logits are Gaussian, so they are drawn
+    and not the parameters."""
     width = len(features)
     classes = len(post.mean) // (width + 1)
     x = features.double()
@@ -177,4 +188,5 @@ def log_likelihood_draws(post: swag.Posterior, features: Tensor, label: int, noi
     z1 = torch.randn(_LOGIT_DRAWS, classes, generator=noise, dtype=torch.float64)
     z2 = torch.randn(_LOGIT_DRAWS, post.rank, generator=noise, dtype=torch.float64)
     drawn = logits(post.mean) + post.std_scale * (z1 * diagonal.sqrt() + z2 @ columns)
-    return drawn.log_softmax(1)[:, label]
+    fields = fields or Fields((classes,))
+    return fields.log_likelihood(fields.log_softmax(drawn), label.expand(_LOGIT_DRAWS, *label.shape))

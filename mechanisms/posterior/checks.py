@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.seeding import generator
 from mechanisms.posterior import swag
@@ -198,14 +199,21 @@ def variants(post: swag.Posterior) -> Iterator[tuple[str, float, swag.Posterior]
 
 
 def mean_log_likelihood(classifier: Classifier, inputs: Inputs, labels: Tensor) -> float:
-    """Mean l of all records at the classifier's present parameters, in nats. labels int64 [n]."""
-    return float(classifier.predict(inputs).log_softmax(-1).gather(1, labels[:, None]).mean())
+    """Mean l of all records at the classifier's present parameters, in nats. labels int64 [n], of several fields
+    [n, fields]: l is then over those that a record has."""
+    logits = classifier.predict(inputs)
+    fields = classifier.fields or Fields((logits.shape[1],))
+    return float(fields.log_likelihood(fields.log_softmax(logits), labels).mean())
 
 
 def weights_by_class_size(alpha: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    """Share of weights alpha float32 [n] that are 1, and mean weight, by quartile of class size; labels int64 [n]."""
-    quartile = quartiles_of_class_size(labels)
-    weights = [alpha[quartile == q] for q in range(4)]
+    """Share of weights alpha float32 [n] that are 1, and mean weight, by quartile of class size; labels int64 [n].
+
+    Of several fields, [n, fields] with -1 where a record lacks one, a record counts once for each code that it has.
+    """
+    columns = (labels,) if labels.dim() == 1 else labels.unbind(1)
+    own = [(alpha[column >= 0], quartiles_of_class_size(column[column >= 0])) for column in columns]
+    weights = [torch.cat([weight[quartile == q] for weight, quartile in own]) for q in range(4)]
     return {
         "share_at_one": [float((w >= 1).float().mean()) for w in weights],
         "mean_weight": [float(w.mean()) for w in weights],

@@ -107,7 +107,7 @@ def left_out(found: Mapping[str, Any]) -> str:
             linestyle="none",
             label=f"{kind} the record in training (mean ± 2 standard deviations over draws)",
         )
-    axes.set(xlabel="records left out, by how much they move", ylabel="log-likelihood of its own code (nats)")
+    axes.set(xlabel="records left out, by how much they move", ylabel="log-likelihood of its own codes (nats)")
     axes.legend(fontsize=7, loc="lower left")
     return svg(figure)
 

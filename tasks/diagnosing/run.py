@@ -40,11 +40,6 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
-    if parameters.data.ingest.fields:
-        raise InputError(
-            "data.ingest.fields: several fields are not diagnosed yet; for that name one by data.ingest.label_column "
-            "(--label), with its --codelist"
-        )
     if parameters.formal is not None:
         sampler.refuse_early(parameters)
     elif settings.leave_out and not parameters.model.linear_head:

@@ -208,7 +208,7 @@ def _leave_out(
             progress=lambda step, steps: work.progress(done * steps + len(weights) * step, (1 + len(chosen)) * steps),
         )
 
-    full = FullFit(posteriors(alpha[None], 0)[0], seed=fit.seed)
+    full = FullFit(posteriors(alpha[None], 0)[0], seed=fit.seed, fields=trained.fields)
     rows: list[list[float]] = []
     for start in range(0, len(chosen), _GROUP):
         group = chosen[start : start + _GROUP]
@@ -216,7 +216,7 @@ def _leave_out(
         if not file.exists():
             refits = posteriors(leave_one_out.trial_weights(alpha, group, records=len(labels)), 1 + start)
             effects = [
-                dataclasses.astuple(full.effect(features.features[i], int(labels[i]), without=without))
+                dataclasses.astuple(full.effect(features.features[i], labels[i], without=without))
                 for i, without in zip(group.tolist(), refits, strict=True)
             ]
             checkpoint.save(file, {"rows": torch.tensor(effects, dtype=torch.float64)}, {})

@@ -19,6 +19,7 @@ from mechanisms.audit.leave_one_out import (
     trial_weights,
 )
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.fields import Fields
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import swag
@@ -101,15 +102,30 @@ def test_logits_may_be_drawn_in_the_place_of_parameters() -> None:
     g = torch.Generator().manual_seed(0)
     thetas = torch.stack([swag.sample(post, normal=swag.seeded_normal(g)) for _ in range(4000)])
     ell = (thetas[:, :12].view(-1, 4, 3) @ x + thetas[:, 12:]).log_softmax(1)
-    drawn = log_likelihood_draws(post, x, 2, g)
+    drawn = log_likelihood_draws(post, x, torch.tensor(2), g)
     assert kstest(drawn, ell[:, 2]).pvalue > 0.01
     assert kstest(drawn, ell[:, 1]).pvalue < 1e-6
+
+
+def test_of_several_fields_it_is_the_sum_over_those_that_a_record_has() -> None:
+    """Against draws of all parameters, by hand; not the distribution of one field alone, nor of all where one lacks."""
+    post, x, fields = posterior(), torch.tensor([0.5, -1.0, 2.0]), Fields((2, 2))
+    g = torch.Generator().manual_seed(0)
+    thetas = torch.stack([swag.sample(post, normal=swag.seeded_normal(g)) for _ in range(4000)])
+    logits = thetas[:, :12].view(-1, 4, 3) @ x + thetas[:, 12:]
+    first, second = logits[:, :2].log_softmax(1)[:, 1], logits[:, 2:].log_softmax(1)[:, 0]
+    both = log_likelihood_draws(post, x, torch.tensor([1, 0]), g, fields=fields)
+    assert kstest(both, first + second).pvalue > 0.01
+    assert kstest(both, first).pvalue < 1e-6
+    one = log_likelihood_draws(post, x, torch.tensor([1, -1]), g, fields=fields)
+    assert kstest(one, first).pvalue > 0.01
+    assert kstest(one, first + second).pvalue < 1e-6
 
 
 def test_effect_of_a_record() -> None:
     """None where its absence changed nothing but noise; a loss, and a larger one of all parameters, where it did."""
     full, x = FullFit(posterior(), seed=0), torch.tensor([1.0, 0.0, 0.0])
-    same, other = (full.effect(x, 0, without=posterior(shift)) for shift in (0.0, -3.0))
+    same, other = (full.effect(x, torch.tensor(0), without=posterior(shift)) for shift in (0.0, -3.0))
     assert same.density_loss == 0
     assert abs(same.own_loss) < 0.1
     assert other.without_mean < other.with_mean == same.with_mean

@@ -13,7 +13,14 @@ from small_heads import collected
 
 from mechanisms.errors import MechanismError
 from mechanisms.posterior import swag
-from mechanisms.posterior.checks import Density, coverage, extrapolate, iterates, quartiles_of_class_size
+from mechanisms.posterior.checks import (
+    Density,
+    coverage,
+    extrapolate,
+    iterates,
+    quartiles_of_class_size,
+    weights_by_class_size,
+)
 
 
 class TestTail:
@@ -119,6 +126,17 @@ class TestDensity:
         """Has the rounding's variance and not none."""
         post = swag.posterior(torch.ones(2), torch.tensor([0.0, 1.0]), (torch.zeros(2),) * 2, count=2, std_scale=1.0)
         assert math.isfinite(Density(post).log(torch.ones(2)))
+
+
+def test_weights_of_several_fields_count_once_a_code() -> None:
+    """A record that lacks a field does not count there, and each field's codes are ranked among themselves."""
+    labels = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1], [2, -1], [2, 1], [3, 2], [3, 2], [3, 2], [3, 3]])
+    alpha = torch.tensor([1.0, 0.5, 0.5, 1.0, 0.25, 1.0, 1.0, 1.0, 1.0, 0.5])
+    found = weights_by_class_size(alpha, labels)
+    # rarest quarter: code 0 of the first field (one record), code 3 of the second (one record, weight 0.5)
+    assert found["mean_weight"][0] == pytest.approx(0.75)
+    alone = weights_by_class_size(alpha, labels[:, 0])
+    assert alone["mean_weight"][0] == 1.0
 
 
 def test_quartiles_of_class_size() -> None:

@@ -24,7 +24,7 @@ from tasks.branches.branch import CompareParameters, choose, standard
 from tasks.bundle import fill
 from tasks.comparing import judged, protocols, summary, tables
 from tasks.comparing import run as comparison
-from tasks.diagnosing.run import DiagnoseParameters
+from tasks.diagnosing.run import DiagnoseParameters, diagnose
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import data, fits
 from tasks.fitting.prepared import fields_of, load_inputs
@@ -169,11 +169,22 @@ def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path) -
     assert 2 < apart.each_epsilon < 4 < apart.together_epsilon < 8
 
 
+def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Path) -> None:
+    """Every look there is, at a record's log-likelihood over all of its fields; the page and a row of the ledger."""
+    few = {"risk_draws": 60, "sensitivity_draws": 60}
+    wanted, context = parameters(tmp_path, tiny_bert, pseudo_posterior=few), at(tmp_path / "home")
+    settings = DiagnoseParameters(leave_out=4, refits=False, study_draws=10, horizon=1000)
+    refuse_diagnosis(context, wanted, settings)
+    done = diagnose(context, wanted, settings, lambda step: run_step(context, step), prefect_run_id=None)
+    assert {"left-out", "deltas", "weights", "running", "fit-gap"} <= done.verdicts.keys()
+    assert done.figures["records"] == 4
+    assert np.isfinite(list(done.figures.values())).all()
+    assert "<svg" in Path(done.report).read_text()
+
+
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    """Diagnoses, mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
+    """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
-    with pytest.raises(InputError, match="not diagnosed yet"):
-        refuse_diagnosis(context, wanted, DiagnoseParameters())
     with pytest.raises(InputError, match=r"dppl-mean codes one field; several at once are fitted by .*swag-ppm"):
         choose("dppl-mean", model=wanted.model, data=wanted.data)
     assert all(branch.mechanism.codes_several for branch in choose("all", model=wanted.model, data=wanted.data))
