@@ -64,7 +64,8 @@ def expected(estimate: Estimate, settings: CompareParameters, chosen: Sequence[B
     """Seconds of a comparison of which nothing is finished."""
     single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
     chains = int(len(single) < len(chosen) or any(branch.takes_target_from_records(settings) for branch in chosen))
-    return settings.seeds * (chains * estimate.seconds + sum(map(estimate.of_kind, single)))
+    encoding = 0.0 if chains else estimate.of_kind("features")
+    return encoding + settings.seeds * (chains * estimate.seconds + sum(map(estimate.of_kind, single)))
 
 
 def run(

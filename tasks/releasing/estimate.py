@@ -58,8 +58,7 @@ class Estimate:
 
     def with_fits(self, names: Iterable[str], *, epochs: int) -> Estimate:
         """With the fits of branches that are one fit each."""
-        one = epochs * self.train / _BATCH / _HEAD_STEPS_PER_SECOND
-        return replace(self, stages=dict(self.stages) | dict.fromkeys(names, one))
+        return replace(self, stages=dict(self.stages) | dict.fromkeys(names, epochs * self.stages["epoch"]))
 
     def with_studies(self, *, draws: int, refits: int) -> Estimate:
         """With the stages of diagnostics: passes over so many draws in all, and so many refits of one round."""
@@ -113,6 +112,7 @@ class Estimate:
                 "fine-tune": fit.adamw.steps(train) / _HEAD_STEPS_PER_SECOND,
                 "SWAG": fit.sgd.steps(train) / _HEAD_STEPS_PER_SECOND,
                 "draw": train * trained / _PRODUCTS_PER_SECOND,
+                "epoch": train / _BATCH / _HEAD_STEPS_PER_SECOND,
             }
             disk = records * width * 4
         else:
@@ -122,6 +122,7 @@ class Estimate:
                 "fine-tune": train * scale * fit.adamw.epochs / _TRAIN_PER_SECOND[device],
                 "SWAG": train * scale * fit.sgd.epochs / _TRAIN_PER_SECOND[device],
                 "draw": train * scale / _ENCODE_PER_SECOND[device],
+                "epoch": train * scale / _TRAIN_PER_SECOND[device],
             }
             disk = 0
         stages |= {

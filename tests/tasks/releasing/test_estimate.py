@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 
+from mechanisms.model.classifier import ModelConfig
+from tasks.branches.branch import CompareParameters, choose
+from tasks.comparing.run import expected
 from tasks.releasing.estimate import Estimate
 
 
@@ -32,3 +35,20 @@ def test_a_rerun_of_one_fit_is_no_rerun_of_a_chain(tiny_roberta: Path, tmp_path:
     assert told.of_kind("audit trials (dp-sgd)") == 64 * plain.of_kind("dp-sgd")
     one = plain.stages["fine-tune"] + plain.stages["SWAG"] + 50 * plain.stages["draw"]
     assert told.of_kind("audit trials (swag-ppm)") == 64 * plain.counts["fine-tune"] * one
+
+
+def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path: Path) -> None:
+    """A rival that trains on tokens takes what an epoch of the chain's takes; it was told as a head's."""
+    chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
+    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"trainable": "lora"})})
+    told = Estimate.of(chosen, rows=10_000, features=None, device="cpu", timed={}).with_fits(["dp-sgd"], epochs=3)
+    assert told.of_kind("dp-sgd") == pytest.approx(3 / chosen.fit.adamw.epochs * told.stages["fine-tune"])
+
+
+def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Without a chain among the branches records are encoded once; `about 0 s` was told for a quarter of an hour."""
+    names = ["non-private", "dp-sgd"]
+    told = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits(names, epochs=3)
+    chosen = choose(",".join(names), model=ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean"))
+    settings = CompareParameters(target_epsilon=6, delta=1e-5, seeds=2, epochs=3)
+    assert expected(told, settings, chosen) == pytest.approx(told.stages["features"] + 4 * told.stages["dp-sgd"])
