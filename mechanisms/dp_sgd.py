@@ -302,6 +302,7 @@ def run_plan(
         isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules()
     )
     tally = torch.zeros(3, device=device)
+    told_every = max(1, min(16, sgd.steps // 16))  # steps over all records of a whole encoder are few and long
     classifier.part.train()
     if state.step == 0:
         state.save()  # the key must be on the disk before anything is drawn with it
@@ -341,7 +342,7 @@ def run_plan(
                 state.step = step + 1
                 if _ends_epoch(state.step, steps=sgd.steps, epochs=config.epochs):
                     state.end_epoch(tally)
-                if progress is not None and (state.step % 16 == 0 or state.step == sgd.steps):
+                if progress is not None and (state.step % told_every == 0 or state.step == sgd.steps):
                     progress(state.step, sgd.steps)
     finally:
         classifier.part.eval()

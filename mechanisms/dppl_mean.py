@@ -9,12 +9,17 @@ is said to be of the class whose prototype has the largest cosine with it. A cos
 is, so no counts are needed; and as a narrative's own length does not matter to which is largest, the whole is one
 linear layer with rows `scale` S_c / |S_c|. The scale moves confidences alone.
 
+**Several fields.** A record is in one class of each field, so it moves one row a field, and the sensitivity of all sums
+together is the square root of their number: one release, one noise.
+
 It takes no step and has no step size: what a release of this kind can do, before anything is learned. Our neighbours
 differ by one record added or removed; the paper's rho = eps^2 / 2 is of that too.
 """
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +29,7 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.model.fields import Fields
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import GaussianReleaseEvent
 
@@ -34,6 +40,7 @@ class DpplMean(Aimed, frozen=True):
 
     model_config = ConfigDict(title="DPPL-Mean")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["dppl-mean"] = "dppl-mean"
     scale: float = Field(
@@ -49,10 +56,11 @@ class DpplMean(Aimed, frozen=True):
         own = self.at(task)
         assert own.target_epsilon is not None
         assert own.delta is not None
+        event = partial(_event, len(task.fields) or 1)
         solved = gaussian_cost.calibrate(
-            _event, target_epsilon=own.target_epsilon, delta=own.delta, records_per_unit=task.records_per_unit
+            event, target_epsilon=own.target_epsilon, delta=own.delta, records_per_unit=task.records_per_unit
         )
-        return Plan(mechanism=own, event=_event(solved), records=task.records)
+        return Plan(mechanism=own, event=event(solved), records=task.records)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release the sums, scale them. A finished fit is read back: its noise is drawn once.
@@ -60,14 +68,17 @@ class DpplMean(Aimed, frozen=True):
         Raises:
             MechanismError: the head is not linear, or the plan is another mechanism's.
         """
-        if not isinstance(plan.event, GaussianReleaseEvent) or plan.event != _event(plan.event.noise_multiplier):
+        fields, event = run.layout, plan.event
+        fields.check(records.labels)
+        planned = isinstance(event, GaussianReleaseEvent) and event == _event(len(fields.sizes), event.noise_multiplier)
+        if not isinstance(event, GaussianReleaseEvent) or not planned:
             raise MechanismError("the plan is not one of this mechanism's: plan again")
         if run.folder is not None and (run.folder / "theta.safetensors").exists():
-            return Fitted(ClassifierModel.load(run.folder, run), plan.event)
+            return Fitted(ClassifierModel.load(run.folder, run), event)
         classifier = run.classifier()
         head, features = linear_head(classifier), features_of(records).cpu()
-        sums = class_sums(features, records.labels.cpu(), classes=run.classes)
-        std = plan.event.noise_multiplier * plan.event.l2_sensitivity
+        sums = class_sums(features, records.labels.cpu(), fields=fields)
+        std = event.noise_multiplier * event.l2_sensitivity
         noise.SecretStream(noise.new_key()).add_normal_(sums, std=std, purpose="class sums", step=0)
         with torch.no_grad():
             head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1))
@@ -76,15 +87,18 @@ class DpplMean(Aimed, frozen=True):
         if run.folder is not None:
             run.folder.mkdir(parents=True, exist_ok=True)
             model.save(run.folder)
-        return Fitted(model, plan.event)
+        return Fitted(model, event)
 
 
-def class_sums(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
-    """Sums by class of features of length 1, float32 [classes, width]; a record moves one row, by norm at most 1."""
+def class_sums(features: Tensor, labels: Tensor, *, fields: Fields) -> Tensor:
+    """Sums by class of features of length 1, float32 [classes, width]; a record moves a row a field, each by norm at
+    most 1."""
     # a little below 1, so that rounding in float32 does not lift it above
     unit = nn.functional.normalize(features, dim=1) * (1 - 1e-6)
-    return torch.zeros(classes, features.shape[1]).index_add_(0, labels, unit)
+    return fields.sums(unit, labels)
 
 
-def _event(noise_multiplier: float) -> GaussianReleaseEvent:
-    return GaussianReleaseEvent(what="class sums of directions", noise_multiplier=noise_multiplier, l2_sensitivity=1.0)
+def _event(fields: int, noise_multiplier: float) -> GaussianReleaseEvent:
+    return GaussianReleaseEvent(
+        what="class sums of directions", noise_multiplier=noise_multiplier, l2_sensitivity=math.sqrt(fields)
+    )

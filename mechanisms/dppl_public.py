@@ -13,6 +13,9 @@ record keeps its own with little doubt. (The paper has base measure 1, pictures 
 [1, e^eps], the sum of all weights too, so a probability changes by at most e^eps. It touches no other class's choice,
 so all choices together are eps-differentially private, with delta 0. (By concentrated privacy rho = eps^2/8 a choice,
 Cesar and Rogers 2021; the code of the paper takes eps^2/2.) A record replaced is one taken and one added: 2 eps.
+
+**Several fields.** The classes of a field choose among its own titles. A record touches one choice a field, which add
+up: of F fields every choice has eps / F.
 """
 
 from __future__ import annotations
@@ -32,19 +35,22 @@ from mechanisms.privacy.events import Claim, Event
 
 
 class PublicPrototypesEvent(Event, frozen=True):
-    """One choice a class by the exponential mechanism; a record is in one class, and adds at most 1 to a utility."""
+    """One choice a class by the exponential mechanism; a record adds at most 1 to each utility of one class a field."""
 
     mechanism: Literal["dppl-public"] = "dppl-public"
     epsilon: float = Field(gt=0, allow_inf_nan=False)
-    """What one record added or removed costs, delta 0."""
+    """What one record added or removed costs a choice, delta 0."""
+    fields: int = Field(default=1, ge=1)
+    """Choices that a record touches."""
 
 
 @claims(PublicPrototypesEvent, formal=True)
 def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """m epsilon for a unit of m records, whatever the delta that it is stated at."""
+    """m F epsilon for a unit of m records in F fields, whatever the delta that it is stated at."""
     if delta is None:
         raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
-    cost = int(unit["max_records_per_unit"]) * event.epsilon
+    of_record = event.fields * event.epsilon
+    cost = int(unit["max_records_per_unit"]) * of_record
     return Claim(
         guarantee_kind="formal",
         epsilon=cost,
@@ -53,7 +59,7 @@ def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str,
         neighbouring_relation="add-remove",
         accountant="exponential mechanism, monotone utility, parallel over classes",
         assumptions=(
-            f"neighbours differ by one unit added or removed; replacing one record costs epsilon {2 * cost:.4g}",
+            f"neighbours differ by one unit added or removed; replacing one record costs epsilon {2 * of_record:.4g}",
             "it holds with delta 0",
             "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
             "Gumbel noise is sampled in floating point (float64, from a secret AES-256 stream): attacks on low-order "
@@ -69,6 +75,7 @@ class DpplPublic(Aimed, frozen=True):
 
     model_config = ConfigDict(title="DPPL-Public")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["dppl-public"] = "dppl-public"
     ceiling: float = Field(
@@ -79,10 +86,10 @@ class DpplPublic(Aimed, frozen=True):
     )
 
     def plan(self, task: Task) -> Plan:
-        """There is no noise to solve: the target is the parameter, over the records of a unit."""
-        own = self.at(task)
+        """There is no noise to solve: the target is the parameter, over the records of a unit and their fields."""
+        own, fields = self.at(task), len(task.fields) or 1
         assert own.target_epsilon is not None
-        event = PublicPrototypesEvent(epsilon=own.target_epsilon / task.records_per_unit)
+        event = PublicPrototypesEvent(epsilon=own.target_epsilon / task.records_per_unit / fields, fields=fields)
         return Plan(mechanism=own, event=event, records=task.records)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
@@ -91,20 +98,26 @@ class DpplPublic(Aimed, frozen=True):
         Raises:
             MechanismError: the head is not linear, or the plan is another mechanism's.
         """
-        if not isinstance(plan.event, PublicPrototypesEvent):
+        fields = run.layout
+        fields.check(records.labels)
+        if not isinstance(plan.event, PublicPrototypesEvent) or plan.event.fields != len(fields.sizes):
             raise MechanismError("the plan is not one of this mechanism's: plan again")
         if run.folder is not None and (run.folder / "theta.safetensors").exists():
             return Fitted(ClassifierModel.load(run.folder, run), plan.event)
         classifier = run.classifier()
         head, features = linear_head(classifier), features_of(records).cpu()
         weight, bias = head.weight.detach().cpu().clone(), head.bias.detach().cpu().clone()
-        centre = torch.linalg.lstsq(weight.double(), -bias.double()[:, None], driver="gelsd").solution[:, 0].float()
-        says = utilities(features - centre, records.labels.cpu(), nn.functional.normalize(weight, dim=1), self.ceiling)
-        scores = plan.event.epsilon * says + self.own_title * torch.eye(run.classes, dtype=torch.float64)
-        chosen = (scores + gumbel(scores.shape, noise.SecretStream(noise.new_key()))).argmax(1)
-        with torch.no_grad():
-            head.weight.copy_(weight[chosen])
-            head.bias.copy_(bias[chosen])
+        stream = noise.SecretStream(noise.new_key())
+        for field, (span, labels) in enumerate(zip(fields.spans, fields.columns(records.labels.cpu()), strict=True)):
+            rows, offsets, there = weight[span], bias[span], labels >= 0
+            centre = torch.linalg.lstsq(rows.double(), -offsets.double()[:, None], driver="gelsd").solution[:, 0]
+            about, candidates = features[there] - centre.float(), nn.functional.normalize(rows, dim=1)
+            says = utilities(about, labels[there], candidates, self.ceiling)
+            scores = plan.event.epsilon * says + self.own_title * torch.eye(len(rows), dtype=torch.float64)
+            chosen = (scores + gumbel(scores.shape, stream, step=field)).argmax(1)
+            with torch.no_grad():
+                head.weight[span] = rows[chosen].to(head.weight.device)
+                head.bias[span] = offsets[chosen].to(head.bias.device)
         model = ClassifierModel(classifier)
         if run.folder is not None:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +132,7 @@ def utilities(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float)
     return torch.zeros(len(candidates), len(candidates), dtype=torch.float64).index_add_(0, labels, says)
 
 
-def gumbel(shape: torch.Size, stream: noise.SecretStream) -> Tensor:
+def gumbel(shape: torch.Size, stream: noise.SecretStream, *, step: int = 0) -> Tensor:
     """Independent standard Gumbel variates, float64: the argmax of scores plus these is the exponential mechanism."""
-    normal = stream.normal_(torch.empty(shape, dtype=torch.float64), purpose="choices", step=0)
+    normal = stream.normal_(torch.empty(shape, dtype=torch.float64), purpose="choices", step=step)
     return -(-torch.special.log_ndtr(normal)).log()

@@ -133,7 +133,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
     sampler: SamplerConfig = Field(default=SamplerConfig(), title="Sampler")
     pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
 
-    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
+    def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
         """The same, with fewer draws for risks and Delta."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})

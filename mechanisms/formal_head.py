@@ -167,11 +167,8 @@ def release_class_sums(
     features = features.cpu()
     radius = config.feature_clip_norm
     shortened = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=radius)) / radius
-    vector = torch.zeros(fields.classes, features.shape[1] + 1)
-    for span, column in zip(fields.spans, fields.columns(labels.cpu()), strict=True):
-        there = column >= 0
-        vector[span, :-1].index_add_(0, column[there], shortened[there])
-    vector[:, -1] = fields.counts(labels) * config.count_scale
+    counts = fields.counts(labels) * config.count_scale
+    vector = torch.cat([fields.sums(shortened, labels.cpu()), counts[:, None]], 1)
     noise = stream.normal_(torch.empty_like(vector), purpose="class sums", step=0)
     vector.add_(noise, alpha=release.noise_multiplier * release.l2_sensitivity)
     return vector[:, :-1], vector[:, -1] / config.count_scale

@@ -244,11 +244,12 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         """Read back what its model saved. Where that is a posterior: its repeatable draw of this purpose."""
         return ClassifierModel.load(folder, run)
 
-    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
+    def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
         """The mechanism whose reruns also hold this one's, and the name that they have there.
 
         Args:
             draws: for what a rerun measures over draws of a posterior, in place of the mechanism's own number.
+            batched: whether reruns are made side by side, or one by one.
         """
         return self, self.kind
 

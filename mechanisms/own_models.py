@@ -265,6 +265,7 @@ def _copied(model: nn.Module, made: OwnModel) -> nn.Module:
     trained: dict[str, Tensor] = dict(made.part.named_parameters())
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
-            parameter.copy_(trained[name])
+            if parameter.requires_grad:
+                parameter.copy_(trained[name])
             parameter.grad = None
     return copied.eval()

@@ -55,6 +55,7 @@ class PrivatePosterior(Aimed, frozen=True):
 
     model_config = ConfigDict(title="Private posterior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["private-posterior"] = "private-posterior"
     prior_std: float = Field(default=0.4, gt=0, allow_inf_nan=False, title="Standard deviation of the prior")
@@ -63,7 +64,7 @@ class PrivatePosterior(Aimed, frozen=True):
         gt=0,
         allow_inf_nan=False,
         title="Gradient norm C",
-        description="A record's gradient is at most sqrt(2 (|x|^2 + 1)): set C from the encoder, to seldom cut.",
+        description="A record's gradient is at most sqrt(2 F (|x|^2 + 1)), F fields. Set C so that it seldom cuts.",
     )
     steps: int = Field(
         default=100, ge=1, le=10_000, title="Steps N", description="More make the steps smaller, not the chain longer."

@@ -69,11 +69,13 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         collect = self.collect or OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8)
         return tune, collect
 
-    def audited_as(self, draws: int) -> tuple[Mechanism, str]:
-        """One chain of reruns holds all its unbounded rounds; draws take longer than fits, so fewer of them."""
+    def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
+        """Side by side one chain of reruns holds all its unbounded rounds; draws take longer than fits, so fewer."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
-        last = self.round if self.aims else "reweighted" if config.reweight else "weighted"
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
+        if not batched:
+            return self.model_copy(update={"pseudo_posterior": fewer}), self.kind
+        last = self.round if self.aims else "reweighted" if config.reweight else "weighted"
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
     def plan(self, task: Task) -> Plan:

@@ -166,7 +166,9 @@ class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger", h
     """Which ledger, under which policy."""
 
     policy: str | None = Field(
-        default=None, title="Policy file", description="Budget policy (YAML); empty: the default."
+        default=None,
+        title="Policy file",
+        description="Budget policy (YAML); in force from the first plan on. Empty: the one in force, else the default.",
     )
     ledger_url: str | None = Field(
         default=None,

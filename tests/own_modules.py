@@ -56,6 +56,18 @@ def convolutional(classes: int = 3) -> nn.Module:
     )
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer over positions, read in both directions, and a linear one at its end."""
+
+    def __init__(self, layer: Callable[..., nn.RNNBase], classes: int = 3) -> None:
+        super().__init__()
+        self.read, self.output = layer(4, 5, batch_first=True, bidirectional=True), nn.Linear(10, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, positions, 4] to logits [b, classes]."""
+        return self.output(self.read(x)[0].mean(1))
+
+
 def layered(classes: int = 3) -> nn.Module:
     """[b, 6] to logits, of layers that ghost clipping knows."""
     return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Sequential(nn.Linear(10, classes)))
@@ -65,6 +77,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolutional": (convolutional, (1, 8, 8)),
     "attention": (Attention, (5, 8)),
     "tied": (Tied, (6,)),
+    "gru": (lambda: Recurrent(nn.GRU), (5, 4)),
+    "lstm": (lambda: Recurrent(nn.LSTM), (5, 4)),
+    "rnn": (lambda: Recurrent(nn.RNN), (5, 4)),
     "layered": (layered, (6,)),
     "linear": (lambda: nn.Linear(6, 3), (6,)),
 }

@@ -31,6 +31,15 @@ def test_each_reader_has_a_page_to_begin_at(site: Path) -> None:
         assert (site / "start" / f"{name}.html").is_file()
 
 
+@pytest.mark.parametrize("page", ["start/received.md", "coding.md"])
+def test_a_partners_commands_name_the_bundle(page: str) -> None:
+    """A partner has no workspace whose newest release would be taken."""
+    commands = re.findall(r"autocoder (?:code|calibrate) --.*", (ROOT / "docs" / page).read_text().replace("\\\n", " "))
+    whole = [command for command in commands if "--data" in command]
+    assert len(whole) >= 3
+    assert [command for command in whole if "--bundle" not in command] == []
+
+
 def test_nothing_is_loaded_from_a_network(site: Path) -> None:
     """No script, style, font or picture of another host, on any page."""
     loaded = re.compile(

@@ -217,14 +217,12 @@ def _of_plan(
 def _told(plan: Path, result: AuditResult) -> list[str]:
     """Claim and measurement, and what comes next."""
     from tasks.auditing.findings import lines
-    from tasks.releasing.formal_offer import formal_profile
     from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE
-    from tasks.releasing.plan import PlannedRelease
 
     (verdict,) = {one.verdict for one in result.branches}
     following = {
-        CONTRADICTED: "the claim is refuted and its release blocked: a formal branch "
-        f"(`autocoder retrain --profile {formal_profile(PlannedRelease.load(plan))}`), or `autocoder override`",
+        CONTRADICTED: "the claim is refuted and its release blocked: a formal release, whose command "
+        f"`autocoder plan show {plan}` prints, or `autocoder override`",
         INCONCLUSIVE: f"more --trials can show more; a policy with require_audit refuses `autocoder release {plan}`",
     }
     signed = f"autocoder release {plan} (a policy with approvals wants `autocoder approve` first)"

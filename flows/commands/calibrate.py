@@ -77,6 +77,8 @@ def calibrate(
                 field=field,
                 targets=accuracy or TARGETS,
             )
+        own = coder.fields[field]
+        fitted |= {"release": own.release, "bundle_digest": own.digest}  # no other model's scores mean the same
         write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")
     say(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
     for entry in fitted["thresholds"]:

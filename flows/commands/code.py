@@ -139,7 +139,7 @@ def code(
         table = None if files.data is None else _survey(files.data, files, output)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
-            # to try bfloat16 on the golden narratives takes longer than to code a few; workers' processors may differ
+            # to try bfloat16 on the golden texts takes longer than to code a few; workers' processors may differ
             chosen = "float32" if precision == "auto" and (table is None or shards > 1) else precision
             coder = open_bundle(
                 folder,

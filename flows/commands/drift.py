@@ -19,7 +19,7 @@ def drift(
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="In place of a reference: the bundle's golden narratives. They are generated: rough."),
+        typer.Option(help="In place of a reference: the bundle's golden texts, titles of its code list: rough."),
     ] = None,
     field: Annotated[str, typer.Option(help="Of several fields only this one.", show_default="all of them")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
@@ -80,6 +80,6 @@ def drift(
             for code, was, share in one.moved:
                 say(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
         if bundle is not None:
-            say("The reference is generated narratives: a difference from them is no drift over time.")
+            say("The reference is titles of the code list: a difference from them is no drift over time.")
     if any(one.verdict == "drift" for one in found.values()):
         raise typer.Exit(3)

@@ -82,7 +82,7 @@ Precision = Annotated[
     typer.Option(
         "--precision",
         help="Of the encoder's passes; auto: bfloat16 where the processor has instructions for it and the bundle's "
-        "golden narratives get the codes of float32 so.",
+        "golden texts get the codes of float32 so.",
     ),
 ]
 ModelPrecision = Annotated[

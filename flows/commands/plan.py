@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +81,17 @@ def _plain(page: PlanPage) -> dict[str, object]:
     }
 
 
+def lines_of(text: str, width: int) -> list[str]:
+    """Lines of a paragraph; a command stays on one, so that it runs as it is copied."""
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _KEPT), text)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_KEPT, " ") for line in lines]
+
+
+_KEPT = "\x1f"
+"""In the place of a blank within a command; no answer holds one."""
+
+
 def _print(page: PlanPage) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -95,7 +107,7 @@ def _print(page: PlanPage) -> None:
     for answer in page.answers:
         console.print()
         console.print(Text.assemble((MARKS[answer.verdict], colours[answer.verdict]), "  ", (answer.question, "bold")))
-        for line in textwrap.wrap(answer.text, width - 2, break_long_words=False, break_on_hyphens=False):
+        for line in lines_of(answer.text, width - 2):
             console.print(f"  {line}", soft_wrap=True)
         if answer.table:
             head, rows = answer.table

@@ -100,6 +100,15 @@ class Fields:
         columns = zip(self.sizes, self.columns(labels), strict=True)
         return torch.cat([torch.bincount(own[own >= 0].cpu(), minlength=size) for size, own in columns]).float()
 
+    def sums(self, vectors: Tensor, labels: Tensor) -> Tensor:
+        """Sums of the records' vectors [n, width] by class [classes, width]. A record is in one of each
+        field that it has."""
+        total = vectors.new_zeros(self.classes, vectors.shape[1])
+        for span, column in zip(self.spans, self.columns(labels), strict=True):
+            there = column >= 0
+            total[span].index_add_(0, column[there], vectors[there])
+        return total
+
     def log_shares(self, counts: Tensor) -> Tensor:
         """Natural log of the classes' shares, within each field [classes]."""
         return torch.cat([(counts[span] / counts[span].sum()).log() for span in self.spans])

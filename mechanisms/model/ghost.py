@@ -85,7 +85,8 @@ class GhostClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float32 [P].
+        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float32 [P]. A record whose gradient is not finite
+        adds nothing.
 
         Returns:
             Gradient norms before clipping and losses -l_i, float32 [b] each.
@@ -97,6 +98,13 @@ class GhostClipping:
             losses = -self._classifier.log_likelihood(batch, labels)
             losses.sum().backward()
         norms = self._squared.clamp_(min=0).sqrt_()
+        finite = norms.isfinite()
+        if not finite.all():  # nothing times infinity would be everybody's
+            self._forget()
+            if finite.any():
+                others = {name: values[finite] for name, values in batch.items()}
+                self.add_clipped_sum(others, labels[finite], coefficients=coefficients, out=out)
+            return norms, losses.detach()
         factors = coefficients(norms)
         for layer in self._layers:
             for add in layer.add:

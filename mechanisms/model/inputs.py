@@ -35,6 +35,10 @@ class Inputs(Protocol):
         """The records at `index` (int64 [b]) as tensors on `device`."""
         ...
 
+    def take(self, index: Tensor) -> Inputs:
+        """The records at `index` (int64 [b], or bool [n]), in that order, as inputs of their own."""
+        ...
+
     def save(self, path: Path) -> None:
         """Write to one safetensors file, which `load` reads back by memory map."""
         ...
@@ -57,6 +61,10 @@ class FeatureInputs:
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """Features at `index`, float32 [b, width]."""
         return {"features": self.features[index].to(device, non_blocking=True)}
+
+    def take(self, index: Tensor) -> FeatureInputs:
+        """The records at `index`, in that order."""
+        return FeatureInputs(self.features[index])
 
     def save(self, path: Path) -> None:
         """Write to one safetensors file."""
@@ -99,6 +107,14 @@ class TokenInputs:
             "attention_mask": mask.to(torch.int64).to(device, non_blocking=True),
         }
 
+    def take(self, index: Tensor) -> TokenInputs:
+        """The records at `index`, in that order."""
+        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
+        lengths = self.lengths[index]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        moved = (self.offsets[index] - offsets[:-1]).repeat_interleave(lengths)
+        return TokenInputs(self.ids[moved + torch.arange(int(offsets[-1]))], offsets, self.pad_id)
+
     def save(self, path: Path) -> None:
         """Write to one safetensors file."""
         save_file({"ids": self.ids, "offsets": self.offsets}, path, metadata={"pad_id": str(self.pad_id)})
@@ -111,6 +127,19 @@ def load(path: Path) -> FeatureInputs | TokenInputs:
             return FeatureInputs(features=file.get_tensor("features"))
         pad_id = int((file.metadata() or {})["pad_id"])
         return TokenInputs(ids=file.get_tensor("ids"), offsets=file.get_tensor("offsets"), pad_id=pad_id)
+
+
+def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | TokenInputs:
+    """Records of one form, those of one part after those of another."""
+    first, *others = parts
+    if isinstance(first, FeatureInputs):
+        return FeatureInputs(torch.cat([part.features for part in parts if isinstance(part, FeatureInputs)]))
+    if any(not isinstance(part, TokenInputs) or part.pad_id != first.pad_id for part in others):
+        raise ValueError("parts of one tokenizer alone are joined")
+    tokens = [part for part in parts if isinstance(part, TokenInputs)]
+    lengths = torch.cat([part.lengths for part in tokens])
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return TokenInputs(torch.cat([part.ids for part in tokens]), offsets, first.pad_id)
 
 
 def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor]:

@@ -308,21 +308,27 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
 
 @contextmanager
 def unchanged_buffers(part: nn.Module) -> Iterator[None]:
-    """What a buffer holds leaves with the model, and no noise is added to it.
+    """What a buffer, or a frozen parameter, holds leaves with the model, and no noise is added to it.
 
     Raises:
         MechanismError: one has another value after the block than before.
     """
-    before = {name: (buffer, buffer.detach().clone()) for name, buffer in part.named_buffers()}
+    before = {name: (buffer, buffer.detach().clone()) for name, buffer in _untrained(part)}
     yield
-    after = dict(part.named_buffers())
+    after = dict(_untrained(part))
     for name in sorted(before.keys() | after.keys()):
         buffer, value = before.get(name, (None, None))
         if buffer is None or value is None or after.get(name) is not buffer or not torch.equal(buffer, value):
             raise MechanismError(
-                f"buffer `{name}` of the model changes while it runs: it would carry the records past the noise. Use "
-                "layers without running statistics"
+                f"`{name}` of the model, a buffer or a frozen parameter, changes while it runs: it would carry the "
+                "records past the noise. Use layers without running statistics"
             )
+
+
+def _untrained(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers and frozen parameters, by name."""
+    yield from part.named_buffers()
+    yield from ((name, p) for name, p in part.named_parameters() if not p.requires_grad)
 
 
 @contextmanager

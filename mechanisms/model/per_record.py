@@ -12,11 +12,13 @@ clip, and one such number would be everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mechanisms.model.ghost import Coefficients
@@ -58,7 +60,8 @@ class PerRecordClipping:
         """
         each = torch.func.vmap(torch.func.grad_and_value(self._of_one), in_dims=(None, 0, 0), randomness="different")
         parameters = {name: p.detach() for name, p in self._trained.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # torch's fused attention kernels would be called record by record
+        # torch's fused attention kernels would be called record by record
+        with sdpa_kernel(SDPBackend.MATH), _recurrent_in_steps(self._part):
             gradients, losses = each(parameters, batch["features"], labels)
         flat = {name: gradient.flatten(1) for name, gradient in gradients.items()}
         norms = torch.stack([gradient.square().sum(1) for gradient in flat.values()]).sum(0).sqrt_()
@@ -71,3 +74,18 @@ class PerRecordClipping:
     def _of_one(self, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
         output = torch.func.functional_call(self._part, dict(parameters), (x[None],))
         return self._loss(output[0], target)
+
+
+@contextmanager
+def _recurrent_in_steps(part: nn.Module) -> Iterator[None]:
+    """Recurrent layers by torch's own formulas for them, step by step: their fused kernels are no `vmap`'s."""
+    if not any(isinstance(layer, nn.RNNBase) for layer in part.modules()):
+        yield
+        return
+    fused = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False), enable_python_dispatcher():
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(fused)

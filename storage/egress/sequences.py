@@ -92,11 +92,16 @@ class SequenceFilter:
         starts = {text[:SHORTEST] for text in short} | ({b""} if short else set())  # the empty one: there are some
         return cls(key, np.unique(np.concatenate([private, _marks(starts, key, b"start")])))
 
-    def count(self, text: str) -> int:
-        """How many windows of a text are those of a narrative."""
+    def count(self, text: str, *, short: bool = True) -> int:
+        """How many windows of a text are those of a narrative.
+
+        Args:
+            short: count narratives too that are too short for a window. In a vocabulary they are words, such as the
+                job title `photographer`.
+        """
         read = letters(text)
         found = sum(int(self._known(_windows(read, self.key, kind)).sum()) for kind in (RARE, LONG))
-        if not self._known(_marks([b""], self.key, b"start"))[0]:
+        if not short or not self._known(_marks([b""], self.key, b"start"))[0]:
             return found
         starts = _marks((read[at : at + SHORTEST] for at in range(len(read) - SHORTEST + 1)), self.key, b"start")
         for at in np.flatnonzero(self._known(starts)):

@@ -206,7 +206,7 @@ class Surveyor:
             raise InputError(
                 f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
                 f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}); correct them, set "
-                "data.ingest.date_format (such as %m/%d/%y), or set data.ingest.cohort=none"
+                "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
                 f"{' and no data.ingest.train_before' if config.train_before else ''}"
             )
         if self._outside.count and config.outside_cohorts == "refuse":

@@ -56,9 +56,9 @@ class Ledger(Reading):
 
         Args:
             url: `sqlite:///FILE` or `postgresql+psycopg://USER@HOST/DATABASE`.
-            policy: what reservations are checked against. The first one is recorded in the ledger with the
-                first reservation; another one later is refused until `change_policy` records it. Without one
-                (or with the default one) the policy in force holds.
+            policy: what reservations are checked against. The first one is recorded in the ledger by `put_in_force`, at
+                the latest with the first reservation; another one later is refused until `change_policy` records it.
+                Without one (or with the default one) the policy in force holds.
             lock_timeout: seconds to wait for other writers.
             journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
 
@@ -384,6 +384,14 @@ class Ledger(Reading):
             return chain.append(connection, content)
 
         return self.database.transact(work)
+
+    def put_in_force(self, *, requester: str) -> Policy:
+        """Hold everything from now on against the policy that this was opened with; where one is in force, that holds.
+
+        Raises:
+            InputError: it is not the one in force.
+        """
+        return self.database.transact(lambda connection: self._policy_in_force(connection, requester=requester))
 
     def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
         row = self._policy_row(connection)

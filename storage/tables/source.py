@@ -135,7 +135,8 @@ def require_columns(source: Source, wanted: Sequence[str], said_by: Mapping[str,
         near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1, cutoff=0.8)
         hint = f"did you mean {folded[near[0]]!r}? " if near else ""
         if header and others:
-            known = [repr(column) for column in source.columns[:60] if column in wanted or _usual((column,))]
+            usual = _usual(source.columns)  # then each of them is a name, and may be shown
+            known = [repr(column) for column in source.columns[:60] if column in wanted or usual]
             hint += f"it has {len(source.columns)} columns, {', '.join(known)} among them"
         elif not near and header:
             hint = (

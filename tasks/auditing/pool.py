@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.model import checkpoint, classifier
+from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import ModelConfig
-from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_split
@@ -37,14 +37,14 @@ _PLANTED, _REFERENCES = 16, 32
 
 @dataclass(frozen=True)
 class Pool:
-    """features float32 [n, width], labels and family int64 [n]; references int64 [planted, 1 + references].
+    """What the model reads of n rows; labels and family int64 [n]; references int64 [planted, 1 + references].
 
     Of several fields labels are [n, fields], -1 where a record lacks one; a wrong code is then wrong in each.
     Rows start with the training half, then the test half, each in the order of its split. A row of `references` is a
     planted sequence followed by those that it is ranked among, all under its code.
     """
 
-    features: Tensor
+    inputs: FeatureInputs | TokenInputs
     labels: Tensor
     family: Tensor
     references: Tensor
@@ -55,7 +55,7 @@ class Pool:
     def load(folder: Path) -> Pool:
         """Read what the stage wrote."""
         tensors, meta = checkpoint.load(folder / "pool.safetensors")
-        return Pool(**tensors, train=meta["train"], test=meta["test"])
+        return Pool(inputs.load(folder / "inputs.safetensors"), **tensors, train=meta["train"], test=meta["test"])
 
     def coins(self, *, seed: int, trial: int) -> Tensor:
         """Who takes part in a trial, bool [n]: a fair coin for each record, and for the canaries that are its turn.
@@ -74,7 +74,7 @@ class Pool:
 
 
 def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, prepared: ArtifactRef) -> Step:
-    """Features of records, canaries and references. Its run refuses more canaries than there are records for."""
+    """Records, canaries and references as the model reads them; refused where there are too few for the canaries."""
     return Step(
         name="audit-pool",
         label="audit pool",
@@ -87,7 +87,7 @@ def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, 
 
 def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mapping[str, Any]:
     halves = [load_inputs(work.inputs["prepared"], split) for split in SPLITS]
-    features = torch.cat([_features(records) for records, _ in halves])
+    records = inputs.joined([_known(half) for half, _ in halves])
     labels = torch.cat([given for _, given in halves])
     if 2 * canaries > len(labels):
         raise InputError(
@@ -107,22 +107,24 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
     rare_codes = np.stack([pick.choice(known, canaries) for known in observed], axis=1)
     twins = [_altered(texts[int(i)]) for i in copied]
     planted = [_gibberish(derive_seed(seed, "audit", "rare", i)) for i in range(canaries + _REFERENCES)]
-    encoded = _encode(work, model, [*twins, *planted], seed=seed)
-    twin, rare, others = encoded.split([len(twins), canaries, _REFERENCES])
+    read = _read(work, model, [*twins, *planted], as_features=isinstance(records, FeatureInputs), seed=seed)
+    twin, rare, others = (read.take(rows) for rows in torch.arange(len(read)).split([canaries, canaries, _REFERENCES]))
     exposed = min(_PLANTED, canaries)
-    mover, mover_codes = _mover(features, columns)
-    parts: list[tuple[Tensor, Any, int]] = [
-        (features[torch.from_numpy(originals)], wrong, FAMILIES.index("mislabelled")),
+    counts = [torch.bincount(own[own >= 0]) for own in columns.T]
+    largest = (columns[:, 0] == int(counts[0].argmax())).nonzero()[:, 0]
+    mover = largest[_most_typical(work, model, records.take(largest), [texts[i] for i in largest.tolist()], seed=seed)]
+    parts: list[tuple[FeatureInputs | TokenInputs, Any, int]] = [
+        (records.take(torch.from_numpy(originals)), wrong, FAMILIES.index("mislabelled")),
         (rare, rare_codes, FAMILIES.index("rare-token")),
         (twin, columns[torch.from_numpy(copied)].numpy(), FAMILIES.index("near-duplicate")),
-        (mover[None], np.array([mover_codes]), FAMILIES.index("alpha-mover")),
+        (records.take(mover[None]), np.array([_rarest(counts)]), FAMILIES.index("alpha-mover")),
         *((others, np.tile(rare_codes[i], (_REFERENCES, 1)), NEVER) for i in range(exposed)),
     ]
     every = torch.cat([columns, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)])
     first_rare = len(labels) + canaries
     first_reference = len(labels) + 3 * canaries + 1
     made = Pool(
-        features=torch.cat([features, *(part for part, _, _ in parts)]).contiguous(),
+        inputs=inputs.joined([records, *(part for part, _, _ in parts)]),
         labels=every.view(-1, *labels.shape[1:]),
         family=torch.cat([family, *(torch.full((len(part),), which) for part, _, which in parts)]),
         references=torch.tensor(
@@ -134,19 +136,27 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
         train=len(halves[0][1]),
         test=len(halves[1][1]),
     )
-    tensors = {name: getattr(made, name) for name in ("features", "labels", "family", "references")}
+    made.inputs.save(work.out / "inputs.safetensors")
+    tensors = {name: getattr(made, name) for name in ("labels", "family", "references")}
     checkpoint.save(work.out / "pool.safetensors", tensors, {"train": made.train, "test": made.test})
     return {"records": made.train + made.test, "canaries": 3 * canaries + 1}
 
 
-def _features(records: Any) -> Tensor:
-    assert isinstance(records, FeatureInputs)
-    return records.features
+def _known(records: inputs.Inputs) -> FeatureInputs | TokenInputs:
+    assert isinstance(records, FeatureInputs | TokenInputs)
+    return records
 
 
-def _encode(work: Work, model: ModelConfig, texts: Sequence[str], *, seed: int) -> Tensor:
-    encoder = classifier.build(model, num_labels=2, seed=seed, device=classifier.device_of(work.context.device))
-    return encoder.encode(classifier.tokenize(model, list(texts))).features
+def _read(
+    work: Work, model: ModelConfig, texts: Sequence[str], *, as_features: bool, seed: int
+) -> FeatureInputs | TokenInputs:
+    """Texts as the model reads them: tokens, or features of its frozen encoder."""
+    tokens = classifier.tokenize(model, list(texts))
+    if not as_features:
+        return tokens
+    frozen = model.model_copy(update={"trainable": "head", "prior": "none"})
+    device = classifier.device_of(work.context.device)
+    return classifier.build(frozen, num_labels=2, seed=seed, device=device).encode(tokens)
 
 
 def _altered(text: str) -> str:
@@ -170,13 +180,17 @@ def _another(own: Sequence[int], observed: Sequence[np.ndarray], pick: np.random
     ]
 
 
-def _mover(features: Tensor, columns: Tensor) -> tuple[Tensor, list[int]]:
-    """The most typical narrative of the (first field's) largest code, under each field's rarest: no fit can give it a
-    small loss.
+def _most_typical(work: Work, model: ModelConfig, records: inputs.Inputs, texts: Sequence[str], *, seed: int) -> Tensor:
+    """Which of the (first field's) largest code is nearest to their mean, int64 []; under each field's rarest code no
+    fit can give it a small loss.
 
     The largest risk is the scale of all weights (alpha = 1 - r / max r), so its presence raises everybody else's.
     """
-    counts = [torch.bincount(own[own >= 0]) for own in columns.T]
-    rarest = [int(torch.where(count > 0, count, count.max() + 1).argmin()) for count in counts]
-    typical = features[columns[:, 0] == int(counts[0].argmax())]
-    return typical[(typical - typical.mean(0)).norm(dim=1).argmin()], rarest
+    known = records if isinstance(records, FeatureInputs) else _read(work, model, texts, as_features=True, seed=seed)
+    assert isinstance(known, FeatureInputs)
+    return (known.features - known.features.mean(0)).norm(dim=1).argmin()
+
+
+def _rarest(counts: Sequence[Tensor]) -> list[int]:
+    """The rarest code of each field that any record has."""
+    return [int(torch.where(count > 0, count, count.max() + 1).argmin()) for count in counts]

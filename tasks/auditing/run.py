@@ -127,11 +127,12 @@ def reruns(
     study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef, *, noise: float = 1.0
 ) -> tuple[ArtifactRef, str]:
     """(the stage that holds a branch's trials, its mechanism's name there); `noise`: times the planned."""
-    mechanism, name = study.mechanism(branch).audited_as(settings.trial_draws)
+    model = branch.model(study.parameters)
+    mechanism, name = study.mechanism(branch).audited_as(settings.trial_draws, batched=model.linear_head)
     planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
     step = trials.reruns(
         branch.name,
-        branch.model(study.parameters),
+        model,
         seed=study.parameters.fit.seed,
         trials=settings.trials,
         delta=study.delta(branch),

@@ -8,6 +8,7 @@ depend on its number alone, so that shards put together in their order are the t
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -45,7 +46,7 @@ DEPLOYMENT = "trials-shard/trials-shard"
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
 _AT_ONCE = 8
-"""Trials a chunk: their parameters and optimiser states stay in the cache of a core."""
+"""Trials a chunk of a linear head: their parameters and optimiser states stay in the cache of a core."""
 _FILE = "trials.safetensors"
 
 
@@ -68,8 +69,9 @@ class TrialRange(BaseModel, frozen=True, extra="forbid", title="Trials"):
 
     @property
     def chunks(self) -> list[range]:
-        """The trials that run side by side."""
-        return [range(start, min(start + _AT_ONCE, self.end)) for start in range(self.first, self.end, _AT_ONCE)]
+        """The trials that are written together; of more than a head, where each takes long, one."""
+        size = _AT_ONCE if self.model.linear_head else 1
+        return [range(start, min(start + size, self.end)) for start in range(self.first, self.end, size)]
 
     def split(self, shards: int) -> list[TrialRange]:
         """Consecutive shards of whole chunks, as a single process cuts them; no more of them than chunks."""
@@ -224,23 +226,28 @@ def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
         head.flat.copy_(start)
         return head
 
-    def one_by_one(records: PoolRecords, progress: Progress) -> Mapping[str, Reruns]:
-        given = FeatureInputs(features=records.features)
+    def one_by_one(pool: Pool, chunk: _Chunk, progress: Progress) -> Mapping[str, Reruns]:
         ell, right, events = [], [], []
-        for trial, own in enumerate(records.included):
-            run = Run(classes, records.seeds[trial], untrained, fields=fields, schema=schema, resampled=True)
-            fitted = plan.fit(Records(FeatureInputs(records.features[own]), records.labels[own]), run)
-            scores = fitted.model.log_probabilities(given)
-            ell.append(layout.log_likelihood(scores, records.labels).float())
-            said = layout.predicted(scores) == records.labels
-            right.append(said if fields is None else (said | (records.labels < 0)).all(1))
+        for trial, own, own_seed in zip(chunk.trials, chunk.included, chunk.seeds, strict=True):
+            # what takes long goes on from its last epoch; it is private, and goes when the trial has been scored
+            folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
+            run = Run(classes, own_seed, untrained, fields=fields, schema=schema, folder=folder, resampled=True)
+            fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
+            scores = fitted.model.log_probabilities(pool.inputs)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            ell.append(layout.log_likelihood(scores, pool.labels).float())
+            said = layout.predicted(scores) == pool.labels
+            right.append(said if fields is None else (said | (pool.labels < 0)).all(1))
             events.append(fitted.event)
-            progress(trial + 1, len(records.seeds))
+            progress(len(events), len(chunk.seeds))
         return {plan.mechanism.kind: Reruns(torch.stack(ell), torch.stack(right), tuple(events))}
 
-    def batched(records: PoolRecords, progress: Progress) -> Mapping[str, Reruns]:
+    def batched(pool: Pool, chunk: _Chunk, progress: Progress) -> Mapping[str, Reruns]:
         assert isinstance(plan.mechanism, Batched)
+        assert isinstance(pool.inputs, FeatureInputs)
         initial = audit_trials.from_flat(start.cpu(), classes=classes)
+        records = PoolRecords(pool.inputs.features, pool.labels, chunk.included, seeds=chunk.seeds, fields=fields)
         return plan.mechanism.fit_many(plan, records, initial, progress=progress)
 
     def claimed(event: Event) -> float:
@@ -254,22 +261,31 @@ def _run(work: Work, asked: TrialRange) -> dict[str, Tensor]:
         epsilon = of_one_record(claim)
         return float("nan") if epsilon is None else epsilon
 
-    several = isinstance(plan.mechanism, Batched)
-    return _side_by_side(
-        work, asked, batched if several else one_by_one, claimed, fields=fields, workers=None if several else 1
-    )
+    if isinstance(plan.mechanism, Batched) and model.linear_head:
+        return _in_chunks(work, asked, batched, claimed, workers=torch.get_num_threads(), threads=1)
+    # a head's small products gain nothing from threads, an encoder's do
+    return _in_chunks(work, asked, one_by_one, claimed, threads=1 if model.linear_head else torch.get_num_threads())
 
 
-def _side_by_side(
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """Trials by number, with who takes part in each, bool [trials, n], and its seed."""
+
+    trials: range
+    included: Tensor
+    seeds: tuple[int, ...]
+
+
+def _in_chunks(
     work: Work,
     asked: TrialRange,
-    run: Callable[[PoolRecords, Progress], Mapping[str, Reruns]],
+    run: Callable[[Pool, _Chunk, Progress], Mapping[str, Reruns]],
     claimed: Callable[[Event], float],
     *,
-    fields: Fields | None,
-    workers: int | None,
+    workers: int = 1,
+    threads: int,
 ) -> dict[str, Tensor]:
-    """Chunks of trials, one a core, each on one thread; then all of them together."""
+    """Chunks of trials, so many side by side and each on so many threads; then all of them together."""
     pool, seed = Pool.load(work.inputs["pool"]), asked.seed
     chunks = asked.chunks
     shares = [0.0] * len(chunks)
@@ -282,15 +298,10 @@ def _side_by_side(
                 shares[number] = done / total
                 work.progress(round(100 * sum(shares)), 100 * len(chunks))
 
-            records = PoolRecords(
-                pool.features,
-                pool.labels,
-                torch.stack([pool.coins(seed=seed, trial=t) for t in chunk]),
-                seeds=tuple(derive_seed(seed, "audit", "trial", t) >> 10 for t in chunk),
-                fields=fields,
-            )
-            tensors: dict[str, Tensor] = {"included": records.included.to(torch.uint8)}
-            for name, these in run(records, progress).items():
+            included = torch.stack([pool.coins(seed=seed, trial=t) for t in chunk])
+            seeds = tuple(derive_seed(seed, "audit", "trial", t) >> 10 for t in chunk)
+            tensors: dict[str, Tensor] = {"included": included.to(torch.uint8)}
+            for name, these in run(pool, _Chunk(chunk, included, seeds), progress).items():
                 epsilon = torch.tensor([claimed(event) for event in these.events], dtype=torch.float64)
                 tensors |= {f"{name}.ell": these.ell, f"{name}.right": these.right.to(torch.uint8)}
                 tensors[f"{name}.epsilon"] = epsilon
@@ -298,6 +309,5 @@ def _side_by_side(
         shares[number] = 1.0
         return file
 
-    workers = workers or torch.get_num_threads()
-    with using(1), ThreadPoolExecutor(workers, thread_name_prefix="trials") as several:
+    with using(threads), ThreadPoolExecutor(workers, thread_name_prefix="trials") as several:
         return _together([checkpoint.load(file)[0] for file in several.map(one, range(len(chunks)))])

@@ -41,7 +41,8 @@ class Origin(BaseModel):
     def save(self, plan: Path) -> Path:
         """Write it beside its plan; return the file."""
         file = _beside(plan)
-        content = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)  # fields keep their order
+        told = self.model_copy(update={"parameters": _from_anywhere(self.parameters)})
+        content = json.dumps(told.model_dump(mode="json"), indent=2, ensure_ascii=False)  # fields keep their order
         write_atomically(file, content.encode() + b"\n")
         return file
 
@@ -69,6 +70,21 @@ class Origin(BaseModel):
         own = origin.parameters
         unruled = own.model_copy(update={"release": own.release.model_copy(update={"policy": None})})
         return planned, origin.model_copy(update={"parameters": unruled})
+
+
+def _from_anywhere(parameters: RetrainParameters) -> RetrainParameters:
+    """With files by whole paths: who reads this works in another folder than who wrote it."""
+    data = parameters.data
+
+    def whole(file: str | None) -> str | None:
+        return None if file is None else str(Path(file).expanduser().absolute())
+
+    fields = {
+        name: one.model_copy(update={"codelist": whole(one.codelist)}) for name, one in data.ingest.fields.items()
+    }
+    ingest = data.ingest.model_copy(update={"fields": fields}) if fields else data.ingest
+    placed = {"source": whole(data.source), "codelist": whole(data.codelist), "ingest": ingest}
+    return parameters.model_copy(update={"data": data.model_copy(update=placed)})
 
 
 def _beside(plan: Path) -> Path:

@@ -167,8 +167,9 @@ def read_thresholds(path: Path) -> dict[str, Any]:
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):
                 raise MechanismError(f"{path}: a target accuracy or a threshold does not lie between 0 and 1")
         str(content["fitted_on"])
-        if not isinstance(content.get("field", ""), str):
-            raise MechanismError(f"{path}: its field is no name")
+        for key in ("field", "release", "bundle_digest"):
+            if not isinstance(content.get(key, ""), str):
+                raise MechanismError(f"{path}: its {key} is no name")
         if "reached" in content:
             reached(content)
     except OSError:

@@ -13,7 +13,7 @@ NEAR = 0.02
 
 
 def agrees(released: Released, folder: Path) -> bool:
-    """Whether the model, in the precision that it is set to, gives the golden narratives the codes of float32.
+    """Whether the model, in the precision that it is set to, gives the golden texts the codes of float32.
 
     A narrative whose two best codes are a near tie may get either. And rounding must move no distance between two codes
     by more than twice what counts as a near tie and is looked at again in float32: a code that differs all the same is

@@ -143,6 +143,12 @@ class Coder:
                 f"{'--thresholds' if thresholds else '--bundle'}: {thresholds or own}: it is of {which}, not of "
                 f"{field or 'the one that this bundle codes'}"
             )
+        if thresholds and known is not None and known.get("bundle_digest", digest) != digest:
+            raise InputError(
+                f"--thresholds: {thresholds}: it was fitted on the scores of another bundle (release "
+                f"{known.get('release', 'unknown')}, not {release}), which say nothing of this one's: fit it anew "
+                "(`autocoder calibrate`)"
+            )
         return cls(
             release=release,
             digest=digest,
@@ -231,9 +237,9 @@ class Coder:
 
 
 _OTHERWISE = (
-    "fit thresholds on a few hundred records that you have coded by hand (`autocoder calibrate --data CODED.csv "
-    "--label-column COLUMN --out thresholds.json`, for another accuracy with --accuracy) and give them by "
-    "--thresholds; or choose a score with --threshold"
+    "fit thresholds on a few hundred records that you have coded by hand (`autocoder calibrate --bundle BUNDLE "
+    "--data CODED.csv --label-column COLUMN --out thresholds.json`, for another accuracy with --accuracy) and give "
+    "them by --thresholds; or choose a score with --threshold"
 )
 """What to do where a bundle has no threshold for an accuracy."""
 

@@ -233,10 +233,10 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
 
 
 def golden_periods(folder: Path, option: str) -> dict[str, Period]:
-    """A bundle's own generated narratives, coded with it, by field: a coarse reference, for they are nobody's records.
+    """A bundle's golden texts, coded with it, by field: a coarse reference, for they are nobody's records.
 
     Raises:
-        InputError: the folder is no bundle, or has no golden narratives.
+        InputError: the folder is no bundle, or has no golden texts.
     """
     from tasks.coding.joint import open_bundle
 

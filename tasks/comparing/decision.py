@@ -142,7 +142,7 @@ def _losses(one: Decided, number: int) -> Answer:
     return Answer(
         "losses",
         "At which ε does which branch lose what?",
-        "fine" if reference is not None and formal else "look",
+        "fine" if one.recommendation.loses_little else "look",
         text,
         rows=branch_rows(one, number),
         picture=figures.losses([row.figures for row in one.rows], reference),

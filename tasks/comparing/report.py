@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from mechanisms.model import checkpoint
 from storage.artifacts import ArtifactRef, digest
+from storage.codelist import read_codelist
 from storage.durable import write_atomically
 from tasks.comparing import decision, figures, protocols, published, tables
 from tasks.comparing.decision import Decided
@@ -20,6 +21,7 @@ from tasks.fitting.prepared import load_inputs
 from tasks.fitting.risks import running_maximum
 from tasks.fitting.scores import codes_of
 from tasks.pages.render import render
+from tasks.parameters import DataParameters
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -130,12 +132,18 @@ def _section(one: Decided, number: int) -> Mapping[str, Any]:
             **of_fields,
             "Utility in full": tables.utility_table(summaries),
             QUARTILES: tables.quartile_table(summaries, beside),
-            "F1 by code, first seed": tables.code_table(by_code, beside),
+            "F1 by code, first seed": tables.code_table(by_code, beside, titles=_titles(study.parameters.data)),
             DELTAS: tables.delta_table(summaries, beside, delta=delta),
             ACCOUNTANTS: tables.accounting_table(summaries),
         },
         "pictures": pictures,
     }
+
+
+def _titles(data: DataParameters) -> dict[str, str]:
+    """Title of each code that a list names, under the code as `codes_of` writes it."""
+    lists = {name: read_codelist(file) for name, file in data.codelists.items() if file is not None}
+    return {f"{name} {one.code}".strip(): one.title for name, codes in lists.items() for one in codes}
 
 
 def _artifacts(sections: Sequence[Mapping[str, Any]], decided: Sequence[Decided], folder: Path) -> None:

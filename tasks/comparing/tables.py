@@ -125,18 +125,27 @@ def quartile_table(summaries: Sequence[BranchSummary], published: Sequence[Publi
     return head, rows
 
 
-def code_table(by_branch: Mapping[str, Sequence[Mapping[str, Any]]], published: Sequence[Publication]) -> Table:
+def code_table(
+    by_branch: Mapping[str, Sequence[Mapping[str, Any]]],
+    published: Sequence[Publication],
+    *,
+    titles: Mapping[str, str],
+) -> Table:
     """F1 by code with class size, largest first (Chew et al., table 3). Internal.
 
     Args:
         by_branch: rows of `code`, `size` and `f1`, the same codes for each branch.
+        titles: of the codes; no column where none is known.
     """
     f1 = {name: {row["code"]: row["f1"] for row in rows} for name, rows in by_branch.items()}
     sources = [(source, source.codes()) for source in published if source.by_code]
-    head = ["code", "size", *f1, *(f"{source.label}: {name}" for source, _ in sources for name in source.columns)]
+    titled = any(titles.values())
+    head = ["code", *["title"] * titled, "size", *f1]
+    head += [f"{source.label}: {name}" for source, _ in sources for name in source.columns]
     rows = []
     for row in sorted(next(iter(by_branch.values())), key=lambda row: (-row["size"], row["code"])):
-        cells = [row["code"], str(row["size"]), *(f"{scores[row['code']]:.2f}" for scores in f1.values())]
+        cells = [row["code"], *[titles.get(row["code"], "")] * titled, str(row["size"])]
+        cells += [f"{scores[row['code']]:.2f}" for scores in f1.values()]
         for source, codes in sources:
             there = codes.get(row["code"])
             cells += [

@@ -24,11 +24,18 @@ class Account:
     cohort: str
     spent: Decimal
     cap: Decimal | None
+    delta_left: Decimal | None = None
+    """None: there is no cap on it."""
 
     @property
     def left(self) -> Decimal:
         """What may still be spent."""
         return Decimal(0) if self.cap is None else self.cap - self.spent
+
+    def bears(self, epsilon: float | None, delta: float | None) -> bool:
+        """Whether it has as much left, of delta too; of an epsilon that is not known yet, whether it has any."""
+        enough = self.left > 0 and self.left >= Decimal(str(epsilon or 0))
+        return enough and (delta is None or self.delta_left is None or self.delta_left >= Decimal(str(delta)))
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Charge:
     @property
     def exceeds(self) -> bool:
         """Whether some account cannot bear it."""
-        return any(account.left < Decimal(str(self.epsilon or 0)) or not account.left for account in self.accounts)
+        return not all(account.bears(self.epsilon, self.delta) for account in self.accounts)
 
     @property
     def line(self) -> str:
@@ -59,16 +66,17 @@ class Charge:
     @property
     def budget(self) -> list[str]:
         """What the accounts have, those of equal state together."""
-        states: dict[tuple[Decimal, Decimal | None], list[str]] = {}
+        states: dict[tuple[Decimal, Decimal | None, Decimal | None], list[str]] = {}
         for account in self.accounts:
-            states.setdefault((account.spent, account.cap), []).append(account.cohort)
+            states.setdefault((account.spent, account.cap, account.delta_left), []).append(account.cohort)
         lines = []
-        for (spent, cap), cohorts in states.items():
+        for (spent, cap, delta_left), cohorts in states.items():
             named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
             if cap is None:
                 lines.append(f"{self.population}/{named}: policy {self.policy} grants nothing of this kind")
             else:
-                lines.append(f"{self.population}/{named}: {short(cap - spent)} of {short(cap)} left")
+                delta = "" if delta_left is None else f", and delta {float(delta_left):g}"
+                lines.append(f"{self.population}/{named}: {short(cap - spent)} of {short(cap)} left{delta}")
         return lines
 
     @staticmethod
@@ -96,14 +104,18 @@ class Charge:
         given = Policy.load(Path(wanted.policy).expanduser() if wanted.policy else None)
         url = ledger_url(context, wanted)
         spent: dict[str, Decimal] = {}
+        deltas: dict[str, Decimal] = {}
         policy = given
         if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file():
             ledger = Ledger.open(url, policy=given, journals=journals_of(context.workspace))
             policy = ledger.policy()
             own = [line.account for line in ledger.budget() if line.account.population == population]
             spent = {one.cohort: one.epsilon for one in own if one.guarantee_kind == kind}
+            deltas = {one.cohort: one.delta for one in own if one.guarantee_kind == kind}
         accounts = []
         for cohort in cohorts:
             cap = policy.cap(population, cohort, kind) if kind in ("formal", "asymptotic-local") else None
-            accounts.append(Account(cohort, spent.get(cohort, Decimal(0)), None if cap is None else cap.epsilon))
+            left = None if cap is None or cap.delta is None else cap.delta - deltas.get(cohort, Decimal(0))
+            most = None if cap is None else cap.epsilon
+            accounts.append(Account(cohort, spent.get(cohort, Decimal(0)), most, left if kind == "formal" else None))
         return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts))

@@ -7,11 +7,9 @@ from pathlib import Path
 from storage.ledger import Ledger, Policy
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import publish
+from tasks.releasing.allowed_delta import of_policy
 from tasks.releasing.claims import ledger_url
 from tasks.running.stage import Context
-
-USUAL = 1e-5
-"""Well below one over the number of records of a few tens of thousands."""
 
 
 def usual_delta(context: Context, parameters: RetrainParameters) -> float:
@@ -20,13 +18,6 @@ def usual_delta(context: Context, parameters: RetrainParameters) -> float:
     It depends on the policy and not on what is spent: the same command plans the same release, however often it is run.
     """
     return of_policy(policy_at_hand(context, parameters.release), parameters.data.population)
-
-
-def of_policy(policy: Policy, population: str) -> float:
-    """The smallest formal cap on delta of any cohort of a population, at most the usual one."""
-    budget = policy.populations.get(population, policy.default)
-    caps = () if budget is None else (budget.formal, *(own.formal for own in budget.cohorts.values()))
-    return min([USUAL, *(float(cap.delta) for cap in caps if cap is not None and cap.delta is not None)])
 
 
 def policy_at_hand(context: Context, settings: LedgerParameters) -> Policy:

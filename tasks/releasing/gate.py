@@ -23,7 +23,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import from_row, signer
-from storage.ledger.records import SAMPLE, same_records
+from storage.ledger.records import SAMPLE, RecordSet, same_records
 from tasks.releasing.formal_offer import way_out
 from tasks.releasing.plan import PlannedRelease
 
@@ -232,8 +232,11 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     )
 
 
-def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
+def check(ledger: Ledger, planned: PlannedRelease, *, records: RecordSet | None = None) -> dict[str, Any] | None:
     """Let a plan pass, or refuse it; returns what was measured, for the release's row.
+
+    Args:
+        records: what the plan is made from; a refusal says what a formal release of them may still cost.
 
     Raises:
         BudgetRefused: an audit contradicts the claim, or the policy wants an audit and there is none that could have
@@ -258,7 +261,7 @@ def check(ledger: Ledger, planned: PlannedRelease) -> dict[str, Any] | None:
     )
     raise BudgetRefused(
         f"the audit of row {found.ledger_sequence} contradicts the claim: {found.line}. Blocked (ledger row "
-        f"{row.sequence}); nothing was drawn or charged. {way_out(ledger, planned)}"
+        f"{row.sequence}); nothing was drawn or charged. {way_out(ledger, planned, records)}"
     )
 
 

@@ -21,7 +21,7 @@ from tasks.releasing import formal_offer, gate, recorded
 from tasks.releasing.approval import Standing
 from tasks.releasing.budget_table import down, up
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.recommendation import Recommendation, Verdict, loss_of, recommend
+from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, loss_of, recommend
 
 NOTICE = (
     "Private. This page holds figures that were computed from the records without protection, among them how well the "
@@ -107,9 +107,9 @@ def page_of(
         _leakage(planned, ledger, file),
         _promise(planned),
         _cost(planned, ledger, records),
-        _accuracy(own, recommended),
+        _accuracy(own, _better(recommended.reference, recorded.own_reference(ledger, planned))),
         _alone(own),
-        *([_formal(planned, ledger, recommended, own)] if estimated else []),
+        *([_formal(planned, ledger, recommended, own, records)] if estimated else []),
         *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
         _siblings(planned, ledger, records),
         _decision(standing, file),
@@ -194,7 +194,8 @@ def _cost(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) ->
     told |= {"accounts": len(charges), "least": down(min(map(_left, charges)))}
     told["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
     told["after"] = [up(value) for value in told["after"]]
-    return Answer("cost", "fine", told, table=_charges(charges))
+    told["delta_spent"] = [c.account for c in charges if c.delta_cap is not None and c.delta_after >= c.delta_cap]
+    return Answer("cost", "look" if told["delta_spent"] else "fine", told, table=_charges(charges))
 
 
 def _charges(charges: Sequence[Charge]) -> Table:
@@ -216,14 +217,19 @@ def _left(charge: Charge) -> Decimal:
     return charge.epsilon_cap - charge.epsilon_after
 
 
-def _accuracy(own: Mapping[str, float], recommended: Recommendation) -> Answer:
-    reference = recommended.reference
+def _better(*references: Figures | None) -> Figures | None:
+    """What a loss is told against: the best fit without privacy, of a comparison or of the retrain itself."""
+    known = [one for one in references if one is not None]
+    return max(known, key=lambda one: one.weighted_f1, default=None)
+
+
+def _accuracy(own: Mapping[str, float], reference: Figures | None) -> Answer:
     told: dict[str, Any] = {"own": own, "reference": None, "loss": None}
     if own and reference is not None:
         gap = reference.weighted_f1 - own["weighted_f1"]
         told |= {"reference": reference, "loss": gap}
-        return Answer("accuracy", "look" if gap > _LARGE * reference.weighted_f1 else "fine", told)
-    return Answer("accuracy", "fine" if own else "look", told)
+        return Answer("accuracy", "look" if gap > LARGE * reference.weighted_f1 else "fine", told)
+    return Answer("accuracy", "look", told)  # a figure beside nothing says neither that it is good nor what was lost
 
 
 def _alone(own: Mapping[str, float]) -> Answer:
@@ -232,13 +238,15 @@ def _alone(own: Mapping[str, float]) -> Answer:
     return Answer("alone", "fine" if alone and not told["missing"] else "look", told)
 
 
-_LARGE = 0.1
-"""Share of the F1 without privacy from which a loss wants a look."""
-
-
-def _formal(planned: PlannedRelease, ledger: Ledger, recommended: Recommendation, own: Mapping[str, float]) -> Answer:
+def _formal(
+    planned: PlannedRelease,
+    ledger: Ledger,
+    recommended: Recommendation,
+    own: Mapping[str, float],
+    records: RecordSet | None,
+) -> Answer:
     chosen = recommended.chosen
-    told: dict[str, Any] = {"chosen": chosen, "gap": None, "offer": formal_offer.offer(ledger, planned)}
+    told: dict[str, Any] = {"chosen": chosen, "gap": None, "offer": formal_offer.offer(ledger, planned, records)}
     if chosen is None:
         return Answer("formal", "look", told)
     told |= {"loss": loss_of(chosen, recommended.reference), "audit": chosen.audit or "not audited"}

@@ -79,9 +79,11 @@ def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
 
 def keep_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
     """Put a plan under the ledger of this run, where alone it is released, with what that knows of its choice, and save
-    it; return plan and file.
+    it; return plan and file. A policy that this run was given holds from here on: for audit, approval and release too.
     """
     ledger = open_ledger(context, settings)
+    if settings.policy:
+        ledger.put_in_force(requester=planned.plan.requester)
     kept = selection.stated(ledger, context, planned).under(ledger, context)
     return kept, kept.save(context)
 
@@ -143,8 +145,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             selection.check(ledger, context, planned)
             _require_undrawn(context, plan)
             stands = approval.standing(context, ledger, planned)
-            audit = gate.check(ledger, planned)
             records = record_set(context, candidate.dataset)
+            audit = gate.check(ledger, planned, records=records)
             ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
             others = siblings(ledger, plan, records=records)
             fill.rehearse(context, anticipated(plan, audit=audit), candidate, settings, others)

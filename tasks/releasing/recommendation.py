@@ -56,6 +56,10 @@ class Figures:
         return f"{self.kind}, ε {self.epsilon:.4g}, {delta}, {self.relation}"
 
 
+LARGE = 0.1
+"""Share of the F1 without privacy from which a loss wants a look."""
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """What is recommended, and the sentence that says so."""
@@ -65,6 +69,13 @@ class Recommendation:
     chosen: Figures | None = None
     reference: Figures | None = None
     """The best fit without privacy, that losses are told against."""
+
+    @property
+    def loses_little(self) -> bool:
+        """Whether what is recommended is known to lose no more than wants a look."""
+        if self.chosen is None or self.reference is None:
+            return False
+        return self.reference.weighted_f1 - self.chosen.weighted_f1 <= LARGE * self.reference.weighted_f1
 
 
 def recommend(branches: Sequence[Figures]) -> Recommendation:

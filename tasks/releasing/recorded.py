@@ -57,16 +57,33 @@ def own_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
     """Weighted and macro F1 of a plan's own candidate on held-out records, and what it could code alone
     (`calibration.coded_alone`) where that was measured; empty where nobody scored it.
     """
-    plan, fitted = planned.plan, planned.candidate.fitted.sha256
+    fitted = planned.candidate.fitted.sha256
     for row in reversed(ledger.rows()):
         if _is_compared(row) and row.artifact_digests.get("fit") == fitted and "weighted_f1" in row.details:
             return _own(row.details, "")
-        same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
-        if row.kind == "evaluation" and same and row.label == "internal evaluation on the test half":
+        if _is_evaluation_of(planned.plan, row):
             last = [name for name in row.details if name.endswith("_weighted_f1") and "quartile" not in name]
             for name in sorted(last, key=_round, reverse=True)[:1]:
                 return _own(row.details, name.removesuffix("weighted_f1"))
     return {}
+
+
+def own_reference(ledger: Ledger, planned: PlannedRelease) -> Figures | None:
+    """Scores of the fit without risk weights that a retrain begins with, on the same held-out records as its last; None
+    where it has none, as a formal one has.
+    """
+    for row in reversed(ledger.rows()):
+        if _is_evaluation_of(planned.plan, row) and "base_weighted_f1" in row.details:
+            own = _own(row.details, "base_")
+            title = "the retrain's own fit without privacy"
+            return Figures("base", title, "none", own["weighted_f1"], own.get("macro_f1"))
+    return None
+
+
+def _is_evaluation_of(plan: ReleasePlan, row: Row) -> bool:
+    """Whether a row has the scores of the retrain that a plan came of."""
+    same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
+    return row.kind == "evaluation" and same and row.label == "internal evaluation on the test half"
 
 
 def _own(details: Mapping[str, Any], stem: str) -> dict[str, float]:

@@ -84,6 +84,7 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     found = json.loads(out.read_text())
     assert found["records"] == 300
     assert f"temperature {found['temperature']}" in said
+    assert found["bundle_digest"] == rows[0]["bundle_digest"], "it names the bundle whose scores it is of"
     assert not any(row["Text"] in out.read_text() for row in rows), "the file holds no narrative"
     reached = [t for t in found["thresholds"] if t["threshold"] is not None]
     target = str(reached[0]["target_accuracy"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mechanisms.dppl_mean import DpplMean, class_sums
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Plan, Records, Run, Task
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import GaussianReleaseEvent
@@ -45,11 +46,11 @@ def test_a_record_moves_the_sums_by_one_however_long_it_is() -> None:
     """On every neighbour of 60 records; and the bound binds."""
     features, labels = problem(60)
     features *= torch.logspace(-3, 3, 60)[:, None]
-    whole = class_sums(features, labels, classes=CLASSES)
+    whole = class_sums(features, labels, fields=Fields((CLASSES,)))
     moves = []
     for i in range(60):
         kept = torch.arange(60) != i
-        moves.append(float((whole - class_sums(features[kept], labels[kept], classes=CLASSES)).norm()))
+        moves.append(float((whole - class_sums(features[kept], labels[kept], fields=Fields((CLASSES,)))).norm()))
     assert max(moves) <= 1 + 1e-5
     assert min(moves) > 0.999
 

@@ -123,6 +123,16 @@ def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narrati
     assert ran.losses[-1] < 0.6 * math.log(2) < ran.losses[0]
 
 
+def test_few_steps_are_each_told_and_many_now_and_then(linear: MakeLinear) -> None:
+    """A step over all records of a whole encoder takes minutes: of 13 of them nothing was seen until the end."""
+    for steps, told in ((13, list(range(1, 14))), (320, list(range(16, 321, 16)))):
+        seen: list[tuple[int, int]] = []
+        config = DpSgd(batch_size=20, **PLAIN_SGD)
+        plan = plan_of(config, noisy(steps, 1.0), records=20)
+        go(linear(20), plan, progress=lambda *at, seen=seen: seen.append(at))
+        assert seen == [(step, steps) for step in told]
+
+
 class _Interrupted(Exception):
     pass
 

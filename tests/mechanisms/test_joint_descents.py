@@ -1,4 +1,4 @@
-"""DP-SGD and the formal head of several fields: one clip a record, one release of class sums, one claim."""
+"""Formal mechanisms of several fields: one clip a record, one release of class sums, one claim."""
 
 from __future__ import annotations
 
@@ -12,29 +12,37 @@ from joint_heads import FIELDS, N, problem, untrained
 from small_heads import claim
 from torch import Tensor
 
-from mechanisms import dp_sgd, formal_head
+from mechanisms import dp_sgd, dppl_public, formal_head
 from mechanisms.dp_sgd import DpSgd
+from mechanisms.dppl_mean import DpplMean, class_sums
+from mechanisms.dppl_public import DpplPublic, PublicPrototypesEvent
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy import noise
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
+from mechanisms.private_posterior import PrivatePosterior
 
 TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=1.0),
     "formal-head": FormalHead(steps=3),
+    "dppl-mean": DpplMean(),
+    "private-posterior": PrivatePosterior(steps=3),
+    "dppl-public": DpplPublic(),
 }
 
 
 @pytest.fixture(autouse=True)
 def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+    for module in (dp_sgd, noise):
+        monkeypatch.setattr(module, "new_key", lambda: bytes(range(32)))
 
 
 def clipped_sum(kind: type[HeadClipping | GhostClipping], features: Tensor, labels: Tensor, clip: float) -> Tensor:
@@ -99,9 +107,56 @@ def test_one_event_one_claim(name: str) -> None:
         torch.testing.assert_close(said[:, span].sum(1), torch.ones(N, dtype=torch.float64))
 
 
-def test_a_formal_head_planned_for_one_field_is_refused() -> None:
-    """Its class sums would have the noise of one field for a record that is in three."""
-    plan = FormalHead().plan(TASK.model_copy(update={"fields": ()}))
+def test_a_record_moves_the_sums_of_directions_by_the_root_of_its_fields() -> None:
+    """By what DPPL-Mean's event pays for where it has all fields, however long its features, and never by more."""
+    event = DpplMean().plan(TASK).event
+    assert isinstance(event, GaussianReleaseEvent)
+    features, labels = problem(12, lacking=0.4)
+    features *= torch.logspace(-3, 3, 12)[:, None]
+    whole, everybody = class_sums(features, labels, fields=FIELDS), torch.arange(12)
+    kept = [everybody != gone for gone in range(12)]
+    moves = [float((whole - class_sums(features[own], labels[own], fields=FIELDS)).norm()) for own in kept]
+    assert moves == pytest.approx([math.sqrt(float((own >= 0).sum())) for own in labels], abs=1e-4)
+    assert max(moves) == pytest.approx(event.l2_sensitivity, abs=1e-4)
+
+
+def test_a_record_touches_one_choice_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that DPPL-Public chooses by: one record more moves one class of each field that it has, by the choice's
+    epsilon at most; a class chooses among the titles of its own field; three choices cost the target."""
+    seen: list[Tensor] = []
+
+    def quiet(shape: torch.Size, stream: SecretStream, *, step: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    def watched(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float) -> Tensor:
+        seen.append(utilities(about, labels, candidates, ceiling))
+        return seen[-1]
+
+    utilities = dppl_public.utilities
+    monkeypatch.setattr(dppl_public, "gumbel", quiet)
+    monkeypatch.setattr(dppl_public, "utilities", watched)
+    plan = DpplPublic().plan(TASK)
+    assert isinstance(plan.event, PublicPrototypesEvent)
+    assert plan.event.epsilon * len(FIELDS.sizes) == pytest.approx(3.0)
+    features, labels = problem(12, lacking=0.4)
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS)
+    for rows in (slice(None), slice(1, None)):
+        some = Records(FeatureInputs(features[rows]), labels[rows])
+        plan.model_copy(update={"records": len(some)}).fit(some, run)
+    whole, without = seen[: len(FIELDS.sizes)], seen[len(FIELDS.sizes) :]
+    for field, (size, more, less) in enumerate(zip(FIELDS.sizes, whole, without, strict=True)):
+        assert more.shape == (size, size)
+        moved = (more - less).abs()
+        touched = [int(labels[0, field])] if labels[0, field] >= 0 else []
+        assert float(moved.max()) <= 1
+        assert set(moved.sum(1).nonzero().flatten().tolist()) <= set(touched)
+    assert any(float((more - less).abs().max()) > 0 for more, less in zip(whole, without, strict=True))
+
+
+@pytest.mark.parametrize("mechanism", [FormalHead(), DpplMean(), DpplPublic()], ids=lambda one: one.kind)
+def test_what_was_planned_for_one_field_is_refused(mechanism: Mechanism) -> None:
+    """It would have the noise of one field for a record that is in three."""
+    plan = mechanism.plan(TASK.model_copy(update={"fields": ()}))
     features, labels = problem()
     with pytest.raises(MechanismError, match="plan again"):
         plan.fit(Records(FeatureInputs(features), labels), Run(FIELDS.classes, 0, untrained, fields=FIELDS))

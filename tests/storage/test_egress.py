@@ -8,6 +8,7 @@ import random
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: 
         rewrite(file, change)
         refuses(folder, expected, "0_Transformer/tokenizer.json", secret)
         file.write_text(before)
+
+
+def test_a_short_text_that_is_a_word_of_the_vocabulary(folder: Path, expected: Expected) -> None:
+    """Such as a job title: the public tokenizer holds it whoever trained; anywhere else it is told."""
+    vocabulary = json.loads((folder / "0_Transformer" / "tokenizer.json").read_text())["model"]["vocab"]
+    word = "".join(letter for letter in "".join(vocabulary) if letter.isalpha())[200:216]
+    knowing = replace(expected, narratives=SequenceFilter.of([word], key=KEY))
+    assert knowing.narratives.count(word)
+    assert knowing.narratives.count("".join(vocabulary)), "a scan of the vocabulary would find it"
+    inspect(folder, knowing)
+    (folder / CARD).write_text((folder / CARD).read_text() + f"\n{word}\n")
+    refuses(folder, knowing, CARD, word, match="private narrative")
 
 
 @pytest.mark.parametrize(

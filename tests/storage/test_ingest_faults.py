@@ -120,6 +120,10 @@ FILE_FAULTS = {
         text_of(header=("Treated", "Age", "Alcohol", "Where")),
         "(--text); name those that it has: of its 4 columns none is known here",
     ),
+    "a header of usual names": (
+        text_of(header=("date", "title", "code", "id")),
+        "(--text); it has 4 columns, 'date', 'title', 'code', 'id' among them",
+    ),
     "no CSV in ZIP": (archive("a.txt", "b.pdf"), "holds no CSV"),
     "arrays": (archive("images.npy", "labels.npy"), "archive of arrays, which only images are read from"),
     "workbook": (archive("xl/workbook.xml"), "Excel workbook; save it as CSV"),
@@ -185,7 +189,7 @@ RECORD_FAULTS = {
     "no date": (
         text_of(with_cell(3, "EventDate", "")),
         {},
-        "(row 3); correct them, set data.ingest.date_format (such as %m/%d/%y)",
+        "(row 3); correct them, set data.ingest.date_format (such as %m/%d/%y where years",
     ),
     "own date format": (text_of(), {"date_format": "%d.%m.%Y"}, "8 dates are missing or do not read as %d.%m.%Y"),
     "same id": (

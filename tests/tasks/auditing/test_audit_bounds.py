@@ -11,6 +11,7 @@ import torch
 from scipy.stats import binom
 
 from mechanisms.audit.bounds import Guesses
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, NonPrivateEvent
 from tasks.auditing import bounds as audit_bounds
 from tasks.auditing.bounds import Bound
@@ -31,7 +32,7 @@ def pool(natural: int = 200) -> Pool:
         for i in range(2)
     ]
     return Pool(
-        features=torch.zeros(len(parts), 1),
+        inputs=FeatureInputs(torch.zeros(len(parts), 1)),
         labels=torch.zeros(len(parts), dtype=torch.int64),
         family=torch.tensor(parts),
         references=torch.tensor(references),

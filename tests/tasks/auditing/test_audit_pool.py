@@ -20,6 +20,11 @@ from tasks.auditing import pool
 REF = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
 
 
+def encoded(work: Any, model: ModelConfig, texts: list[str], *, as_features: bool, seed: int) -> FeatureInputs:
+    """In the place of an encoder."""
+    return FeatureInputs(torch.zeros(len(texts), 4))
+
+
 def test_more_canaries_than_records_are_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the canaries copy a record's text and half its features; the largest number that fits is named."""
     half = FeatureInputs(torch.zeros(5, 4)), torch.zeros(5, dtype=torch.int64)
@@ -39,7 +44,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     half = FeatureInputs(torch.randn(30, 4, generator=pick)), labels
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
     monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
-    monkeypatch.setattr(pool, "_encode", lambda work, model, texts, seed: torch.zeros(len(texts), 4))
+    monkeypatch.setattr(pool, "_read", encoded)
     return torch.cat([labels, labels])
 
 
@@ -48,7 +53,7 @@ def test_a_canary_of_several_fields_is_wrong_in_each(halves: torch.Tensor, tmp_p
     work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
     pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
     made = pool.Pool.load(tmp_path)
-    assert made.labels.shape == (len(made.features), 2)
+    assert made.labels.shape == (len(made.inputs), 2)
     assert torch.equal(made.labels[:60], halves)
     originals = (made.family[:60] == pool.NEVER).nonzero()[:, 0]
     wrong = made.labels[made.family == pool.FAMILIES.index("mislabelled")]
@@ -67,11 +72,11 @@ def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_p
     half = FeatureInputs(torch.randn(30, 4, generator=torch.Generator().manual_seed(1))), labels
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
     monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
-    monkeypatch.setattr(pool, "_encode", lambda work, model, texts, seed: torch.zeros(len(texts), 4))
+    monkeypatch.setattr(pool, "_read", encoded)
     work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
     pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
     made = pool.Pool.load(tmp_path)
-    assert made.labels.shape == (len(made.features),)
+    assert made.labels.shape == (len(made.inputs),)
     pick = np.random.default_rng(derive_seed(0, "audit", "canaries"))
     observed = torch.unique(labels).numpy()
     originals = pick.permutation(60)[:8]

@@ -87,6 +87,7 @@ def test_statement_page_and_card_name_the_fields(joint: Sealed) -> None:
     card = (joint.folder / "README.md").read_text()
     assert "Codes free text in 2 fields at once" in card
     assert "### event" in card
+    assert "texts made of the titles" in card, "golden answers are of no narrative"
 
 
 def test_thresholds_are_of_the_field_that_the_generated_narratives_are_coded_in(joint: Sealed) -> None:

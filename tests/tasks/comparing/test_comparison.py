@@ -87,6 +87,16 @@ def results_page(summaries: list[BranchSummary], records: DataParameters) -> str
     return results.page(summaries, parameters=parameters, **options)
 
 
+def test_codes_are_told_with_their_titles() -> None:
+    """Where a list names them; a column of blanks is none."""
+    rows = [{"code": "111", "size": 5, "f1": 0.5}, {"code": "10", "size": 9, "f1": 0.25}]
+    head, cells = tables.code_table({"SWAG-PPM": rows}, (), titles={"111": "Fractures"})
+    assert head == ["code", "title", "size", "SWAG-PPM"]
+    assert cells == [["10", "", "9", "0.25"], ["111", "Fractures", "5", "0.50"]]
+    head, cells = tables.code_table({"SWAG-PPM": rows}, (), titles={"111": ""})
+    assert (head, cells[0]) == (["code", "size", "SWAG-PPM"], ["10", "9", "0.25"])
+
+
 def test_the_papers_table_3_gives_its_table_1() -> None:
     """153 codes; averages of the rounded F1 agree with the aggregates that the paper prints, to its two decimals."""
     (chew,) = [source for source in published.beside(data()) if source.by_code]

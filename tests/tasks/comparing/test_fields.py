@@ -185,16 +185,16 @@ def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Pat
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
-    with pytest.raises(InputError, match=r"dppl-mean codes one field; several at once are fitted by .*swag-ppm"):
-        choose("dppl-mean", model=wanted.model, data=wanted.data)
+    with pytest.raises(InputError, match=r"-weighted codes one field; several at once are fitted by .*swag-ppm"):
+        choose("dp-sgd-class-weighted", model=wanted.model, data=wanted.data)
     assert all(branch.mechanism.codes_several for branch in choose("all", model=wanted.model, data=wanted.data))
-    with pytest.raises(InputError, match="dppl-mean codes one field"):
-        comparison.refuse_early(context, wanted, SETTINGS, choose("dppl-mean", model=wanted.model))
-    formal = wanted.model_copy(update={"formal": FormalParameters(branch="dppl-mean", target_epsilon=4.0)})
-    with pytest.raises(InputError, match="dppl-mean codes one field"):
+    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
+        comparison.refuse_early(context, wanted, SETTINGS, choose("dp-sgd-class-weighted", model=wanted.model))
+    formal = wanted.model_copy(update={"formal": FormalParameters(branch="dp-sgd-class-weighted", target_epsilon=4.0)})
+    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
         retraining.refuse_early(context, formal)
-    with pytest.raises(InputError, match="dppl-mean codes one field"):
-        choose_branches("dppl-mean", wanted, standard())
+    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
+        choose_branches("dp-sgd-class-weighted", wanted, standard())
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.under(wanted, "paper")
     assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest

@@ -7,11 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.commands.plan import lines_of
 from flows.commands.profiles import parameters
 from mechanisms.formal_head import FormalHeadEvent
 from mechanisms.model.classifier import ModelConfig
@@ -19,8 +21,9 @@ from mechanisms.privacy.events import Claim, DpSgdEvent, GaussianReleaseEvent, N
 from storage.artifacts import ArtifactRef
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.records import RecordSet
+from tasks.branches.origin import Origin
 from tasks.fitting.candidate import Candidate
-from tasks.releasing import approval, delta, formal_offer, gate, plan_page
+from tasks.releasing import allowed_delta, approval, formal_offer, gate, plan_page
 from tasks.releasing.plan import PlannedRelease
 
 LOCAL = Claim(
@@ -291,7 +294,127 @@ def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside
     made = parameters("osha-formal", [*said, "data.source=x.csv"])
     assert (made.data.population, made.data.classification) == ("injuries", "SOC")
     assert made.data.ingest.text_columns == ("Job title", "Task")
-    assert not any("label_column" in one or "classification_version" in one for one in said)
+    assert made.data.classification_version == "2.01"  # other columns do not borrow the profile's
+    assert not any("label_column" in one for one in said)
+
+
+def beside(tmp_path: Path, data: dict[str, Any], **changes: Any) -> PlannedRelease:
+    """A plan of this data section, which lies beside it in a workspace."""
+    private = tmp_path / "home" / "private"
+    dataset = ArtifactRef(uri=f"file://{private}/stages/ingest/a", sha256="a" * 64, kind="ingest")
+    own = planned(idempotency_key="0123456789abcdef01", **changes)
+    (private / "plans").mkdir(parents=True)
+    run = parameters("demo", [f"data.{key}={json.dumps(value)}" for key, value in data.items()])
+    Origin(parameters=run).save(private / "plans" / "0123456789abcdef.json")
+    return own.model_copy(update={"candidate": own.candidate.model_copy(update={"dataset": dataset})})
+
+
+JOBS = {"text_columns": ["Job title"], "label_column": "Code", "date_column": None}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"population": "jobs", "classification": "SOC", "classification_version": "2010", "ingest": JOBS},
+        {"population": "jobs", "classification": "", "classification_version": "", "ingest": JOBS},
+        {
+            "population": "other",
+            "classification": "OIICS",
+            "ingest": JOBS | {"date_column": "Day", "max_per_unit": 2, "unit_column": "Who"},
+        },
+        {"population": "osha-severe-injuries"},
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_command_that_is_offered_can_be_given_as_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], listed: bool
+) -> None:
+    """From any folder, into the same workspace, of the same columns and names, without what is OSHA's alone."""
+    monkeypatch.chdir(tmp_path)
+    files = {"source": "my records.csv"} | ({"codelist": "codes.csv"} if listed else {})
+    plan = beside(tmp_path, data | files, population=data["population"])
+    words = shlex.split(formal_offer.command(plan, 2.5))
+    assert words[words.index("--home") + 1] == str(tmp_path / "home")
+    assert words[words.index("--data") + 1] == str(tmp_path / "my records.csv")
+    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    lists = Path(words[words.index("--codelist") + 1]) if "--codelist" in words else None
+    made = parameters("osha-formal", said, data=Path(words[words.index("--data") + 1]), codelist=lists)
+    origin = json.loads((tmp_path / "home/private/plans/0123456789abcdef.settings").read_text())["parameters"]["data"]
+    for key in ("population", "classification", "classification_version", "codelist", "public"):
+        assert getattr(made.data, key) == origin[key], key
+    for key in ("text_columns", "label_column", "date_column", "unit_column", "max_per_unit"):
+        told = getattr(made.data.ingest, key)
+        assert (list(told) if isinstance(told, tuple) else told) == origin["ingest"][key], key
+    assert made.model.prior == ("titles" if listed else "none")
+    assert made.data.ingest.train_before is None  # of the cohort 2015 every record is before the profile's day
+    if listed and data.get("classification") in ("SOC", ""):
+        assert made.model.prior_sentence == ""
+
+
+def test_what_is_offered_fits_the_budget(tmp_path: Path) -> None:
+    """In epsilon, in delta, and in the relation that the account is kept in: not what the policy would refuse."""
+    caps = {"formal": {"epsilon": 8, "delta": "0.00002"}, "asymptotic-local": {"epsilon": 6}}
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}))
+    assert formal_offer.remaining(ledger, planned()) == 8
+    for key, left in (("one", "5"), ("two", None)):
+        spent = FORMAL.model_copy(update={"epsilon": 3.0})
+        ledger.reserve(planned(spent, idempotency_key=key, release_label=key).plan)
+        assert formal_offer.remaining(ledger, planned()) == (left and Decimal(left)), key
+    assert "the formal budget of these records is spent" in formal_offer.offer(ledger, planned()).lower()
+    caps["formal"] = {"epsilon": 8, "delta": "0.01", "neighbouring_relation": "replace-one"}
+    policy = Policy.parse({"name": "test", "default": caps})
+    replaced = Ledger.open(f"sqlite:///{tmp_path / 'b.db'}", policy=policy)
+    assert formal_offer.remaining(replaced, planned()) == 4
+    assert "--target-epsilon 4`" in formal_offer.offer(replaced, planned())
+
+
+def test_a_delta_that_is_used_up_is_said(ledger: Ledger) -> None:
+    """Epsilon that remains buys nothing then."""
+    told = answer(page(ledger, planned(FORMAL)), "cost")
+    assert told.verdict == "look"
+    assert "nothing formal can follow there" in told.text
+    half = FORMAL.model_copy(update={"delta": 5e-6})
+    assert answer(page(ledger, planned(half)), "cost").verdict == "fine"
+
+
+def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Ledger) -> None:
+    """Of the same retrain; a comparison's better fit takes its place."""
+    scores = {"base_weighted_f1": 0.7, "base_macro_f1": 0.5, "weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.4}
+    ledger.record(
+        Evaluation(
+            label="internal evaluation on the test half",
+            population="injuries",
+            data_fingerprint="f",
+            requester="operator",
+            parameters_digest="p",
+            details=scores,
+        )
+    )
+    told = answer(page(ledger, planned()), "accuracy")
+    assert "0.100 (14.3 %) below a fit without privacy, 0.700" in told.text
+    assert told.verdict == "look"
+    other = answer(page(ledger, planned(FORMAL, parameters_digest="q", data_fingerprint="g")), "accuracy")
+    assert (other.verdict, "Nobody has scored it" in other.text) == ("look", True)
+    compared(ledger, "non-private", 0.8)
+    assert "below a fit without privacy, 0.800" in answer(page(ledger, planned()), "accuracy").text
+
+
+def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
+    """It may be next to none, and nobody knows what was lost."""
+    plan = planned(FORMAL)
+    compared(ledger, "prior-descent", 0.013, claim=FORMAL, fit="c")
+    told = answer(page(ledger, plan), "accuracy")
+    assert (told.verdict, "0.013" in told.text) == ("look", True)
+    compared(ledger, "non-private", 0.0131)
+    assert answer(page(ledger, plan), "accuracy").verdict == "fine"
+
+
+def test_a_command_stays_on_one_line_of_a_terminal() -> None:
+    """Broken within quotes it would be another one when it is copied."""
+    offered = 'autocoder retrain --set \'data.ingest.text_columns=["Job title", "Task"]\' --target-epsilon 5'
+    lines = lines_of(f"Not known: nobody compared one on these records. Release it: `{offered}`.", 40)
+    assert f"`{offered}`." in lines
+    assert len(lines) > 2
 
 
 def test_a_plan_is_read_by_a_process_that_ran_no_mechanism(tmp_path: Path) -> None:
@@ -320,4 +443,4 @@ def test_delta_is_what_the_policy_allows(caps: dict[str, Any], expected: float) 
     policy = Policy.parse(
         {"name": "test", "populations": {"injuries": caps, "other": {"formal": {"epsilon": 1, "delta": "1e-9"}}}}
     )
-    assert delta.of_policy(policy, "injuries") == expected
+    assert allowed_delta.of_policy(policy, "injuries") == expected

@@ -122,3 +122,14 @@ def test_the_sentence_by_hand() -> None:
         "Nothing here should be released: no branch has a formal guarantee, and 1 of 1 claims are contradicted by an "
         "audit; compare a formal one."
     )
+
+
+def test_a_loss_of_more_than_a_tenth_wants_a_look() -> None:
+    """Of what is recommended, whatever the others lose; and one that nobody measured is not small."""
+    none = Figures("non-private", "Non-private", "none", 0.8)
+    formal = Figures("prior-descent", "Descent from the prior", "formal", 0.721, epsilon=5.0, delta=1e-5)
+    poor = replace(formal, title="DP-SGD", weighted_f1=0.1)
+    assert recommend([none, formal, poor]).loses_little
+    assert not recommend([none, replace(formal, weighted_f1=0.719), poor]).loses_little
+    assert not recommend([formal]).loses_little
+    assert not recommend([none]).loses_little

@@ -1,0 +1,92 @@
+"""Would win: what a module keeps of the records it ran on, in the model that is handed back; one record that moves the
+parameters further than the clip, or ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import own_modules
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.own import clipping_of, maker_of
+from mechanisms.own_models import dp_sgd, swag_ppm
+
+CE, CLIP = nn.functional.cross_entropy, 0.5
+
+
+class Notebook(nn.Module):
+    """Notes the last record that it saw in a parameter that is not trained, such as a codebook or a moving mean."""
+
+    def __init__(self, *, while_training: bool) -> None:
+        super().__init__()
+        self.read, self.while_training = nn.Linear(6, 3), while_training
+        self.noted = nn.Parameter(torch.zeros(6), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, 6] to logits [b, 3]."""
+        if self.training == self.while_training:
+            with torch.no_grad():
+                self.noted.copy_(x.detach()[-1])
+        return self.read(x)
+
+
+class Sleeper(Notebook):
+    """Notes nothing until it has run a while: a trial on invented records is too short to see it."""
+
+    runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, 6] to logits [b, 3]."""
+        self.runs += 1
+        return super().forward(x) if self.runs > 20 else self.read(x)
+
+
+@pytest.mark.parametrize("kind", [Notebook, Sleeper])
+@pytest.mark.parametrize("while_training", [False, True])
+@pytest.mark.parametrize(
+    ("call", "how"), [(dp_sgd, {"target_epsilon": 5.0, "epochs": 2}), (swag_ppm, {"draws": 4})], ids=["dp-sgd", "swag"]
+)
+def test_a_record_in_a_parameter_that_is_not_trained(
+    call: Callable[..., Any], how: dict[str, Any], while_training: bool, kind: type[Notebook]
+) -> None:
+    """No noise is added to it: refused, or what comes back holds what was given."""
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    try:
+        private = call(kind(while_training=while_training), CE, (x, y), **how)
+    except MechanismError:
+        return
+    assert torch.equal(private.model.noted, torch.zeros(6))
+
+
+def test_it_is_refused_on_invented_records() -> None:
+    """Before a real one is read, where a trial shows it."""
+    model = Notebook(while_training=False)
+    with pytest.raises(MechanismError, match="`noted` of the model, a buffer or a frozen parameter, changes"):
+        maker_of(model, CE, torch.randn(4, 6), torch.arange(4) % 3, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", own_modules.MODULES)
+def test_one_record_that_is_too_large(name: str) -> None:
+    """The sum moves by the clip at most, as with any record, and the run goes on."""
+    module, x, y = own_modules.made(name, 12)
+    x[5] = 3e38
+    others = torch.arange(12) != 5
+
+    def clipped(chosen: Tensor) -> Tensor:
+        model = maker_of(module, CE, x, y, device=torch.device("cpu"))()
+        out = torch.zeros(model.num_parameters)
+        with clipping_of(model, FeatureInputs(x)) as clipper:
+            batch = {"features": x[chosen]}
+            clipper.add_clipped_sum(batch, y[chosen], coefficients=lambda norms: (CLIP / norms).clamp(max=1), out=out)
+        return out
+
+    expected = clipped(others)
+    assert expected.norm() > 0
+    assert (clipped(others | True) - expected).norm() <= CLIP * (1 + 1e-5)
+    private = dp_sgd(module, CE, (x, y), target_epsilon=5, epochs=2)
+    assert all(p.isfinite().all() for p in private.model.parameters())

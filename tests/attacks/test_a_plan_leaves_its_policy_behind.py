@@ -1,0 +1,74 @@
+"""Would win: the release, under no policy or a laxer one, of a plan that was made under an officer's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from planned_chain import nothing_charged, planned_chain
+
+from storage.errors import InputError, StorageError
+from storage.ledger import BudgetRefused, Ledger, Policy
+from storage.ledger.heads import new_keys
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing import approval, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
+
+CAPS = "asymptotic-local: {epsilon: 1000}"
+
+
+@pytest.fixture(scope="module")
+def made(
+    chosen: tuple[Context, RetrainParameters], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Context, PlannedRelease]:
+    """A plan made under a policy that asks for an officer's signature and an audit."""
+    context, parameters = chosen
+    public = new_keys(tmp_path_factory.mktemp("keys"))[1].read_text(encoding="utf-8")
+    key = "\n".join(f"      {line}" for line in public.splitlines())
+    policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
+    asked = f"approvals:\n  minimum: 1\n  approvers:\n    B. Officer: |\n{key}\nrequire_audit: true\n"
+    policy.write_text(f"name: officers\n{asked}default: {{{CAPS}}}\n", encoding="utf-8")
+    settings = parameters.release.model_copy(update={"policy": str(policy)})
+    return context, publish.keep_plan(context, planned_chain(context, parameters), settings)[0]
+
+
+def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, PlannedRelease]) -> None:
+    """The command that `retrain` prints names no policy; the default one asks nobody."""
+    context, planned = made
+    ledger = publish.open_ledger(context, BundleParameters())
+    assert ledger.policy().name == "officers"
+    assert approval.standing(context, ledger, planned).missing == 1
+    with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|asks for)"):
+        publish.release.fn(context, planned, BundleParameters())
+    assert nothing_charged(context)
+
+
+def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedRelease], tmp_path: Path) -> None:
+    """Another file is put in force by `ledger change-policy` alone, with the officer's signature."""
+    context, planned = made
+    (tmp_path / "lax.yaml").write_text(f"name: lax\ndefault: {{{CAPS}}}\n", encoding="utf-8")
+    settings = BundleParameters(policy=str(tmp_path / "lax.yaml"))
+    with pytest.raises((BudgetRefused, InputError), match="officers"):
+        publish.release.fn(context, planned, settings)
+    assert nothing_charged(context)
+
+
+def test_two_first_policies_at_one_moment(tmp_path: Path) -> None:
+    """One is in force, and whoever planned under another is told so: not each under its own."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    Ledger.open(url)
+    policies = [Policy.parse({"name": f"p{n}", "default": {"asymptotic-local": {"epsilon": n + 1}}}) for n in range(4)]
+
+    def plan_under(policy: Policy) -> str:
+        try:
+            return Ledger.open(url, policy=policy).put_in_force(requester="operator").name
+        except InputError:
+            return "told"
+
+    with ThreadPoolExecutor(len(policies)) as planners:
+        said = sorted(planners.map(plan_under, policies))
+    ledger = Ledger.open(url)
+    assert said == sorted([ledger.policy().name, "told", "told", "told"])
+    assert len([row for row in ledger.rows() if row.kind == "budget-change"]) == 1

@@ -1,0 +1,162 @@
+"""Reruns of mechanisms that train more than a head: each by its own fit on the tokens of those who took part."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_jobs
+import torch
+
+from mechanisms.mechanism import Plan, Records, Run
+from mechanisms.model.inputs import TokenInputs
+from mechanisms.model.seeding import derive_seed
+from storage.artifacts import ArtifactRef
+from storage.errors import InputError
+from tasks.auditing import pool as audit_pool
+from tasks.auditing import settings, trials
+from tasks.auditing.run import reruns
+from tasks.auditing.settings import AuditParameters
+from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.outcome import Study
+from tasks.comparing import run as comparison
+from tasks.fitting.prepared import build, label_count, load_inputs
+from tasks.parameters import RetrainParameters
+from tasks.running.stage import Context, run_step
+
+TRIALS = 2
+MODELS = {"full": {"trainable": "full"}, "lora": {"trainable": "lora"}, "a head of two layers": {"pooling": "first"}}
+
+
+def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainParameters:
+    return tiny_jobs.retrain(tiny_jobs.demo(folder, records=60), encoder, model=model, reweight=False)
+
+
+def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
+    """A branch fitted, and the pool of its audit."""
+    do = partial(run_step, context)
+    asked = CompareParameters(seeds=1, target_epsilon=5.0)
+    study = comparison.run(context, chosen, asked, (standard()[name],), do=do).study
+    step = audit_pool.pool(chosen.model, canaries=3, seed=chosen.fit.seed, **study.records)
+    return study, do(step)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, model: dict[str, Any]) -> None:
+    """Of the posterior's second trial: on those whose coin fell so, at its own seed, the same answers to the bit."""
+    chosen, context = parameters(tmp_path / "data", tiny_roberta, model), tiny_jobs.workspace(tmp_path / "home")
+    study, pool_ref = studied(context, chosen, "swag-ppm")
+    ref, name = reruns(study, AuditParameters(trials=TRIALS, trial_draws=3), standard()["swag-ppm"], pool_ref)
+    done = trials.Trials.load(context.store.open(ref), name)
+    pool = audit_pool.Pool.load(context.store.open(pool_ref))
+    seed = chosen.fit.seed
+    assert torch.equal(done.included[1], pool.coins(seed=seed, trial=1))
+    assert 0 < int(done.included.sum()) < done.included.numel()
+    assert bool(done.epsilon.isfinite().all())
+
+    dataset = context.store.open(study.dataset)
+    classifier = build(context, chosen.model, dataset, seed=seed)
+    run = Run(label_count(dataset), derive_seed(seed, "audit", "trial", 1) >> 10, lambda: classifier, resampled=True)
+    mechanism, _ = study.mechanism(standard()["swag-ppm"]).audited_as(3, batched=False)
+    own = done.included[1]
+    plan: Plan = mechanism.plan(study.task(standard()["swag-ppm"]))
+    fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
+    said = fitted.model.log_probabilities(pool.inputs)
+    torch.testing.assert_close(done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(done.ell[0], done.ell[1])
+    assert list((context.workspace.private / "stages" / "audit-trials").rglob("trial_*")) == []
+
+
+def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Records as they were prepared; a mislabelled canary reads as its original, a rare one as nothing in the data."""
+    chosen, context = (
+        parameters(tmp_path / "data", tiny_roberta, MODELS["full"]),
+        tiny_jobs.workspace(tmp_path / "home"),
+    )
+    study, ref = studied(context, chosen, "non-private")
+    pool = audit_pool.Pool.load(context.store.open(ref))
+    assert isinstance(pool.inputs, TokenInputs)
+    assert len(pool.inputs) == len(pool.labels) == len(pool.family)
+
+    def rows(inputs: TokenInputs) -> list[tuple[int, ...]]:
+        return [tuple(inputs.ids[a:b].tolist()) for a, b in zip(inputs.offsets[:-1], inputs.offsets[1:], strict=True)]
+
+    prepared = context.store.open(study.prepared)
+    halves = [load_inputs(prepared, split)[0] for split in ("train", "test")]
+    known = [row for half in halves if isinstance(half, TokenInputs) for row in rows(half)]
+    every = rows(pool.inputs)
+    assert every[: len(known)] == known
+    of = {name: (pool.family == at).nonzero()[:, 0].tolist() for at, name in enumerate(audit_pool.FAMILIES)}
+    assert all(every[i] in known for i in [*of["mislabelled"], *of["alpha-mover"]])
+    assert not any(every[i] in known for i in of["rare-token"])
+
+
+def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Each rerun claims what was planned: its noise is the plan's, whoever took part."""
+    chosen, context = (
+        parameters(tmp_path / "data", tiny_roberta, MODELS["lora"]),
+        tiny_jobs.workspace(tmp_path / "home"),
+    )
+    study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
+    ref, name = reruns(study, AuditParameters(trials=TRIALS), standard()["dp-sgd-tuned"], pool_ref)
+    done = trials.Trials.load(context.store.open(ref), name)
+    assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
+    tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials that ended are not made again, and what is kept of one under way lies in the stage's scratch folder."""
+    chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
+    whole, broken = (tiny_jobs.workspace(tmp_path / name) for name in ("whole", "broken"))
+    asked = AuditParameters(trials=TRIALS, trial_draws=3)
+    ends: list[tuple[trials.Trials, int]] = []
+    for context in (whole, broken):
+        study, pool_ref = studied(context, chosen, "swag-ppm")
+        make = partial(reruns, study, asked, standard()["swag-ppm"], pool_ref)
+        if context is broken:
+            begun: list[int] = []
+            real = Plan.fit
+
+            def fit(plan: Plan, records: Records, run: Run, begun: list[int] = begun, real: Any = real) -> Any:
+                begun.append(run.seed)
+                if len(begun) == TRIALS:
+                    assert run.folder is not None
+                    assert broken.workspace.private in run.folder.parents
+                    raise _Killed
+                return real(plan, records, run)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Plan, "fit", fit)
+                with pytest.raises(_Killed):
+                    make()
+        before: list[int] = []
+        counted = Plan.fit
+
+        def count(plan: Plan, records: Records, run: Run, before: list[int] = before, counted: Any = counted) -> Any:
+            before.append(run.seed)
+            return counted(plan, records, run)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Plan, "fit", count)
+            ref, name = make()
+        ends.append((trials.Trials.load(context.store.open(ref), name), len(before)))
+    (first, of_whole), (second, of_broken) = ends
+    assert (of_whole, of_broken) == (TRIALS, 1)
+    assert torch.equal(first.ell, second.ell)
+
+
+def test_records_that_are_no_narratives_are_refused(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Canaries are narratives; of those every trainable part is rerun."""
+    chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
+    settings.check(chosen, AuditParameters(trials=16))
+    ingest = chosen.data.ingest.model_copy(update={"kind": "table"})
+    table = chosen.model_copy(update={"data": chosen.data.model_copy(update={"ingest": ingest})})
+    with pytest.raises(InputError, match="reruns plant canaries in narratives"):
+        settings.check(table, AuditParameters(trials=16))
