@@ -77,6 +77,10 @@ class RecordInputs:
         """Inputs at `index`, [b, ...]."""
         return {"features": self.values[index].to(device, non_blocking=True)}
 
+    def take(self, index: Tensor) -> RecordInputs:
+        """The records at `index`, in that order."""
+        return RecordInputs(self.values[index])
+
     def save(self, path: Path) -> None:
         """Write to one safetensors file."""
         save_file({"features": self.values.contiguous()}, path)
