@@ -192,7 +192,8 @@ _MOST_CHARACTERS = 1 << 15
 _BATCH_TOKENS = {"float32": 1024, "bfloat16": 2048}
 """Padding included. float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
 NEAR_TIE = 0.05
-"""Of a logit: where the two best codes lie closer than this in bfloat16, rounding may have put either first."""
+"""Of a logit: where the two best codes lie closer than this in bfloat16, rounding may have put either first. The least
+width of that band; a model whose logits are larger has a wider one (`Released.near_tie`)."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,8 @@ class Released:
     max_length: int
     precision: Precision = "float32"
     """Of the passes; the weights are float32."""
+    near_tie: float = NEAR_TIE
+    """Of a logit: texts whose two best codes lie closer than this in bfloat16 are scored again in float32."""
     spans: Mapping[str, slice] = field(default_factory=dict)
     """Of a joint head, where each field's codes and scores lie; empty where there is one field."""
 
@@ -229,7 +232,7 @@ class Released:
         out = self.logits_in(self.precision, texts)
         if self.precision == "bfloat16":
             leads = [lead_of(out[:, span])[0] for span in self.places]
-            near: list[int] = (torch.stack(leads) < NEAR_TIE).any(0).nonzero()[:, 0].tolist()
+            near: list[int] = (torch.stack(leads) < self.near_tie).any(0).nonzero()[:, 0].tolist()
             if near:
                 out[near] = self.logits_in("float32", [texts[at] for at in near])
         return out

@@ -21,7 +21,7 @@ from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquoted
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, reached, read_thresholds
-from tasks.coding.agreement import agrees
+from tasks.coding.agreement import near_tie
 from tasks.coding.groups import Groups, groups_of
 
 
@@ -270,13 +270,12 @@ def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
     if list(model.spans) != fields:
         raise InputError(f"--bundle: {folder} is damaged: its model codes other fields than {STATEMENT} names")
     quick = replace(model, precision=resolved(precision, "cpu"))
-    if precision != "auto" or quick.precision == "float32" or _agrees(quick, folder):
-        model = quick
-    return release, model
-
-
-def _agrees(quick: export.Released, folder: Path) -> bool:
-    return all(agrees(own, folder / name) for name, own in quick.fields.items())
+    if quick.precision == "bfloat16":
+        bands = [near_tie(own, folder / name) for name, own in quick.fields.items()]
+        if precision == "auto" and None in bands:
+            return release, model
+        quick = replace(quick, near_tie=max(band or export.NEAR_TIE for band in bands))
+    return release, quick
 
 
 def _damaged(folder: Path, file: Path) -> InputError:

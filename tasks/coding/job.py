@@ -23,7 +23,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mechanisms.model.export import NEAR_TIE
 from storage.artifacts import digest, file_digest
 from storage.durable import replacing, sync, write_atomically
 from storage.errors import InputError, StorageError
@@ -93,7 +92,7 @@ class CodingJob:
         known = [(own.thresholds or {}).get("temperature") for own in coder.fields.values()]
         precision = coder.model.precision
         # nothing for float32, so that jobs that were begun before go on
-        rounded = {} if precision == "float32" else {"precision": precision, "near_tie": NEAR_TIE}
+        rounded = {} if precision == "float32" else {"precision": precision, "near_tie": coder.model.near_tie}
         return digest(
             rounded
             | {

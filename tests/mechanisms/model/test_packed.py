@@ -76,7 +76,7 @@ def test_another_layout_is_not_guessed_at(tiny_bert: Path, other: dict[str, str]
     assert PackedEncoder.of(family) is None
 
 
-def test_near_ties_are_float32s(tiny_bundle: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_are_float32s(tiny_bundle: Path, narratives: Any) -> None:
     """A code differs from float32's nowhere within the band of near ties, and outside of it only if rounding is wider.
 
     With a band over all, every score is float32's; with none, rounding shows: the band is what makes the difference.
@@ -89,9 +89,9 @@ def test_near_ties_are_float32s(tiny_bundle: Path, narratives: Any, monkeypatch:
     assert float(off.max()) > 0, "bfloat16 did not run"
     best = rough.topk(2, dim=-1).values
     margin = best[:, 0] - best[:, 1]
-    monkeypatch.setattr(export, "NEAR_TIE", float(margin.median()))
-    scores = quick.logits(texts)
-    near = margin < float(margin.median())
+    band = float(margin.median())
+    scores = replace(quick, near_tie=band).logits(texts)
+    near = margin < band
     torch.testing.assert_close(scores[near], truth[near], rtol=1e-4, atol=1e-5)
     assert torch.equal(scores[~near], quick.logits_in("bfloat16", texts)[~near])
     wrong = scores.argmax(-1) != truth.argmax(-1)

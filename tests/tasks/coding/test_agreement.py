@@ -49,15 +49,33 @@ def test_auto_leaves_bfloat16_where_a_code_changes(bundle: Path) -> None:
     assert Coder.open(bundle, precision="bfloat16").model.precision == "bfloat16", "who asks for it gets it"
 
 
-def test_auto_leaves_bfloat16_where_rounding_is_wide(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The codes are those of float32, but one that differs elsewhere could lie far from a tie."""
+def test_the_band_of_near_ties_is_as_wide_as_rounding(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of larger weights has larger logits, and larger errors of them; past a bound it is float32's."""
     quick = replace(Coder.open(bundle).model, precision="bfloat16")
     texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
     worst = float(export.margin_errors(quick, texts).max())
-    assert worst > 0
-    for band, taken in ((0.51 * worst, "bfloat16"), (0.49 * worst, "float32")):
-        monkeypatch.setattr(agreement, "NEAR_TIE", band)
+    assert 0 < worst < export.NEAR_TIE
+    assert Coder.open(bundle, precision="auto").model.near_tie == export.NEAR_TIE, "and never narrower than this"
+    monkeypatch.setattr(agreement, "NEAR_TIE", worst / 2)
+    assert worst <= Coder.open(bundle, precision="auto").model.near_tie <= worst + 0.01
+    for most, taken in ((1.01 * worst, "bfloat16"), (0.99 * worst, "float32")):
+        monkeypatch.setattr(agreement, "WIDEST", most)
         assert Coder.open(bundle, precision="auto").model.precision == taken
+
+
+def test_a_head_of_larger_weights_is_still_coded_in_bfloat16(bundle: Path) -> None:
+    """Eight times the logits, as a fit with noise has them: no code differs but within the band, which grew."""
+    narrow = Coder.open(bundle, precision="auto").model
+    head: Any = narrow.model
+    with torch.no_grad():
+        for part in head.head.parameters():
+            part.mul_(8)
+    golden.write(replace(narrow, precision="float32"), read_codelist(bundle / CODELIST), bundle / GOLDEN)
+    wide = agreement.near_tie(narrow, bundle)
+    assert wide is not None
+    assert wide > narrow.near_tie
+    texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
+    assert float(export.margin_errors(narrow, texts).max()) <= wide
 
 
 @pytest.mark.parametrize("content", [None, "", "{}\n", "[1]\n", '{"text": "a", "codes": ["x"], "scores": []}\n'])
