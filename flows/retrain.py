@@ -21,9 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.release import request
 from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, titled
 from flows.server.settings import home_of
+from storage.ledger.siblings import others_names, siblings
 from tasks.branches.origin import Origin
 from tasks.parameters import FanOut
 from tasks.releasing import approval, plan_page, prefect_page, publish
+from tasks.releasing.charge import other_names
 from tasks.releasing.publish import Released
 from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining
@@ -42,6 +44,7 @@ class RetrainResult(BaseModel):
     plan: str = Field(description="path of the release plan")
     release: Released | None
     release_run: str | None = Field(default=None, description="run that was asked to release the plan")
+    warnings: tuple[str, ...] = Field(default=(), description="what whoever decides on the plan has to know")
 
 
 @flow(
@@ -89,6 +92,7 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
     ledger = publish.open_ledger(context, settings)
     stands, records = approval.standing(context, ledger, planned), record_set(context, planned.candidate.dataset)
     prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records))
+    names = others_names(planned.plan, siblings(ledger, planned.plan, records=records))
     released, asked = None, None
     if settings.enabled and settings.deployment:
         asked = request(context, planned, plan_file, settings, settings.deployment)
@@ -104,4 +108,5 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
         scores=made.scores,
         running=made.running,
     )
-    return RetrainResult(plan=str(plan_file), release=released, release_run=asked)
+    warned = (other_names(names, planned.plan.population),) if names else ()
+    return RetrainResult(plan=str(plan_file), release=released, release_run=asked, warnings=() if released else warned)

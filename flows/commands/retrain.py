@@ -99,7 +99,7 @@ def retrain(
     with output.progress() as console, own_server():
         console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
         result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
-    output.warn(result.release.warnings if result.release is not None else ())
+    output.warn((*result.warnings, *(result.release.warnings if result.release is not None else ())))
     output.answer(result, _next(parameters, result.plan) if result.release is None else result.release.bundle)
 
 
@@ -133,9 +133,15 @@ def _show_dry_run(
             "cohorts": list(looked.cohorts),
             "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
             "budget": [
-                {"cohort": one.cohort, "spent": str(one.spent), "cap": None if one.cap is None else str(one.cap)}
+                {
+                    "population": one.population or data.population,
+                    "cohort": one.cohort,
+                    "spent": str(one.spent),
+                    "cap": None if one.cap is None else str(one.cap),
+                }
                 for one in charge.accounts
             ],
+            "other_names": list(charge.others),
             **({} if preview.separately is None else {"separate_releases": asdict(preview.separately)}),
             "estimated_seconds": round(seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
@@ -167,6 +173,7 @@ def _show_dry_run(
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     """Whose records, coded by what, at what cost: what a release says for good."""
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
+    from tasks.releasing.charge import other_names
 
     data, looked, charge = parameters.data, preview.looked, preview.charge
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())
@@ -187,6 +194,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
     for line in charge.budget:
         yield "budget", line
+    if charge.others:
+        yield "other names", other_names(charge.others, data.population)
     if preview.separately is not None:
         count, apart = len(data.ingest.fields), preview.separately
         yield (

@@ -145,6 +145,17 @@ class Reading:
             overlap = self._overlap(connection, content, records)
             return self._charges(connection, policy, content, content["epsilon"], content["delta"], overlap)
 
+    def shared(
+        self, kind: GuaranteeKind, *, fingerprint: str, records: RecordSet
+    ) -> tuple[tuple[Row, frozenset[tuple[str, str]]], ...]:
+        """Earlier releases of this kind of the same records, each with the accounts that it counts in.
+
+        An account is a population and a cohort.
+        """
+        with self.database.read() as connection:
+            found = self._overlap(connection, {"guarantee_kind": kind, "data_fingerprint": fingerprint}, records)
+            return tuple((row, frozenset(self._counted(connection, str(row.release_id)))) for row in found)
+
     def refusal(self, plan: ReleasePlan) -> Row | None:
         """Return the row that refuses this plan, None where nobody did."""
         with self.database.read() as connection:

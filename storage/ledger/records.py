@@ -119,6 +119,11 @@ SAMPLE = "sample"
 """Name, among a row's details, of the sample of its records."""
 
 
+def has_registry_key(private: Path) -> bool:
+    """Whether the machine or the workspace has one already."""
+    return VARIABLE in os.environ or (private / "registry.key").exists()
+
+
 def registry_key(private: Path) -> bytes:
     """The key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
 

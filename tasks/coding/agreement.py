@@ -19,10 +19,10 @@ WIDEST = 0.5
 def near_tie(released: Released, folder: Path) -> float | None:
     """How close the two best logits may be for the text to be scored again in float32; None: code in float32 alone.
 
-    It is the most that rounding moves two codes of a golden text towards each other or apart, in steps of 0.01 and never
-    below `NEAR_TIE`: heads of larger weights have larger logits, and larger errors of them. A code that differs all the
-    same is then a near tie in float32. None where a golden text, in the precision that the model is set to, gets another
-    code than float32's, where rounding is wider than `WIDEST`, and where no golden answers can be read.
+    It is the most that rounding moves two codes of a golden text towards each other or apart, in steps of 0.01 and
+    never below `NEAR_TIE`: heads of larger weights have larger logits, and larger errors of them. A code that differs
+    all the same is then a near tie in float32. None where a golden text, in the precision that the model is set to,
+    gets another code than float32's, where rounding is wider than `WIDEST`, and where no golden answers can be read.
     """
     try:
         lines = (folder / GOLDEN).read_text(encoding="utf-8").splitlines()

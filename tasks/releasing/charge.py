@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from mechanisms.privacy.events import Claim
+from mechanisms.privacy.events import Claim, GuaranteeKind
+from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, Policy
 from storage.ledger.amounts import short
 from storage.ledger.journal import journals_of
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import ledger_url
 from tasks.releasing.delta import usual_delta
+from tasks.releasing.records import known_records
 from tasks.running.stage import Context
 
 
@@ -26,6 +28,8 @@ class Account:
     cap: Decimal | None
     delta_left: Decimal | None = None
     """None: there is no cap on it."""
+    population: str | None = None
+    """Of an earlier release of the same records, where that has another name or other cohorts."""
 
     @property
     def left(self) -> Decimal:
@@ -49,6 +53,8 @@ class Charge:
     delta: float | None
     policy: str
     accounts: tuple[Account, ...]
+    others: tuple[str, ...] = ()
+    """Populations of another name that the same records were released under."""
 
     @property
     def exceeds(self) -> bool:
@@ -66,33 +72,40 @@ class Charge:
     @property
     def budget(self) -> list[str]:
         """What the accounts have, those of equal state together."""
-        states: dict[tuple[Decimal, Decimal | None, Decimal | None], list[str]] = {}
+        states: dict[tuple[str, Decimal, Decimal | None, Decimal | None], list[str]] = {}
         for account in self.accounts:
-            states.setdefault((account.spent, account.cap, account.delta_left), []).append(account.cohort)
+            whose = account.population or self.population
+            states.setdefault((whose, account.spent, account.cap, account.delta_left), []).append(account.cohort)
         lines = []
-        for (spent, cap, delta_left), cohorts in states.items():
+        for (whose, spent, cap, delta_left), cohorts in states.items():
             named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
             if cap is None:
-                lines.append(f"{self.population}/{named}: policy {self.policy} grants nothing of this kind")
+                lines.append(f"{whose}/{named}: policy {self.policy} grants nothing of this kind")
             else:
                 delta = "" if delta_left is None else f", and delta {float(delta_left):g}"
-                lines.append(f"{self.population}/{named}: {short(cap - spent)} of {short(cap)} left{delta}")
+                lines.append(f"{whose}/{named}: {short(cap - spent)} of {short(cap)} left{delta}")
         return lines
 
     @staticmethod
     def of(
-        context: Context, parameters: RetrainParameters, cohorts: Sequence[str], *, claim: Claim | None = None
+        context: Context,
+        parameters: RetrainParameters,
+        cohorts: Sequence[str],
+        *,
+        claim: Claim | None = None,
+        dataset: ArtifactRef | None = None,
     ) -> Charge:
         """What these parameters would be charged for records of these cohorts. Creates no ledger.
 
         Args:
             claim: what is claimed, where it is known.
+            dataset: the records, where they were ingested already: releases of them under other names count, too.
 
         Raises:
             StorageError: the ledger does not answer.
         """
         epsilon = delta = None
-        kind = "asymptotic-local"
+        kind: GuaranteeKind = "asymptotic-local"
         if parameters.formal is not None:
             kind, epsilon, delta = "formal", parameters.formal.target_epsilon, parameters.formal.delta
             delta = usual_delta(context, parameters) if delta is None else delta
@@ -103,19 +116,39 @@ class Charge:
         population, wanted = parameters.data.population, parameters.release
         given = Policy.load(Path(wanted.policy).expanduser() if wanted.policy else None)
         url = ledger_url(context, wanted)
-        spent: dict[str, Decimal] = {}
-        deltas: dict[str, Decimal] = {}
+        spent: dict[tuple[str, str], Decimal] = {}
+        deltas: dict[tuple[str, str], Decimal] = {}
+        own, others = [(population, cohort) for cohort in cohorts], set[tuple[str, str]]()
         policy = given
         if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file():
             ledger = Ledger.open(url, policy=given, journals=journals_of(context.workspace))
             policy = ledger.policy()
-            own = [line.account for line in ledger.budget() if line.account.population == population]
-            spent = {one.cohort: one.epsilon for one in own if one.guarantee_kind == kind}
-            deltas = {one.cohort: one.delta for one in own if one.guarantee_kind == kind}
+            known = [line.account for line in ledger.budget() if line.account.guarantee_kind == kind]
+            spent = {(one.population, one.cohort): one.epsilon for one in known}
+            deltas = {(one.population, one.cohort): one.delta for one in known}
+            records = None if dataset is None else known_records(context, dataset)
+            if dataset is not None and records is not None:
+                fingerprint = context.store.figures(dataset)["fingerprint"]
+                for row, counted in ledger.shared(kind, fingerprint=fingerprint, records=records):
+                    others |= {(str(row.population), cohort) for cohort in row.cohorts} - set(own)
+                    for account in set(own) - counted:
+                        spent[account] = spent.get(account, Decimal(0)) + (row.epsilon or 0)
+                        deltas[account] = deltas.get(account, Decimal(0)) + (row.delta or 0)
         accounts = []
-        for cohort in cohorts:
-            cap = policy.cap(population, cohort, kind) if kind in ("formal", "asymptotic-local") else None
-            left = None if cap is None or cap.delta is None else cap.delta - deltas.get(cohort, Decimal(0))
-            most = None if cap is None else cap.epsilon
-            accounts.append(Account(cohort, spent.get(cohort, Decimal(0)), most, left if kind == "formal" else None))
-        return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts))
+        for account in [*own, *sorted(others)]:
+            cap = policy.cap(*account, kind) if kind in ("formal", "asymptotic-local") else None
+            left = None if cap is None or cap.delta is None else cap.delta - deltas.get(account, Decimal(0))
+            most, whose = None if cap is None else cap.epsilon, None if account in own else account[0]
+            left = left if kind == "formal" else None
+            accounts.append(Account(account[1], spent.get(account, Decimal(0)), most, left, whose))
+        names = tuple(sorted({whose for whose, _ in others} - {population}))
+        return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts), names)
+
+
+def other_names(names: Sequence[str], population: str) -> str:
+    """What is said where the same records were released as another population."""
+    return (
+        f"the same records were released under another population name ({', '.join(names)}); here they are called "
+        f"{population}. Budgets belong to records, so what was spent there counts here; whoever named them so must "
+        "say why"
+    )

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from storage.ledger import BudgetRefused, Charge, Ledger
+from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan
+from storage.ledger.amounts import as_replace_one
+from storage.ledger.content import plan_content
 from storage.ledger.records import RecordSet
 from storage.ledger.siblings import others_names, siblings
 from tasks.bundle.sentences import said_of
@@ -195,22 +197,32 @@ def _cost(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) ->
     told["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
     told["after"] = [up(value) for value in told["after"]]
     told["delta_spent"] = [c.account for c in charges if c.delta_cap is not None and c.delta_after >= c.delta_cap]
-    return Answer("cost", "look" if told["delta_spent"] else "fine", told, table=_charges(charges))
+    return Answer("cost", "look" if told["delta_spent"] else "fine", told, table=_charges(charges, plan))
 
 
-def _charges(charges: Sequence[Charge]) -> Table:
+def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
+    """What an account had before is with what it takes over from releases of the same records under other names."""
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
     rows = []
     for one in charges:
         name = one.account + (" (shares records)" if one.population else "")
-        row = [name, *map(up, (one.epsilon_before, one.epsilon, one.epsilon_after, one.epsilon_cap))]
+        own = _own(one, plan)
+        row = [name, *map(up, (one.epsilon_after - own, own, one.epsilon_after, one.epsilon_cap))]
         row.append(down(_left(one)))
         if with_delta:
             row += [f"{float(one.delta_after):.3g}", "–" if one.delta_cap is None else f"{float(one.delta_cap):.3g}"]
         rows.append(row)
     return head, rows
+
+
+def _own(charge: Charge, plan: ReleasePlan) -> Decimal:
+    """What the release itself costs an account, in the account's relation."""
+    content = plan_content(plan)
+    if charge.neighbouring_relation == content["neighbouring_relation"]:
+        return content["epsilon"]
+    return as_replace_one(content["epsilon"], content["delta"])[0]
 
 
 def _left(charge: Charge) -> Decimal:

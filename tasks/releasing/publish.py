@@ -32,11 +32,12 @@ from storage.ledger.content import anticipated
 from storage.ledger.journal import journals_of
 from storage.ledger.records import SAMPLE
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
-from storage.ledger.siblings import Sibling, siblings
+from storage.ledger.siblings import Sibling, others_names, siblings
 from tasks.bundle import fill, licence, thresholds
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
+from tasks.releasing.charge import other_names
 from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.records import record_set
@@ -181,8 +182,10 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
-        warnings = _of_thresholds(folder)
-        figures |= {"thresholds": "; ".join(warnings)} if warnings else {}
+        others = siblings(ledger, plan, records=record_set(context, candidate.dataset))
+        named = others_names(plan, others)
+        warnings = [*([other_names(named, plan.population)] if named else []), *_of_thresholds(folder)]
+        figures |= {"warnings": "; ".join(warnings)} if warnings else {}
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,

@@ -10,7 +10,7 @@ from storage.artifacts import ArtifactRef
 from storage.datasets import load_split, split_file
 from storage.egress.sequences import letters
 from storage.ledger.lost import keep_marks
-from storage.ledger.records import RecordSet, registry_key
+from storage.ledger.records import RecordSet, has_registry_key, registry_key
 from tasks.running.stage import Context
 
 
@@ -22,6 +22,12 @@ def record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
     records = RecordSet.of(_records(context, dataset), key=registry_key(context.workspace.private))
     keep_marks(context.workspace, records.digest, records.encode())
     return records
+
+
+def known_records(context: Context, dataset: ArtifactRef) -> RecordSet | None:
+    """The same marks, to look records up and no more: nothing is kept, and a workspace without a key gets none."""
+    private = context.workspace.private
+    return RecordSet.of(_records(context, dataset), key=registry_key(private)) if has_registry_key(private) else None
 
 
 def _records(context: Context, dataset: ArtifactRef) -> Iterator[tuple[str | None, bytes]]:

@@ -149,7 +149,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
             made = chain(parameters, look_at, rounds=("base",) if search.searches(parameters) else None)
             dataset, planned = made.dataset, _measured_already(context, parameters, made)
         row = publish.standing(context, parameters, dataset)
-        charge = Charge.of(context, parameters, looked.cohorts, claim=None if planned is None else planned.plan.claim)
+        claim = None if planned is None else planned.plan.claim
+        charge = Charge.of(context, parameters, looked.cohorts, claim=claim, dataset=dataset)
         formally = several and parameters.formal is not None
         apart = formal.separately(context, parameters, records=estimate.train) if formally else None
         return Preview(steps, row, looked, estimate, charge, apart)

@@ -44,7 +44,9 @@ def test_a_sampled_event_has_the_accountants_profile() -> None:
     assert gaussian_cost.pld_epsilon(SAMPLED, delta=delta) == pytest.approx(epsilon, abs=0.01)
     high = np.array([0.01, 0.3, 0.9])
     assert (curve.fall(high) >= Approximate(epsilon, delta).fall(high) - 1e-12).all()
-    assert (curve.fall(high) == np.max([Approximate(*point).fall(high) for point in curve.points], axis=0)).all()
+    # but for the last bits, which numpy's vector instructions give an exponential by its place in the array
+    each = np.max([Approximate(*point).fall(high) for point in curve.points], axis=0)
+    np.testing.assert_allclose(curve.fall(high), each, rtol=1e-12)
     assert curves.epsilon_at(SAMPLED, factor=0.5, delta=1e-4) > 2 * curves.epsilon_at(SAMPLED, factor=1.0, delta=1e-4)
 
 
