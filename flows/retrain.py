@@ -21,11 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.release import request
 from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, titled
 from flows.server.settings import home_of
-from storage.ledger.siblings import others_names, siblings
+from storage.ledger.siblings import other_names, others_names, siblings
 from tasks.branches.origin import Origin
 from tasks.parameters import FanOut
 from tasks.releasing import approval, plan_page, prefect_page, publish
-from tasks.releasing.charge import other_names
 from tasks.releasing.publish import Released
 from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining

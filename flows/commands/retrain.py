@@ -172,8 +172,8 @@ def _show_dry_run(
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     """Whose records, coded by what, at what cost: what a release says for good."""
+    from storage.ledger.siblings import other_names
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
-    from tasks.releasing.charge import other_names
 
     data, looked, charge = parameters.data, preview.looked, preview.charge
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())

@@ -1,29 +1,45 @@
 """Code lists that are public: what stands in them owes nothing to any record.
 
 A title is public because the list that it stands in was published, not because somebody calls it so: a narrative can be
-put into a column of titles. A list is known by its digest, and lists are added here, where a change is reviewed. Titles
-of any other list are read by the gate like every other text.
+put into a column of titles. A list is known by the digests of its entries, in `lists/`, and lists are added there
+(`scripts/published_list.py`), where a change is reviewed. Titles of any other list are read by the gate like every
+other text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 
 from storage.artifacts import digest
 from storage.codelist import Code
 
-LISTS = {
-    "OIICS 2.01, nature": "85f188c837f7fb218e3ef86d930ce095d5235be296b2af9ef969903992e5a125",
-    "invented, of `storage.demo_data`": "ffa4f86c215330239f88cd16537fd8f63fdb1c11bedecbf3ec36ad71d526c596",
-}
-"""Whose list it is, and the digest of its codes and titles in their order."""
+LISTS = Path(__file__).with_name("lists")
+"""One file a list, named after it: the digest of each code and title, one a line, in the list's order."""
 
 
-def list_digest(codes: Sequence[Code]) -> str:
-    """SHA-256 of a list's codes and titles, in its order."""
-    return digest([[entry.code, entry.title] for entry in codes])
+def entry_digest(entry: Code) -> str:
+    """The first 128 bits of SHA-256 of a code and its title, in hexadecimal."""
+    return digest([entry.code, entry.title])[:32]
 
 
 def public_titles(codes: Sequence[Code]) -> tuple[str, ...]:
-    """The titles of a published list; none of another one."""
-    return tuple(entry.title for entry in codes) if list_digest(codes) in LISTS.values() else ()
+    """The titles of a published list, or of some of its entries in its order; none where any entry is not of that list.
+
+    Some of them: `label_space: observed` keeps the codes that records have. Which these are is said in the statement.
+    """
+    sought = [entry_digest(entry) for entry in codes]
+    for places in _known():
+        at = [places.get(one, -1) for one in sought]
+        if -1 not in at and all(before < after for before, after in pairwise(at)):
+            return tuple(entry.title for entry in codes)
+    return ()
+
+
+@cache
+def _known() -> tuple[dict[str, int], ...]:
+    """Of each list, where each entry stands in it."""
+    files = sorted(LISTS.glob("*.txt"))
+    return tuple({line: at for at, line in enumerate(file.read_text(encoding="ascii").split())} for file in files)

@@ -85,6 +85,15 @@ def others_names(plan: ReleasePlan, found: Sequence[Sibling]) -> tuple[str, ...]
     )
 
 
+def other_names(names: Sequence[str], population: str) -> str:
+    """What is said where the same records were released as another population."""
+    return (
+        f"the same records were released under another population name ({', '.join(names)}); here they are called "
+        f"{population}. Budgets belong to records, so what was spent there counts here; whoever named them so must "
+        "say why"
+    )
+
+
 def _shares(records: RecordSet, other: RecordSet) -> bool:
     return records.key_id == other.key_id and records.overlaps(other)
 

@@ -143,12 +143,3 @@ class Charge:
             accounts.append(Account(account[1], spent.get(account, Decimal(0)), most, left, whose))
         names = tuple(sorted({whose for whose, _ in others} - {population}))
         return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts), names)
-
-
-def other_names(names: Sequence[str], population: str) -> str:
-    """What is said where the same records were released as another population."""
-    return (
-        f"the same records were released under another population name ({', '.join(names)}); here they are called "
-        f"{population}. Budgets belong to records, so what was spent there counts here; whoever named them so must "
-        "say why"
-    )

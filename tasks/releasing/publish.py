@@ -32,12 +32,11 @@ from storage.ledger.content import anticipated
 from storage.ledger.journal import journals_of
 from storage.ledger.records import SAMPLE
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
-from storage.ledger.siblings import Sibling, others_names, siblings
+from storage.ledger.siblings import Sibling, other_names, others_names, siblings
 from tasks.bundle import fill, licence, thresholds
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
-from tasks.releasing.charge import other_names
 from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.records import record_set

@@ -1,0 +1,31 @@
+"""Make a code list known as a published one, so that its titles may stand in bundles: python scripts/published_list.py
+oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to storage/egress/lists/, for review: whoever
+adds a list says by that that anybody can read it, and where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from storage.codelist import read_codelist
+from storage.egress.published import LISTS, entry_digest
+
+
+def main() -> None:
+    """Read the list and write its file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("list", type=Path, help="CSV with code and title, as it was published")
+    parser.add_argument("name", help="whose list and which version, such as 'OIICS 2.01, nature'")
+    options = parser.parse_args()
+    codes = read_codelist(options.list, option="list")
+    name = re.sub(r"[^a-z0-9.]+", "-", options.name.casefold()).strip("-")
+    LISTS.mkdir(exist_ok=True)
+    file = LISTS / f"{name}.txt"
+    file.write_text("".join(f"{entry_digest(entry)}\n" for entry in codes), encoding="ascii")
+    print(f"{file}: {len(codes)} entries")
+
+
+if __name__ == "__main__":
+    main()
