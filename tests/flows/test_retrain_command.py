@@ -67,6 +67,19 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     assert not empty.home.exists()
 
 
+def test_the_dry_run_finds_the_records_under_another_name(finished: Job) -> None:
+    """What was spent there is spent, in the new name's account and in theirs; under their own nothing is said."""
+    own = json.loads(finished.run("--dry-run", "--json").stdout)
+    assert own["other_names"] == []
+    spent = {one["spent"] for one in own["budget"]}
+    told = json.loads(finished.run("--dry-run", "--json", "--population", "others").stdout)
+    assert told["other_names"] == [own["population"]]
+    assert {one["population"] for one in told["budget"]} == {"others", own["population"]}
+    assert {one["spent"] for one in told["budget"]} == spent != {"0"}
+    said = finished.run("--dry-run", "--population", "others").stdout
+    assert "released under another population name" in " ".join(said.split())
+
+
 def test_the_release_codes_new_narratives(finished: Job) -> None:
     """From the workspace's newest bundle, by the command."""
     done = finished.command("code", "--json", "--top-k", "2", "Employee fell from a ladder and fractured his wrist.")

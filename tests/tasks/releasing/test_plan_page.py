@@ -217,11 +217,16 @@ def scored(ledger: Ledger, more: dict[str, float]) -> None:
 def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> None:
     """Of a release of another kind too; where the records are not at hand that is said."""
     records = RecordSet.of([(None, b"a narrative")], key=b"k" * 32)
-    other = planned(FORMAL, idempotency_key="o", population="accidents", data_fingerprint="g", cohorts=("1999",))
+    small = FORMAL.model_copy(update={"epsilon": 2.0, "delta": 1e-6})
+    other = planned(small, idempotency_key="o", population="accidents", data_fingerprint="g", cohorts=("1999",))
     ledger.reserve(other.plan, records=records)
     found = page(ledger, planned(), records=records)
     assert answer(found, "siblings").verdict == "warning"
     assert "under another population name (accidents)" in answer(found, "siblings").text
+    cost = answer(page(ledger, planned(small, data_fingerprint="h"), records=records), "cost").table
+    assert cost is not None
+    rows = [tuple(map(float, row[1:4])) for row in cost[1]]
+    assert rows == [(2, 2, 4), (2, 2, 4)], "what an account takes over is no cost of this release"
     assert answer(page(ledger, planned()), "siblings").verdict == "fine"
     assert "records are not at hand" in answer(page(ledger, planned()), "siblings").text
 
