@@ -78,7 +78,7 @@ def audit(
             prefect_run_id=str(flow_run.get_id() or "") or None,
             candidate=planned.candidate.fitted,
         )
-        prefect_page.publish_audit(lines(result))
+        prefect_page.publish_audit([*lines(result), f"Beside all else that decides: `autocoder plan show {plan}`"])
         return result
 
 

@@ -60,10 +60,10 @@ class Operator:
         self.page.get_by_role("button", name="Login").click()
         self.page.wait_for_url("**/dashboard**")
 
-    def open_form(self, deployment: str) -> None:
-        """The custom-run form of a deployment, once its fields are there."""
+    def open_form(self, deployment: str, *, section: str = "Fine-tuning (Optional)") -> None:
+        """The custom-run form of a deployment, once its fields are there, the heading of a section among them."""
         self.page.goto(f"{self._ui}/deployments/deployment/{self._stack.deployment(deployment)['id']}/run")
-        self.page.get_by_text("Fine-tuning (Optional)").wait_for()
+        self.page.get_by_text(section).first.wait_for()
 
     def field(self, label: str, *, section: str | None = None) -> Locator:
         """The field of a label; the first below the heading of a section where several bear it."""

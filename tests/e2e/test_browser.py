@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import Operator, browsing, chromium
 from playwright.sync_api import expect
-from runs import ended, in_state, release_run, releases
+from runs import ended, in_state, release_run, releases, small, start
 from stacks import Stack
 
 pytestmark = [
@@ -99,3 +99,25 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
     assert (row.state, row.approvals) == ("committed", ("officer",))
     operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
     expect(page.get_by_text("Completed").first).to_be_visible()
+
+
+def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator) -> None:
+    """Between retrain and release: by the plan's path alone, the measurement beside the claim, and nothing released."""
+    retrained = start(stack, "retrain/demo", small(stack, seed=11)).json()["id"]
+    assert (stack.wait("the retrain's end", lambda: ended(stack, retrained)) or {})["state_type"] == "COMPLETED"
+    plan = stack.wait("the release run", lambda: release_run(stack, retrained))["parameters"]["plan"]
+    page = operator.page
+    for deployment, section, fields, key, said in (
+        ("audit/audit", "Effort (Optional)", {"Trials": "16"}, "audit", "AUC"),
+        ("diagnose/diagnose", "Studies (Optional)", {}, "diagnostics", "The page:"),
+    ):
+        operator.open_form(deployment, section=section)
+        operator.fill("Plan", plan)
+        for name, value in fields.items():
+            operator.fill(name, value)
+        run_id = operator.submitted()
+        assert (stack.wait("its end", lambda run_id=run_id: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
+        (shown,) = [a for a in stack.artifacts(run_id) if a["key"] == key]
+        operator.open_artifact(shown["id"])
+        expect(page.get_by_text(said).first).to_be_visible()
+    assert releases(stack, of_run=retrained) == []
