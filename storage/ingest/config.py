@@ -389,7 +389,9 @@ class IngestConfig(BaseModel):
 
     def _check_dates(self) -> None:
         if self.train_before is not None and self.date_column is None:
-            raise ValueError("train_before needs date_column; without dates leave it out (--set data.ingest.train_before=null)")
+            raise ValueError(
+                "train_before needs date_column; without dates leave it out (--set data.ingest.train_before=null)"
+            )
         if self.train_before is not None and self.split_by_unit:
             raise ValueError(
                 "split_by_unit and train_before: a unit may have records on both sides of a date; drop one"
