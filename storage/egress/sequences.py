@@ -86,8 +86,10 @@ class SequenceFilter:
         long = [_windows(text, key, LONG) for text in set(texts)]
         private = np.unique(np.concatenate([every[counts < RARE_BELOW], *long]))
         known = letters(" ".join(public))
-        private = private[~np.isin(private, _every_window(known, key))]
-        short = {text for text in texts if SHORTEST <= len(text) <= SHORT and text not in known}
+        short = {text for text in texts if SHORTEST <= len(text) <= SHORT}
+        told = {text for text in short if text in known}  # or it is found by another's start: `baker's` by `bakery`
+        private = private[~np.isin(private, np.concatenate([_every_window(known, key), _marks(told, key)]))]
+        short -= told
         short = {text for text in short if np.isin(_marks([text], key), private).all()}
         starts = {text[:SHORTEST] for text in short} | ({b""} if short else set())  # the empty one: there are some
         return cls(key, np.unique(np.concatenate([private, _marks(starts, key, b"start")])))

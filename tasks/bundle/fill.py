@@ -162,7 +162,7 @@ def _expected(
         identities=tuple(
             name for name in leaks.identities(*places) if name.casefold() not in _own_words(spaces, claimed)
         ),
-        narratives=_narratives(context, candidate, spaces),
+        narratives=_narratives(context, candidate, spaces, licence_id),
         licence_is_public=licence_id is not None,
     )
 
@@ -189,10 +189,21 @@ def _own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
     return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
-def _narratives(context: Context, candidate: Candidate, spaces: Spaces) -> SequenceFilter:
-    """The filter of this data set, kept in the private workspace; made anew when what is public changes."""
+def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_id: str | None) -> SequenceFilter:
+    """The filter of this data set, kept in the private workspace; made anew when what is public changes.
+
+    Public are the titles of published lists and what every bundle says, whoever made it: a record of one or two words,
+    such as the job title `contributor`, stands in a licence too.
+    """
     published = tuple(title for codes in spaces.values() for title in public_titles(codes))
-    public = [*golden.public(published), *published]
+    own = [] if licence_id is None else [licence.text_of(Path(), licence_id)]
+    own += [template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2"))]
+    public = [
+        *golden.public(published),
+        *published,
+        *own,
+        *(line for meant in DOES_NOT_MEAN.values() for line in meant),
+    ]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
     file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"

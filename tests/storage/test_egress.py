@@ -261,6 +261,15 @@ def test_rare_windows_only() -> None:
     assert made.count("fell on ice") == 0, "nine letters are nobody's"
 
 
+def test_a_short_text_that_is_public_is_told_by_no_other() -> None:
+    """The job title `representative` stands in a licence; another that begins like it must not betray it there."""
+    titles = ["representative", "representation clerk", "market trader's clerk"]
+    made = SequenceFilter.of(titles, key=KEY, public=["the Legal Representative of"])
+    assert made.count("a representative of the licensor") == 0
+    assert made.count("the representation clerk said") > 0
+    assert SequenceFilter.of(titles, key=KEY).count("a representative of the licensor") > 0
+
+
 def test_one_unit_is_one_however_many_records_it_has() -> None:
     """Five persons with the same words are common; five records of one person are that person's."""
     texts = ["slipped on the loading dock ramp in the rain"] * 5
