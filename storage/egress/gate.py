@@ -75,11 +75,7 @@ def inspect_model(folder: Path, expected: Expected) -> None:
     """
     lists = ["\n".join(entry.title for entry in own) for own in expected.codes.values()]
     together = ["\n".join(lists)] if len(lists) > 1 else []  # one sentence may be cut over the lists of two fields
-    advice = (
-        "; if the list is published, have it made known as such (`scripts/published_list.py`), else give "
-        "these codes titles of your own"
-    )
-    _check_narratives(bundle.CODELIST, [*lists, *together], expected, decode=True, advice=advice)
+    _check_narratives(bundle.CODELIST, [*lists, *together], expected, decode=True)
     bundle.check_allowed(folder, content_of(expected.fields))
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name in sorted((model_files(paths, expected.fields) | set(expected.tensors)) - set(paths)):
@@ -111,13 +107,18 @@ def _check_content(name: str, path: Path, expected: Expected) -> None:
     return _check_narratives(name, columns, expected, decode=True)
 
 
-def _check_narratives(
-    name: str, texts: Iterable[str], expected: Expected, *, decode: bool, short: bool = True, advice: str = ""
-) -> None:
+def _check_narratives(name: str, texts: Iterable[str], expected: Expected, *, decode: bool, short: bool = True) -> None:
     for text in texts:
         for reading in readings(text) if decode else (text, text[::-1]):
             if expected.narratives.count(reading, short=short):
+                advice = _PUBLISHED if name.split("/")[-1] in (bundle.CODELIST, bundle.GOLDEN) else ""
                 raise UnsoundBundle(name, f"holds a part of a private narrative, plainly or encoded{advice}")
+
+
+_PUBLISHED = (
+    "; if it stands in a title and the list is published, have the list made known as such "
+    "(`scripts/published_list.py`), else give that code another title"
+)
 
 
 def tokenizer_digest(tokenizer: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from storage.datasets import load_spaces, load_split, split_file
 from storage.egress import gate, leaks
 from storage.egress.allowed import encoder_place
 from storage.egress.published import public_titles
-from storage.egress.sequences import SequenceFilter, load_key
+from storage.egress.sequences import SHORTEST, SequenceFilter, letters, load_key
 from storage.ledger import Row
 from storage.ledger.siblings import Sibling
 from storage.tables.formulas import quoted
@@ -201,6 +201,7 @@ def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_
     public = [
         *golden.public(published),
         *published,
+        *_rows(spaces, context.store.figures(candidate.dataset)),
         *own,
         *(line for meant in DOES_NOT_MEAN.values() for line in meant),
     ]
@@ -215,6 +216,16 @@ def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_
         units = (unit for split in records for unit in split["unit"])
         SequenceFilter.of(texts, key=key, units=units, public=public).save(file)
     return SequenceFilter.load(file, key=key)
+
+
+def _rows(spaces: Spaces, facts: Mapping[str, Any]) -> list[str]:
+    """The rows of published lists as the bundle has them: `window cleaner` beside `SOC` is no `window cleaners`. A name
+    of the classification so long that it could be a record itself may not stand there unread."""
+    named = [facts.get("classification", ""), facts.get("classification_version", "")]
+    if len(letters("".join(named))) >= SHORTEST:
+        return []
+    lists = [codes for codes in spaces.values() if public_titles(codes)]
+    return [" ".join((entry.code, entry.title, *named)) for codes in lists for entry in codes]
 
 
 def _write_codes(path: Path, codes: Sequence[Code], classification: str, version: str) -> None:
