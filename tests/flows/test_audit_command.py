@@ -203,14 +203,10 @@ def test_what_retrain_bounds_is_what_audit_measures(new: Job, tmp_path: Path) ->
 
 
 def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
-    """Too few reruns, reruns of a whole encoder, a branch that does not exist, a change that no parameter has."""
+    """Too few reruns, a branch that does not exist, a change that no parameter has."""
     given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
     for extra, problem in (
         (("--trials", "5"), "give at least 16"),
-        (
-            ("--set", "model.trainable=full", "--set", "model.pooling=first"),
-            "--trials 0 gives the tests without reruns",
-        ),
         (("--branches", "nothing"), "no branch nothing; there are"),
         (("--vary", "fit.adamw.epoch=3"), "fit.adamw.epoch"),
         (("--confidence", "0.2"), "audit: confidence"),
