@@ -194,6 +194,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
     for line in charge.budget:
         yield "budget", line
+    if charge.by_name_alone:
+        yield "", "by name alone: releases of these records under another name are found once they are ingested"
     if charge.others:
         yield "other names", other_names(charge.others, data.population)
     if preview.separately is not None:

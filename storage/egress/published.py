@@ -28,7 +28,8 @@ def entry_digest(entry: Code) -> str:
 def public_titles(codes: Sequence[Code]) -> tuple[str, ...]:
     """The titles of a published list, or of some of its entries in its order; none where any entry is not of that list.
 
-    Some of them: `label_space: observed` keeps the codes that records have. Which these are is said in the statement.
+    Some of them: `label_space: observed` keeps the codes that records have. That records chose them stands in the
+    statement, among what is not protected.
     """
     sought = [entry_digest(entry) for entry in codes]
     for places in _known():

@@ -87,7 +87,7 @@ class SequenceFilter:
         private = np.unique(np.concatenate([every[counts < RARE_BELOW], *long]))
         known = letters(" ".join(public))
         short = {text for text in texts if SHORTEST <= len(text) <= SHORT}
-        told = {text for text in short if text in known}  # or it is found by another's start: `baker's` by `bakery`
+        told = {text for text in short if text in known}  # else another that begins like it finds it
         private = private[~np.isin(private, np.concatenate([_every_window(known, key), _marks(told, key)]))]
         short -= told
         short = {text for text in short if np.isin(_marks([text], key), private).all()}

@@ -89,8 +89,8 @@ def other_names(names: Sequence[str], population: str) -> str:
     """What is said where the same records were released as another population."""
     return (
         f"the same records were released under another population name ({', '.join(names)}); here they are called "
-        f"{population}. Budgets belong to records, so what was spent there counts here; whoever named them so must "
-        "say why"
+        f"{population}. Budgets belong to records, so what was spent there on the same kind of guarantee counts here; "
+        "whoever named them so must say why"
     )
 
 

@@ -201,7 +201,7 @@ def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_
     public = [
         *golden.public(published),
         *published,
-        *_rows(spaces, context.store.figures(candidate.dataset)),
+        *rows_of(spaces, context.store.figures(candidate.dataset)),
         *own,
         *(line for meant in DOES_NOT_MEAN.values() for line in meant),
     ]
@@ -218,7 +218,7 @@ def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_
     return SequenceFilter.load(file, key=key)
 
 
-def _rows(spaces: Spaces, facts: Mapping[str, Any]) -> list[str]:
+def rows_of(spaces: Spaces, facts: Mapping[str, Any]) -> list[str]:
     """The rows of published lists as the bundle has them: `window cleaner` beside `SOC` is no `window cleaners`. A name
     of the classification so long that it could be a record itself may not stand there unread."""
     named = [facts.get("classification", ""), facts.get("classification_version", "")]

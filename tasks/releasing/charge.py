@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mechanisms.privacy.events import Claim, GuaranteeKind
 from storage.artifacts import ArtifactRef
-from storage.ledger import Ledger, Policy
+from storage.ledger import Ledger, Policy, ReleasePlan
 from storage.ledger.amounts import short
 from storage.ledger.journal import journals_of
+from storage.ledger.siblings import others_names, siblings
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import ledger_url
 from tasks.releasing.delta import usual_delta
@@ -55,6 +56,8 @@ class Charge:
     accounts: tuple[Account, ...]
     others: tuple[str, ...] = ()
     """Populations of another name that the same records were released under."""
+    by_name_alone: bool = False
+    """There were releases, and the records are not at hand: which of them share records is not known yet."""
 
     @property
     def exceeds(self) -> bool:
@@ -97,6 +100,8 @@ class Charge:
     ) -> Charge:
         """What these parameters would be charged for records of these cohorts. Creates no ledger.
 
+        Epsilons are told as they were claimed: an account that a policy keeps under replace-one bears more of them.
+
         Args:
             claim: what is claimed, where it is known.
             dataset: the records, where they were ingested already: releases of them under other names count, too.
@@ -119,6 +124,8 @@ class Charge:
         spent: dict[tuple[str, str], Decimal] = {}
         deltas: dict[tuple[str, str], Decimal] = {}
         own, others = [(population, cohort) for cohort in cohorts], set[tuple[str, str]]()
+        names: tuple[str, ...] = ()
+        by_name = False
         policy = given
         if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file():
             ledger = Ledger.open(url, policy=given, journals=journals_of(context.workspace))
@@ -127,8 +134,13 @@ class Charge:
             spent = {(one.population, one.cohort): one.epsilon for one in known}
             deltas = {(one.population, one.cohort): one.delta for one in known}
             records = None if dataset is None else known_records(context, dataset)
+            by_name = records is None and any(line.account.sequence for line in ledger.budget())
             if dataset is not None and records is not None:
                 fingerprint = context.store.figures(dataset)["fingerprint"]
+                sought = ReleasePlan.model_construct(
+                    idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
+                )
+                names = others_names(sought, siblings(ledger, sought, records=records))  # of every kind of guarantee
                 for row, counted in ledger.shared(kind, fingerprint=fingerprint, records=records):
                     others |= {(str(row.population), cohort) for cohort in row.cohorts} - set(own)
                     for account in set(own) - counted:
@@ -141,5 +153,4 @@ class Charge:
             most, whose = None if cap is None else cap.epsilon, None if account in own else account[0]
             left = left if kind == "formal" else None
             accounts.append(Account(account[1], spent.get(account, Decimal(0)), most, left, whose))
-        names = tuple(sorted({whose for whose, _ in others} - {population}))
-        return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts), names)
+        return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name)

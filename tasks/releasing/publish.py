@@ -58,7 +58,7 @@ class Released(BaseModel):
     sensitivity: str
     guarantee_kind: str
     warnings: tuple[str, ...] = ()
-    """What partners will miss in the bundle, in sentences."""
+    """In sentences: other names that the records were released under, and what partners will miss in the bundle."""
 
 
 def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
@@ -165,7 +165,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, planned)
             progress.report("release", 3, 4)
-        folder, digest = _bundle(context, row, candidate, settings, _earlier(context, ledger, plan, row, candidate))
+        earlier = _earlier(context, ledger, plan, row, candidate)
+        folder, digest = _bundle(context, row, candidate, settings, earlier)
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest)
         elif row.bundle_digest != digest:
@@ -181,8 +182,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
-        others = siblings(ledger, plan, records=record_set(context, candidate.dataset))
-        named = others_names(plan, others)
+        named = others_names(plan, earlier)
         warnings = [*([other_names(named, plan.population)] if named else []), *_of_thresholds(folder)]
         figures |= {"warnings": "; ".join(warnings)} if warnings else {}
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)

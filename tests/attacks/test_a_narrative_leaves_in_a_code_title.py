@@ -14,6 +14,7 @@ from storage.demo_data import write_demo_data
 from storage.egress.gate import inspect_model
 from storage.egress.published import public_titles
 from storage.egress.sequences import SequenceFilter
+from tasks.bundle import fill
 
 KEY = b"k" * 32
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
@@ -39,6 +40,23 @@ def test_titles_are_public_by_the_published_list(codes: tuple[Code, ...]) -> Non
         (replace(codes[0], code=SECRET[:120]), *codes[1:]),  # as a code
     ):
         assert public_titles(other) == ()
+
+
+def test_the_name_of_the_classification_is_no_public_text(codes: tuple[Code, ...]) -> None:
+    """Rows of a published list are public as the bundle has them, beside `SOC 2010`; beside a narrative they are not.
+
+    Without the rows a plural would be told: `...s` of `SOC` behind a title.
+    """
+    last = codes[-1].title
+    plural = f"{last[-20:]}s"
+    for named, told in ((("SOC", "2010"), 0), ((SECRET, ""), 1), ((SECRET[:50], SECRET[50:]), 1)):
+        rows = fill.rows_of({"": codes}, {"classification": named[0], "classification_version": named[1]})
+        assert bool(rows) != bool(told)
+        known = SequenceFilter.of([SECRET, plural], key=KEY, public=[*public_titles(codes), *rows])
+        assert bool(known.count(f"{last} {' '.join(named)}")) == bool(told)
+        assert known.count(SECRET) > 0
+    assert SequenceFilter.of([plural], key=KEY, public=public_titles(codes)).count(f"{last} SOC 2010") > 0
+    assert not fill.rows_of({"": [Code("1", SECRET)]}, {}), "nor beside a list that nobody published"
 
 
 def test_a_title_is_refused_before_anything_is_charged(sealed: Sealed, codes: tuple[Code, ...], tmp_path: Path) -> None:
