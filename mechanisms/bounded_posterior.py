@@ -4,7 +4,8 @@
 
 with the bounded likelihood u of `mechanisms.model.bounded`, where the proof stands: one exact draw is B-private when a
 record is added or removed and 2B-private when one is replaced, the exponential mechanism with scores u. It needs no
-convexity, no norm of the features and no clipping. theta_0 is the untrained head.
+convexity, no norm of the features and no clipping. theta_0 is the untrained head. Of several fields l_i is a record's
+log-likelihood over all of its fields (`mechanisms.model.fields`), and B bounds that sum, whatever their number.
 
 u is not concave in theta: where a record is badly predicted it stops pulling, so that the density may have several
 modes, and chains may stay in one. Half of the chains therefore start at draws of the prior, the others around a mode,
@@ -26,6 +27,7 @@ from mechanisms.exact_posterior import SAMPLED, draws_of, padded, parameters_of,
 from mechanisms.formal_head import features_of
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.fields import Fields
 from mechanisms.model.training import Progress
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
@@ -82,6 +84,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
     """The target sets the bound: epsilon of replacing one unit is 2B."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["bounded-posterior"] = "bounded-posterior"
     target_epsilon: float | None = Field(
@@ -139,8 +142,9 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         event, classifier = plan.event, run.classifier()
         if not isinstance(event, BoundedPosteriorEvent) or event.prior_std != self.prior_std:
             raise MechanismError("the plan is not one of this bounded posterior's settings: plan again")
+        run.layout.check(records.labels)
         start = parameters_of(classifier, run.classes)
-        target = self._posterior(event, padded(features_of(records)), records.labels, start)
+        target = self._posterior(event, padded(features_of(records)), records.labels, start, run.fields)
         drawn, figures = draws_of(
             target,
             start,
@@ -159,12 +163,15 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         """A chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
         event = plan.event
         assert isinstance(event, BoundedPosteriorEvent)
-        posteriors = [self._posterior(event, pool.padded[own], pool.labels[own], initial) for own in pool.included]
+        posteriors = [
+            self._posterior(event, pool.padded[own], pool.labels[own], initial, pool.fields) for own in pool.included
+        ]
         theta, _ = posterior_trials.sample(posteriors, initial, progress=progress)
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels)
+        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
         return {self.kind: Reruns(ell, right, (event,) * len(theta))}
 
     def _posterior(
-        self, event: BoundedPosteriorEvent, padded: Tensor, labels: Tensor, start: Tensor
+        self, event: BoundedPosteriorEvent, padded: Tensor, labels: Tensor, start: Tensor, fields: Fields | None
     ) -> SoftmaxPosterior:
-        return SoftmaxPosterior(padded, labels, start, self.prior_std, bounded=BoundedLikelihood(bound=event.bound))
+        bounded = BoundedLikelihood(bound=event.bound)
+        return SoftmaxPosterior(padded, labels, start, self.prior_std, bounded=bounded, fields=fields)

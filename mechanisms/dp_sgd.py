@@ -33,6 +33,7 @@ from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, 
 from mechanisms.model import checkpoint, threads
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.dp_head import HeadClipping, has_closed_form
+from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.own import OwnModel, clipping_of
@@ -42,7 +43,7 @@ from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, gaussian_cost, schedules
 from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 
@@ -103,11 +104,6 @@ class DpSgd(Aimed, frozen=True):
             raise ValueError("momentum goes with optimiser `sgd`")
         return self
 
-    @property
-    def codes_several(self) -> bool:
-        """Class weights are of one field's codes; of several a record has no one weight."""
-        return self.class_weights is None
-
     def _batch(self, task: Task) -> int:
         if self.sampling_prob is not None:
             return max(1, round(self.sampling_prob * task.records))
@@ -142,7 +138,9 @@ class DpSgd(Aimed, frozen=True):
                     final_l2_clip_norm=self.l2_clip_norm,
                 ),
             )
-            return sgd if self.class_weights is None else ClassWeightedEvent(events=(self.class_weights.event(), sgd))
+            if self.class_weights is None:
+                return sgd
+            return ClassWeightedEvent(events=(self.class_weights.event(len(task.fields) or 1), sgd))
 
         settled = self.at(task).model_copy(update={"batch_size": batch, "sampling_prob": None, "epochs": epochs})
         return Plan(mechanism=settled, event=solved(event, settled, task), records=task.records)
@@ -308,7 +306,7 @@ def run_plan(
         state.save()  # the key must be on the disk before anything is drawn with it
         if start is not None:
             start(stream, classifier)
-    weights = _record_weights(config, labels, num_labels=num_labels, stream=stream)
+    weights = _record_weights(plan, labels, fields=classifier.fields or Fields((num_labels,)), stream=stream)
     labels = labels.to(device)
     try:
         with threads.fitting(inputs), clipper:
@@ -392,13 +390,22 @@ def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) 
     return factors
 
 
-def _record_weights(config: DpSgd, labels: Tensor, *, num_labels: int, stream: SecretStream) -> Tensor | None:
-    if config.class_weights is None:
+def _record_weights(plan: Plan, labels: Tensor, *, fields: Fields, stream: SecretStream) -> Tensor | None:
+    """Of each record, float32 [n]; of several fields the mean over those that it has, each by its own counts.
+
+    Raises:
+        MechanismError: the plan's event pays for other counts.
+    """
+    weights = plan.mechanism.class_weights if isinstance(plan.mechanism, DpSgd) else None
+    if weights is None:
         return None
-    noisy = class_counts.release_counts(
-        labels, num_labels=num_labels, noise_multiplier=config.class_weights.noise_multiplier, stream=stream
-    )
-    return class_counts.class_weights(noisy, config.class_weights)[labels.cpu()]
+    parts = plan.event.events if isinstance(plan.event, ClassWeightedEvent) else ()
+    release = next((part for part in parts if isinstance(part, GaussianReleaseEvent)), None)
+    if release is None or release.l2_sensitivity != weights.event(len(fields.sizes)).l2_sensitivity:
+        raise MechanismError("the plan does not pay for these counts of classes: plan again")
+    std = release.noise_multiplier * release.l2_sensitivity
+    noisy = class_counts.with_noise(fields.counts(labels), std=std, stream=stream)
+    return fields.mean([class_counts.class_weights(noisy[span], weights) for span in fields.spans], labels.cpu())
 
 
 def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:

@@ -16,11 +16,13 @@ G/sqrt(mu)-GDP.
   records m times that.
 - theta_0, tau, w and the features' clip are the same for both: theta_0 is the untrained head, which no record reaches.
 - The bias is not sampled and has no gradient: it is the logarithm of noisy class counts, fixed before the draw.
+- Of F fields l_d is the sum over those that the record has, e its residuals side by side (`mechanisms.model.fields`):
+  |e|^2 <= 2 F, so G = w sqrt(2 F).
 
-So the draw costs what one Gaussian release of noise multiplier 1 / (w sqrt(2) tau) costs. Before it, one Gaussian
-release of (sum of x cut to norm R0, in units of R0; s times the class counts), of sensitivity sqrt(1 + s^2), gives the
-mean that features are centred by, before they are cut, and the counts. Given what it released, the draw is the
-mechanism above; the two compose adaptively, as Gaussians do.
+So the draw costs what one Gaussian release of noise multiplier 1 / (G tau) costs. Before it, one Gaussian release of
+(sum of x cut to norm R0, in units of R0; s times the class counts), of sensitivity sqrt(1 + F s^2), gives the mean that
+features are centred by, before they are cut, and the counts. Given what it released, the draw is the mechanism above;
+the two compose adaptively, as Gaussians do.
 
 Centred features are cut to R and divided by it: with z = (x - m) / R the logits are theta z + b, and the released head
 is the same function without the cut, weight theta / R and bias b - theta m / R.
@@ -49,6 +51,7 @@ from mechanisms.exact_posterior import SAMPLED, draws_of, parameters_of, put
 from mechanisms.formal_head import features_of
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
+from mechanisms.model.fields import Fields
 from mechanisms.model.training import Progress
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
@@ -136,6 +139,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    several: ClassVar[bool] = True
 
     kind: Literal["formal-posterior"] = "formal-posterior"
     likelihood_weight: float = Field(
@@ -178,7 +182,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         settled = self.at(task)
         assert settled.target_epsilon is not None
         assert settled.delta is not None
-        make = partial(_event, settled)
+        make = partial(_event, settled, len(task.fields) or 1)
         multiplier = gaussian_cost.calibrate(
             lambda sigma: make(sigma).gaussian,
             target_epsilon=settled.target_epsilon,
@@ -203,12 +207,14 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             MechanismError: the head is not linear, the plan is another's, or the draws are not to be trusted.
         """
         event, features, classifier = plan.event, features_of(records).cpu().float(), run.classifier()
-        if not isinstance(event, FormalPosteriorEvent) or not _is_of(self, event):
+        fields = run.layout
+        fields.check(records.labels)
+        if not isinstance(event, FormalPosteriorEvent) or not _is_of(self, len(fields.sizes), event):
             raise MechanismError("the plan is not one of this formal posterior's settings: plan again")
         untrained = parameters_of(classifier, run.classes)
         file = None if run.folder is None else run.folder / "release.safetensors"
-        released = self._released(event.release, features, records.labels, plan.records, run.classes, file=file)
-        target, shortened = self._posterior(event, features, records.labels, untrained, released)
+        released = self._released(event.release, features, records.labels, plan.records, fields, file=file)
+        target, shortened = self._posterior(event, features, records.labels, untrained, released, run.fields)
         drawn, figures = draws_of(
             target,
             target.prior_mean,
@@ -227,16 +233,16 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """A release and a chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
-        event, classes = plan.event, len(initial)
+        event, fields = plan.event, pool.fields or Fields((len(initial),))
         assert isinstance(event, FormalPosteriorEvent)
         released, posteriors = [], []
         for own in pool.included:
             features, labels = pool.features[own].float(), pool.labels[own]
-            released.append(self._released(event.release, features, labels, plan.records, classes))
-            posteriors.append(self._posterior(event, features, labels, initial, released[-1])[0])
+            released.append(self._released(event.release, features, labels, plan.records, fields))
+            posteriors.append(self._posterior(event, features, labels, initial, released[-1], pool.fields)[0])
         theta, _ = posterior_trials.sample(posteriors, posteriors[0].prior_mean, progress=progress)
         heads = torch.stack([self._head(*both) for both in zip(theta, released, strict=True)])
-        ell, right = trials.log_likelihood(heads, pool.padded, pool.labels)
+        ell, right = trials.log_likelihood(heads, pool.padded, pool.labels, pool.fields)
         return {self.kind: Reruns(ell, right, (event,) * len(theta))}
 
     def _posterior(
@@ -246,12 +252,14 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         labels: Tensor,
         untrained: Tensor,
         released: tuple[Tensor, Tensor],
+        fields: Fields | None,
     ) -> tuple[SoftmaxPosterior, float]:
         """The density over [classes, width] that is drawn from, and the share of records whose features were cut.
 
         Args:
             untrained: float32 [classes, width + 1], the bias last.
             released: mean and bias.
+            fields: of a joint head.
         """
         mean, bias = released
         centred = features - mean
@@ -263,6 +271,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             event.prior_std,
             weights=torch.full((len(features),), event.likelihood_weight),
             offset=bias,
+            fields=fields,
         )
         return target, float((norms > self.feature_clip_norm).double().mean())
 
@@ -278,16 +287,17 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         features: Tensor,
         labels: Tensor,
         planned: int,
-        classes: int,
+        fields: Fields,
         *,
         file: Path | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Noisy mean of the features [width] and logarithms of the noisy class shares [classes], drawn once a file."""
+        """Noisy mean of the features [width] and logarithms of the noisy class shares [classes], of each field its own,
+        drawn once a file."""
         if file is not None and file.exists():
             vector = checkpoint.load(file)[0]["vector"]
         else:
             cut = features / features.norm(dim=1, keepdim=True).clamp(min=self.mean_clip_norm)
-            counts = torch.bincount(labels.cpu(), minlength=classes) * self.count_scale
+            counts = fields.counts(labels) * self.count_scale
             vector = torch.cat([cut.sum(0), counts])
             std = release.noise_multiplier * release.l2_sensitivity
             noise.SecretStream(noise.new_key()).add_normal_(vector, std=std, purpose="mean and counts", step=0)
@@ -295,28 +305,32 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
                 checkpoint.save(file, {"vector": vector}, {})
         width = features.shape[1]
         counts = (vector[width:] / self.count_scale).clamp(min=_SMALLEST_COUNT)
-        return vector[:width] * (self.mean_clip_norm / planned), (counts / counts.sum()).log()
+        return vector[:width] * (self.mean_clip_norm / planned), fields.log_shares(counts)
 
 
-def _event(config: FormalPosterior, multiplier: float) -> FormalPosteriorEvent:
-    """What costs one Gaussian release of this noise multiplier, split by the share of rho."""
+def _event(config: FormalPosterior, fields: int, multiplier: float) -> FormalPosteriorEvent:
+    """What costs one Gaussian release of this noise multiplier, split by the share of rho.
+
+    A record of F fields is counted once in each, and its log-likelihood is sqrt(F) times as steep.
+    """
+    lipschitz = LIPSCHITZ * math.sqrt(fields)
     release = GaussianReleaseEvent(
         what="mean of features and class counts",
         noise_multiplier=multiplier / math.sqrt(config.release_share),
-        l2_sensitivity=math.hypot(1, config.count_scale),
+        l2_sensitivity=math.hypot(1, config.count_scale * math.sqrt(fields)),
     )
     gdp = math.sqrt(1 - config.release_share) / multiplier
     return FormalPosteriorEvent(
         release=release,
         likelihood_weight=config.likelihood_weight,
-        lipschitz=LIPSCHITZ,
-        prior_std=gdp / (config.likelihood_weight * LIPSCHITZ),
+        lipschitz=lipschitz,
+        prior_std=gdp / (config.likelihood_weight * lipschitz),
     )
 
 
-def _is_of(config: FormalPosterior, event: FormalPosteriorEvent) -> bool:
-    """Whether this config makes such an event, whose floats are told again but for rounding."""
-    own = _event(config, _multiplier(config, event))
+def _is_of(config: FormalPosterior, fields: int, event: FormalPosteriorEvent) -> bool:
+    """Whether this config makes such an event of so many fields, whose floats are told again but for rounding."""
+    own = _event(config, fields, _multiplier(config, event))
     release = own.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier})
     rounded = own.model_copy(update={"release": release, "prior_std": event.prior_std})
     return rounded == event and math.isclose(own.prior_std, event.prior_std, rel_tol=1e-12)

@@ -92,7 +92,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         Raises:
             MechanismError: other records than planned, training diverged, or another event ran.
         """
-        if run.fields is not None and not self.mechanism.codes_several:
+        if run.fields is not None and not self.mechanism.several:
             raise MechanismError(f"mechanism `{self.mechanism.kind}` codes one field, these records have several")
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
@@ -196,11 +196,6 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     """Whether it fits a joint head of several fields, with one claim."""
 
     kind: str
-
-    @property
-    def codes_several(self) -> bool:
-        """Whether these settings do."""
-        return self.several
 
     @property
     def aims(self) -> bool:

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -59,7 +58,7 @@ from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint, threads
 from mechanisms.model.fields import Fields
-from mechanisms.privacy import class_counts, gaussian_cost
+from mechanisms.privacy import class_counts
 from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -167,18 +166,8 @@ class PriorDescent(Aimed, frozen=True):
         return Plan(mechanism=settled, event=event, records=task.records)
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Noise, steps, and epsilon by several accountants; of several fields also what separate releases cost."""
-        figures = dp_sgd.cost_figures(plan, task)
-        if task.fields:
-            assert plan.event is not None
-            apart = gaussian_cost.separately(
-                plan.event,
-                fields=len(task.fields),
-                delta=self.delta or task.delta,
-                records_per_unit=task.records_per_unit,
-            )
-            figures |= {f"separate_{name}": value for name, value in asdict(apart).items()}
-        return figures
+        """Noise, steps, and epsilon by several accountants."""
+        return dp_sgd.cost_figures(plan, task)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release mean and counts, start at the prior, learn the map, then the rows. Resumes step by step.

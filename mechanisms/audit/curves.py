@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -30,8 +30,9 @@ from scipy.stats import beta, binom
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
+from mechanisms.privacy.events import Event
 from mechanisms.privacy.numerics import safe_root
+from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
 """Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least refuted is."""
@@ -94,40 +95,6 @@ class Profile:
         """The largest of theirs."""
         deltas, shrinks = self._arrays
         return (np.maximum(np.asarray(high)[..., None] - deltas, 0.0) * shrinks).max(-1)
-
-
-@runtime_checkable
-class LikeGaussian(Protocol):
-    """An event whose noise is another, and which is told apart no better than Gaussian releases are."""
-
-    @property
-    def gaussian(self) -> Event:
-        """Those."""
-        ...
-
-    def with_noise(self, factor: float) -> Event:
-        """The same with so many times the noise."""
-        ...
-
-
-def noise_scaled(event: Event, factor: float) -> Event:
-    """The same event with every noise multiplier times the factor.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
-    match event:
-        case ComposedEvent():
-            return event.model_copy(update={"events": tuple(noise_scaled(part, factor) for part in event.events)})
-        case DpSgdEvent():
-            changed = [s.model_copy(update={"noise_multiplier": factor * s.noise_multiplier}) for s in event.segments]
-            return event.model_copy(update={"segments": tuple(changed)})
-        case GaussianReleaseEvent():
-            return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
-        case LikeGaussian():
-            return event.with_noise(factor)
-        case _:
-            raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no curve to test")
 
 
 def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:

@@ -14,6 +14,7 @@ A single field is the case of one span over all classes; its labels are int64 [n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -108,6 +109,16 @@ class Fields:
             there = column >= 0
             total[span].index_add_(0, column[there], vectors[there])
         return total
+
+    def mean(self, of_class: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Of each record the mean, over the fields that it has, of its classes' values [n]; 0 where it has none.
+
+        of_class: of each field, float32 [its classes].
+        """
+        columns = self.columns(labels)
+        own = torch.stack([values[column.clamp(min=0)] for values, column in zip(of_class, columns, strict=True)])
+        there = torch.stack(columns) >= 0
+        return (own * there).sum(0) / there.sum(0).clamp(min=1)
 
     def log_shares(self, counts: Tensor) -> Tensor:
         """Natural log of the classes' shares, within each field [classes]."""

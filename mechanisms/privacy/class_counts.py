@@ -2,12 +2,14 @@
 
 The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every record, and its
 proof of privacy (proposition 6) holds the weights fixed. Here the counts are released first, once, with Gaussian
-noise: one record is in one class, so the histogram's l2 sensitivity is 1. All that follows from the noisy counts,
-weights included, is post-processing, and the release composes with the DP-SGD steps in one event.
+noise: one record is in one class, so the histogram's l2 sensitivity is 1. (Of F fields it is in one of each: sqrt(F).)
+All that follows from the noisy counts, weights included, is post-processing, and the release composes with the DP-SGD
+steps in one event.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -30,7 +32,7 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         le=1e6,
         allow_inf_nan=False,
         title="Noise of the counts",
-        description="Standard deviation, in records, of the noise on each class count.",
+        description="Standard deviation, in records, of the noise on each class count; of F fields sqrt(F) times it.",
     )
     smallest_count: float = Field(
         default=10.0,
@@ -59,10 +61,12 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         "still tells classes apart when every gradient is clipped.",
     )
 
-    def event(self) -> GaussianReleaseEvent:
-        """What releasing the counts does to the records."""
+    def event(self, fields: int = 1) -> GaussianReleaseEvent:
+        """What releasing the counts of so many fields does to the records."""
         return GaussianReleaseEvent(
-            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY
+            what="class counts",
+            noise_multiplier=self.noise_multiplier,
+            l2_sensitivity=L2_SENSITIVITY * math.sqrt(fields),
         )
 
 

@@ -110,38 +110,6 @@ def gaussian_rate(event: Event) -> float | None:
     return math.sqrt(sum(steps / noise**2 for noise, _, steps in runs))
 
 
-@dataclass(frozen=True)
-class Separately:
-    """What releases of several fields one by one would come to, beside one release of them all."""
-
-    each_epsilon: float
-    """Of each, where all of them together are to cost what the one release costs."""
-    together_epsilon: float
-    """Of all of them together, where each costs what the one release costs."""
-
-
-def separately(event: Event, *, fields: int, delta: float, records_per_unit: int = 1) -> Separately:
-    """The price of as many releases as there are fields, each of this kind, in place of one.
-
-    Without sampling each is exactly mu-Gaussian, and rates add up in squares (`gaussian_rate`): F releases at
-    mu / sqrt(F) cost what one at mu costs, and F at mu cost sqrt(F) mu.
-
-    Raises:
-        MechanismError: the event samples, or is none of Gaussian noise.
-    """
-    rate = gaussian_rate(event)
-    if rate is None:
-        raise MechanismError("separate releases are priced where nothing is sampled")
-    each, together = (
-        GaussianReleaseEvent(what="one of several", noise_multiplier=1 / at, l2_sensitivity=1.0)
-        for at in (rate / math.sqrt(fields), rate * math.sqrt(fields))
-    )
-    return Separately(
-        each_epsilon=pld_epsilon(each, delta=delta, records_per_unit=records_per_unit),
-        together_epsilon=pld_epsilon(together, delta=delta, records_per_unit=records_per_unit),
-    )
-
-
 def profile(event: Event, *, epsilons: tuple[float, ...] | None = None) -> tuple[tuple[float, float], ...]:
     """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on the coarse grid."""
     at = epsilons or (0.0, *np.geomspace(0.02, 20, 60).tolist())

@@ -15,6 +15,7 @@ from mechanisms.audit import bounds, curves
 from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed
 from mechanisms.privacy.events import Event
+from mechanisms.privacy.scaled import LikeGaussian
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
 
@@ -51,7 +52,7 @@ def finite(value: float) -> float | None:
 
 def of_noise(event: Event | None) -> Event | None:
     """The event, or the Gaussian one that stands for it, if its trade-off curve can be tested, else None."""
-    if isinstance(event, curves.LikeGaussian):
+    if isinstance(event, LikeGaussian):
         event = event.gaussian
     try:
         return None if event is None or curves.curve_of(event) is None else event

@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.audit import trials as audit_trials
-from mechanisms.audit.curves import noise_scaled
 from mechanisms.audit.trials import Records as PoolRecords
 from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
 from mechanisms.model import checkpoint
@@ -33,6 +32,7 @@ from mechanisms.model.threads import using
 from mechanisms.model.training import Progress
 from mechanisms.privacy.claims import claim_of, formal, of_one_record
 from mechanisms.privacy.events import Event
+from mechanisms.privacy.scaled import noise_scaled
 from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
 from tasks.auditing.pool import Pool

@@ -175,14 +175,14 @@ def choose(
         if name == "all":
             fits = {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
             fits = {n: b for n, b in fits.items() if listed or not b.needs_titles}
-            chosen |= {n: b for n, b in fits.items() if b.mechanism.codes_several or not several}
+            chosen |= {n: b for n, b in fits.items() if b.mechanism.several or not several}
         elif name and name not in known:
             raise InputError(f"--branches: no branch {name}; there are {', '.join(known)}")
         elif name:
             if form not in known[name].mechanism.reads:
                 raise InputError(f"--branches: {name} needs {_needs(known[name].mechanism)}")
-            if several and not known[name].mechanism.codes_several:
-                can = ", ".join(n for n, b in known.items() if b.mechanism.codes_several)
+            if several and not known[name].mechanism.several:
+                can = ", ".join(n for n, b in known.items() if b.mechanism.several)
                 raise InputError(f"--branches: {name} codes one field; several at once are fitted by {can}")
             if known[name].needs_titles and not listed:
                 raise InputError(f"--branches: {name} starts at the titles of codes: give --codelist, or leave it out")

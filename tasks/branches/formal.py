@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mechanisms.mechanism import Task
-from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.gaussian_cost import Separately
+from mechanisms.privacy.separately import Separately, priced
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import one_fit, plan
@@ -104,7 +103,7 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
     return study, one_fit.run(study, branch, parameters.fit.seed)
 
 
-def separately(context: Context, parameters: RetrainParameters, *, records: int) -> Separately:
+def separately(context: Context, parameters: RetrainParameters, *, records: int) -> Separately | None:
     """What one release a field would cost in the place of one of them all; no record is read for it.
 
     Args:
@@ -122,9 +121,7 @@ def separately(context: Context, parameters: RetrainParameters, *, records: int)
     )
     planned = branch.settled(parameters, settings).plan(task)
     assert planned.event is not None
-    return gaussian_cost.separately(
-        planned.event, fields=len(fields), delta=task.delta, records_per_unit=task.records_per_unit
-    )
+    return priced(planned.event, fields=len(fields), delta=task.delta, records_per_unit=task.records_per_unit)
 
 
 def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:

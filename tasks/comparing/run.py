@@ -54,7 +54,7 @@ def refuse_early(
     if not parameters.pseudo_posterior.reweight and any(swag_chain.reweights(branch) for branch in chosen):
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true")
     single = [branch.name for branch in chosen if runner_of(branch.mechanism, one_fit.run) is one_fit.run]
-    refused = [branch.name for branch in chosen if not branch.mechanism.codes_several]
+    refused = [branch.name for branch in chosen if not branch.mechanism.several]
     if parameters.data.ingest.fields and refused:
         raise InputError(f"--branches: {refused[0]} codes one field, and data.ingest.fields names several")
     return preflight.check(context, parameters).with_fits(single, epochs=settings.epochs)

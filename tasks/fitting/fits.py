@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mechanisms.mechanism import Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.mechanism import Aimed, Mechanism, Plan, Records, Releasable, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.privacy import separately
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
 from tasks.fitting.prepared import build, feature_schema, fields_of, label_count, load_inputs
@@ -38,7 +40,7 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
     def body(work: Work) -> Mapping[str, Any]:
         planned = mechanism.plan(task)
         (work.out / "plan.json").write_text(planned.model_dump_json())
-        return dict(planned.mechanism.cost(planned, task))
+        return dict(planned.mechanism.cost(planned, task)) | _separately(planned, task)
 
     return Step(
         name="plan",
@@ -48,6 +50,17 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
         body=body,
         modules=modules(mechanism),
     )
+
+
+def _separately(planned: Plan, task: Task) -> dict[str, float]:
+    """Of several fields: what a release a field would cost, in the place of one of all."""
+    if not task.fields or planned.event is None:
+        return {}
+    delta = (planned.mechanism.delta if isinstance(planned.mechanism, Aimed) else None) or task.delta
+    apart = separately.priced(
+        planned.event, fields=len(task.fields), delta=delta, records_per_unit=task.records_per_unit
+    )
+    return {} if apart is None else {f"separate_{name}": value for name, value in asdict(apart).items()}
 
 
 def plan_of(folder: Path) -> Plan:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mechanisms.privacy.gaussian_cost import Separately
+from mechanisms.privacy.separately import Separately
 from storage.artifacts import ArtifactRef
 from storage.ingest import Looked, look
 from storage.ledger import Row

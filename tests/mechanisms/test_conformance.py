@@ -17,7 +17,6 @@ from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
-from mechanisms.audit import curves
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint
@@ -31,6 +30,7 @@ from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.claims import formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode
 from mechanisms.privacy.noise import SecretStream
+from mechanisms.privacy.scaled import noise_scaled
 
 WIDTH, CLASSES, N = 6, 3, 60
 SMALL: dict[str, Any] = {
@@ -123,7 +123,7 @@ class TestEvery:
             rate = None if plan.event is None else gaussian_cost.gaussian_rate(plan.event)
         if plan.event is None or rate is None:
             pytest.skip("not of Gaussian noise alone: no curve is tested")
-        halved = curves.noise_scaled(plan.event, 0.5)
+        halved = noise_scaled(plan.event, 0.5)
         fitted = plan.model_copy(update={"event": halved}).fit(records(), run())
         assert type(fitted.event) is type(plan.event)
         assert gaussian_cost.gaussian_rate(fitted.event) == pytest.approx(2 * rate)

@@ -11,17 +11,17 @@ from mechanisms.formal_posterior import FormalPosterior, _event, _is_of, _multip
 def test_a_plan_is_known_again_at_any_noise() -> None:
     """At hundreds of multipliers, of which some do not survive a root taken and squared; another setting is refused."""
     config, other = FormalPosterior(), FormalPosterior(release_share=0.31)
-    events = [_event(config, float(noise)) for noise in np.geomspace(0.1, 50, 400)]
-    assert any(event != _event(config, _multiplier(config, event)) for event in events)
-    assert all(_is_of(config, event) for event in events)
-    assert not any(_is_of(other, event) for event in events)
+    events = [_event(config, 1, float(noise)) for noise in np.geomspace(0.1, 50, 400)]
+    assert any(event != _event(config, 1, _multiplier(config, event)) for event in events)
+    assert all(_is_of(config, 1, event) for event in events)
+    assert not any(_is_of(other, 1, event) for event in events)
 
 
 @pytest.mark.parametrize("factor", [1 + 1e-9, 0.5, 2.0])
 def test_no_float_of_a_plan_can_be_moved(factor: float) -> None:
     """A wider prior, or less noise on the release, with the other left as it was."""
     config = FormalPosterior()
-    event = _event(config, 3.0)
-    assert not _is_of(config, event.model_copy(update={"prior_std": event.prior_std * factor}))
+    event = _event(config, 1, 3.0)
+    assert not _is_of(config, 1, event.model_copy(update={"prior_std": event.prior_std * factor}))
     release = event.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier * factor})
-    assert not _is_of(config, event.model_copy(update={"release": release}))
+    assert not _is_of(config, 1, event.model_copy(update={"release": release}))

@@ -14,15 +14,18 @@ from small_heads import claim, head_of
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd, prior_descent
+from mechanisms.bounded_posterior import BoundedPosterior
+from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
+from mechanisms.formal_posterior import FormalPosterior
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, kinds
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.non_private import NonPrivate
 from mechanisms.prior_descent import PriorDescent, PriorDescentEvent
-from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import NonPrivateEvent
+from mechanisms.privacy import gaussian_cost, separately
+from mechanisms.privacy.events import ComposedEvent, NonPrivateEvent
 from mechanisms.privacy.noise import SecretStream
 
 
@@ -216,17 +219,41 @@ def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
 def test_what_separate_releases_cost() -> None:
     """Three at the smaller epsilon compose to the joint's; three at the joint's cost more than it and less than
     three times it."""
-    plan = planned(4.0)
-    cost = plan.mechanism.cost(plan, Task(records=N, classes=12, fields=FIELDS.sizes))
-    each, together = cost["separate_each_epsilon"], cost["separate_together_epsilon"]
-    assert each < 4 < together < 12
-    assert plan.event is not None
-    rate = gaussian_cost.gaussian_rate(plan.event)
-    alone = planned(each, fields=Fields((4,))).event
-    assert rate is not None
+    event = planned(4.0).event
+    assert event is not None
+    apart = separately.priced(event, fields=3, delta=1e-5)
+    assert apart is not None
+    assert apart.each_epsilon < 4 < apart.together_epsilon < 12
+    alone = planned(apart.each_epsilon, fields=Fields((4,))).event
     assert alone is not None
-    assert 3**0.5 * (gaussian_cost.gaussian_rate(alone) or 0) == pytest.approx(rate, rel=0.01)
-    assert "separate_each_epsilon" not in plan.mechanism.cost(plan, Task(records=N, classes=12))
+    rate, own = gaussian_cost.gaussian_rate(event), gaussian_cost.gaussian_rate(alone)
+    assert rate is not None
+    assert 3**0.5 * (own or 0) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize("mechanism", [FormalPosterior(), DpSgd(batch_size=20, epochs=5)], ids=lambda one: one.kind)
+def test_releases_whose_noise_is_another_are_priced_too(mechanism: Mechanism) -> None:
+    """A draw by its Gaussians; sampled steps by composing what they lose: the smaller ones, composed, are the joint."""
+    task = Task(records=N, classes=12, fields=FIELDS.sizes, target_epsilon=4.0, delta=1e-5)
+    event = mechanism.plan(task).event
+    assert event is not None
+    apart = separately.priced(event, fields=3, delta=1e-5)
+    assert apart is not None
+    smaller = mechanism.plan(task.model_copy(update={"target_epsilon": apart.each_epsilon})).event
+    assert smaller is not None
+    whole = [getattr(one, "gaussian", one) for one in (smaller, event)]
+    for one, wanted in zip(whole, (4.0, apart.together_epsilon), strict=True):
+        found = gaussian_cost.pld_epsilon(ComposedEvent(events=(one,) * 3), delta=1e-5, interval=1e-3)
+        assert found == pytest.approx(wanted, rel=0.02)
+
+
+def test_pure_claims_add_up_and_estimates_have_no_price() -> None:
+    """Three of delta 0 cost three times as much; what is measured on the records is not said to compose."""
+    task = Task(records=N, classes=12, fields=FIELDS.sizes, target_epsilon=6.0)
+    bounded = BoundedPosterior().plan(task).event
+    assert bounded is not None
+    assert separately.priced(bounded, fields=3, delta=1e-5) == separately.Separately(2.0, 18.0)
+    assert separately.priced(NonPrivateEvent(epochs=1), fields=3, delta=1e-5) is None
 
 
 @pytest.mark.parametrize("kind", sorted(kind for kind, one in kinds().items() if not one.several))

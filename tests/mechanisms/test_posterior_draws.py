@@ -20,6 +20,7 @@ from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.formal_posterior import FormalPosterior, FormalPosteriorEvent
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import hmc, rounds
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
@@ -27,6 +28,7 @@ from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy import noise
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.noise import SecretStream
+from mechanisms.privacy.scaled import noise_scaled
 from tasks.auditing.bounds import of_noise
 
 WIDTH, CLASSES, N = 5, 3, 60
@@ -134,7 +136,7 @@ class TestFormal:
         mechanism, release = plan.mechanism, plan.event.release
         assert isinstance(mechanism, FormalPosterior)
         for kept in (slice(0, None), slice(1, None)):
-            mechanism._released(release, features[kept], given.labels[kept], N, classes)
+            mechanism._released(release, features[kept], given.labels[kept], N, Fields((classes,)))
         (whole, z), (without, _) = sums
         assert 0.999 * release.l2_sensitivity < float((whole - without).norm()) <= release.l2_sensitivity * (1 + 1e-4)
         std = factor * release.noise_multiplier * release.l2_sensitivity
@@ -152,7 +154,7 @@ class TestFormal:
         x = torch.randn(7, WIDTH)
         held = records().inputs.features  # pyright: ignore[reportAttributeAccessIssue]
         mean, bias = settled._released(
-            plan.event.release, held, records().labels, N, CLASSES, file=tmp_path / "release.safetensors"
+            plan.event.release, held, records().labels, N, Fields((CLASSES,)), file=tmp_path / "release.safetensors"
         )
         theta = hmc.checkpoint.load(tmp_path / "formal posterior.safetensors")[0]["theta"][0]
         wanted = ((x - mean) / 50.0) @ theta.T + bias
@@ -171,7 +173,7 @@ class TestFormal:
         assert isinstance(whole, curves.Gaussian)
         assert isinstance(half, curves.Gaussian)
         assert whole.epsilon(1e-4) == pytest.approx(claim(event, delta=1e-4).epsilon, rel=0.005)
-        halved = curves.noise_scaled(event, 0.5)
+        halved = noise_scaled(event, 0.5)
         assert curves.curve_of(halved.gaussian).mu == pytest.approx(half.mu) == pytest.approx(2 * whole.mu)  # pyright: ignore
         assert plan.model_copy(update={"event": halved}).fit(records(), run()).event == halved
 

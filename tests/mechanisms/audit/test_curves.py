@@ -15,6 +15,7 @@ from mechanisms.audit.curves import Approximate, Gaussian, Runs
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, NonPrivateEvent
+from mechanisms.privacy.scaled import noise_scaled
 
 FULL = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=20, noise_multiplier=3.56, l2_clip_norm=1.0),))
 SAMPLED = DpSgdEvent(sampling_prob=0.2, segments=(NoiseSegment(steps=100, noise_multiplier=2.0, l2_clip_norm=1.0),))
@@ -32,8 +33,8 @@ def test_an_event_without_sampling_is_exactly_gaussian() -> None:
         for delta in (1e-6, 1e-4, 1e-2):
             assert curve.epsilon(delta) == pytest.approx(gaussian_cost.pld_epsilon(event, delta=delta), abs=1e-4)
         assert curves.curve_of(event, factor=0.5) == Gaussian(2 * curve.mu)
-    with pytest.raises(MechanismError, match="no curve"):
-        curves.noise_scaled(NonPrivateEvent(epochs=1), 0.5)
+    with pytest.raises(MechanismError, match="no noise multiplier"):
+        noise_scaled(NonPrivateEvent(epochs=1), 0.5)
 
 
 def test_a_sampled_event_has_the_accountants_profile() -> None:

@@ -9,7 +9,7 @@ import torch
 from small_heads import MakeLinear
 
 from mechanisms import dp_sgd
-from mechanisms.audit import curves, gradient_canaries
+from mechanisms.audit import gradient_canaries
 from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.formal_head import FormalHead
@@ -17,6 +17,7 @@ from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.events import NoiseSegment
 from mechanisms.privacy.noise import SecretStream
+from mechanisms.privacy.scaled import noise_scaled
 from mechanisms.private_posterior import PrivatePosterior
 
 DELTA, ALPHA = 1e-4, 1e-3
@@ -61,7 +62,7 @@ def test_the_stated_noise_passes_and_half_of_it_is_caught(linear: MakeLinear, na
     assert noise_found(plan, honest.right()) >= 1.0
     assert noise_found(plan, honest.right(halved=True)) < 1.0
     assert plan.event is not None
-    cheat = plan.model_copy(update={"event": curves.noise_scaled(plan.event, 0.5)})
+    cheat = plan.model_copy(update={"event": noise_scaled(plan.event, 0.5)})
     cheating = audit(linear, cheat)
     assert noise_found(plan, cheating.right()) < 1.0
     assert abs(cheating.right() - honest.right(halved=True)) < 60

@@ -160,13 +160,31 @@ def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) 
     assert data.ingest(read).key(store) != before
 
 
-def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path) -> None:
-    """Beside the joint's charge."""
-    formal = {"formal": {"branch": "prior-descent", "target_epsilon": 4.0, "delta": 1e-5}}
+@pytest.mark.parametrize("branch", ["prior-descent", "dp-sgd-tuned", "formal-posterior", "bounded-posterior"])
+def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
+    """Beside the joint's charge; where steps sample and where delta is 0 too."""
+    settings = {"sampling_prob": 0.5} if branch == "dp-sgd-tuned" else {}
+    formal = {"formal": {"branch": branch, "target_epsilon": 4.0, "delta": 1e-5, "mechanism": settings}}
     wanted, context = parameters(tmp_path, tiny_bert, **formal), at(tmp_path / "home")
     apart = retraining.dry_run(wanted, context).separately
     assert apart is not None
-    assert 2 < apart.each_epsilon < 4 < apart.together_epsilon < 8
+    assert 2 <= apart.each_epsilon < 4 < apart.together_epsilon <= 8
+
+
+@pytest.mark.parametrize("branch", ["dp-sgd-class-weighted", "formal-posterior"])
+def test_a_formal_fit_of_several_fields_is_planned(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
+    """One claim for all of them, and a plan whose bundle passes the gate."""
+    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
+    chosen = choose(branch, model=wanted.model, data=wanted.data)
+    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    (outcome,) = compared.outcomes
+    assert outcome.claim.guarantee_kind == "formal"
+    assert outcome.claim.epsilon == pytest.approx(6, rel=0.01)
+    assert outcome.cost["separate_each_epsilon"] < 6 < outcome.cost["separate_together_epsilon"]
+    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    planned = PlannedRelease.load(Path(file))
+    planned.check(context)
+    fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
 
 
 def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Path) -> None:
@@ -185,16 +203,16 @@ def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Pat
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
-    with pytest.raises(InputError, match=r"-weighted codes one field; several at once are fitted by .*swag-ppm"):
-        choose("dp-sgd-class-weighted", model=wanted.model, data=wanted.data)
-    assert all(branch.mechanism.codes_several for branch in choose("all", model=wanted.model, data=wanted.data))
-    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
-        comparison.refuse_early(context, wanted, SETTINGS, choose("dp-sgd-class-weighted", model=wanted.model))
-    formal = wanted.model_copy(update={"formal": FormalParameters(branch="dp-sgd-class-weighted", target_epsilon=4.0)})
-    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
+    with pytest.raises(InputError, match=r"weighted-descent codes one field; several at once are fitted by .*swag-ppm"):
+        choose("weighted-descent", model=wanted.model, data=wanted.data)
+    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
+    with pytest.raises(InputError, match="weighted-descent codes one field"):
+        comparison.refuse_early(context, wanted, SETTINGS, choose("weighted-descent", model=wanted.model))
+    formal = wanted.model_copy(update={"formal": FormalParameters(branch="weighted-descent", target_epsilon=4.0)})
+    with pytest.raises(InputError, match="weighted-descent codes one field"):
         retraining.refuse_early(context, formal)
-    with pytest.raises(InputError, match="dp-sgd-class-weighted codes one field"):
-        choose_branches("dp-sgd-class-weighted", wanted, standard())
+    with pytest.raises(InputError, match="weighted-descent codes one field"):
+        choose_branches("weighted-descent", wanted, standard())
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.under(wanted, "paper")
     assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest
