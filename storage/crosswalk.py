@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage.codelist import shape
 from storage.errors import InputError
 from storage.tables.reading import read_small
+
+_LIKE_A_FIELD = re.compile(r"\w[\w-]*")
+"""What may stand before `=` as a field's name, meant or mistyped; a path with a folder or a suffix does not."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,59 @@ class Crosswalk:
         return self.to.get(code, ())
 
 
-def read_crosswalk(path: Path, *, version: str) -> Crosswalk:
+def crosswalk_files(given: Sequence[str], fields: Sequence[str]) -> dict[str, Path]:
+    """Files as they are given to a command, by the field that each is of; that of the only field by the name "".
+
+    Of several fields it is FIELD=FILE. The first `=` ends the field, whatever lies on the disk, and the file's own name
+    may hold more. Of the only field it is FILE, and a file that is there is taken whatever its name holds.
+
+    Args:
+        fields: that the codes are of; "" for the only one.
+
+    Raises:
+        InputError: a file without a field or of an unknown one, a field twice, or a field named where there is but one.
+    """
+    if tuple(fields) == ("",):
+        return _of_the_only_field(given)
+    found: dict[str, Path] = {}
+    for one in given:
+        name, named, file = one.partition("=")
+        if not named or name not in fields:
+            if named and _LIKE_A_FIELD.fullmatch(name) and not Path(one).expanduser().is_file():
+                raise InputError(f"--crosswalk: {one}: this bundle codes no field {name}; it codes {', '.join(fields)}")
+            raise InputError(
+                f"--crosswalk: {one}: this bundle codes {', '.join(fields)}; say which the file is of, such as "
+                f"--crosswalk {fields[0]}={one}"
+            )
+        if not file:
+            raise InputError(f"--crosswalk: {one}: no file is named; give {name}=FILE")
+        if name in found:
+            raise InputError(f"--crosswalk: {one}: another file is of {name} too; give one a field")
+        found[name] = Path(file).expanduser()
+    return found
+
+
+def _of_the_only_field(given: Sequence[str]) -> dict[str, Path]:
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise InputError("--crosswalk: this bundle codes one field; give one file")
+    path = Path(given[0]).expanduser()
+    name, named, file = given[0].partition("=")
+    if named and _LIKE_A_FIELD.fullmatch(name) and not path.is_file():
+        raise InputError(
+            f"--crosswalk: no file {path}; if {name} is meant as a field: this bundle codes only one, give the file "
+            f"alone (--crosswalk {file or 'FILE'})"
+        )
+    return {"": path}
+
+
+def read_crosswalk(path: Path, *, version: str, field: str = "") -> Crosswalk:
     """Read a table with the columns `from_code`, `to_code`, `from_version` and `to_version`; others are ignored.
 
     Args:
         version: of the codes that are to be translated.
+        field: whose codes they are, of several; for messages.
 
     Raises:
         InputError: names the file, and the column or row at fault; also where the table starts from another version.
@@ -42,8 +95,8 @@ def read_crosswalk(path: Path, *, version: str) -> Crosswalk:
             raise InputError(f"--crosswalk: {path}, row {number} has no from_code, to_code or to_version")
         if before != version:
             raise InputError(
-                f"--crosswalk: {path}, row {number} starts from another version ({shape([before])}); the codes are of "
-                f"version {version}"
+                f"--crosswalk: {path}, row {number} starts from another version ({shape([before])}); the codes "
+                f"{f'of {field} ' if field else ''}are of version {version}"
             )
         versions.add(after)
         if new not in to.setdefault(old, []):

@@ -15,7 +15,7 @@ from flows.commands.terminal import say
 from flows.server.settings import before_prefect, home_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from storage.tables.reading import Table
     from tasks.coding.coder import Coder, Coding
@@ -46,7 +46,12 @@ class FileOptions:
         _file(help="Column of --data that names each row's classification version; another version is refused."),
     ] = None
     crosswalk: Annotated[
-        Path | None, _file(help="CSV from_code, to_code, from_version, to_version: adds the code of another version.")
+        list[str] | None,
+        _file(
+            metavar="FILE",
+            help="CSV from_code, to_code, from_version, to_version: adds the code of another version; of several "
+            "fields, nature=FILE, one each.",
+        ),
     ] = None
 
     @property
@@ -120,6 +125,8 @@ def code(
 
       autocoder code --data new.parquet --column Job --column Text --template '{Job}: {Text}' --out coded.jsonl
 
+      autocoder code --data new.csv --out coded.csv --crosswalk nature=nature.csv --crosswalk part=part.csv
+
       autocoder code --data /narratives/2026q3.csv --out /narratives/coded.csv --shards 8
     """
     _require_sense(narratives, files, review, shards)
@@ -129,6 +136,7 @@ def code(
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
+        from storage.crosswalk import crosswalk_files
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
 
@@ -155,10 +163,11 @@ def code(
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
                 say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
-        job = _job(coder, table, files.out, files, top_k, threshold)
+        walks = crosswalk_files(files.crosswalk or (), tuple(coder.fields))
+        job = _job(coder, table, files.out, files, walks, top_k, threshold)
         with output.progress() as console:
             console.started("code")
-            spread = _spread(coder, job, folder, files, review, by_digits, shards) if shards > 1 else None
+            spread = _spread(coder, job, folder, walks, review, by_digits, shards) if shards > 1 else None
             coded = run(coder, job, spread=spread)
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
@@ -224,17 +233,22 @@ def _answers(coding: Coding) -> list[str]:
 
 
 def _job(
-    coder: Coder | JointCoder, table: Table, out: Path, files: FileOptions, top_k: int, threshold: Threshold | None
+    coder: Coder | JointCoder,
+    table: Table,
+    out: Path,
+    files: FileOptions,
+    walks: Mapping[str, Path],
+    top_k: int,
+    threshold: Threshold | None,
 ) -> CodingJob:
-    from storage.crosswalk import read_crosswalk
     from storage.tables.narratives import Narratives
-    from tasks.coding.columns import added_of, check_version
+    from tasks.coding.columns import added_of, check_version, read_crosswalks
     from tasks.coding.job import CodingJob
 
-    crosswalk = read_crosswalk(files.crosswalk, version=coder.version) if files.crosswalk else None
+    crosswalks = read_crosswalks(coder, walks)
     if files.version_column is not None:
         check_version(table, files.version_column, coder)
-    added = added_of(coder, top_k=top_k, threshold=threshold, crosswalk=crosswalk)
+    added = added_of(coder, top_k=top_k, threshold=threshold, crosswalks=crosswalks)
     narratives = Narratives(files.columns, files.template)
     return CodingJob(table, out, narratives, added, append=files.append, overwrite=files.overwrite)
 
@@ -243,7 +257,7 @@ def _spread(
     coder: Coder | JointCoder,
     job: CodingJob,
     bundle: Path,
-    files: FileOptions,
+    walks: Mapping[str, Path],
     review: ReviewOptions,
     by_digits: bool | None,
     number: int,
@@ -259,7 +273,7 @@ def _spread(
         bundle=bundle,
         thresholds=review.thresholds or (),
         by_digits=by_digits,
-        crosswalk=files.crosswalk,
+        crosswalks=walks,
         rules=review.rules,
     )
     return partial(shards.finish, coder, job, told, Spread(shards=number), progress.reporter("code, by shards"))

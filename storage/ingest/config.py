@@ -99,8 +99,8 @@ _TAKEN = frozenset(
     {"model", "classification", "classification_version", "bundle_digest", "coded_fields", "needs_review", "conflicts"}
 )
 """Columns that coding adds to a table whatever the fields are called."""
-_BESIDE = re.compile(r"(score_)?\d+|title|score|needs_review|group_(code|title|score)")
-"""What a field's own columns are called, after its name."""
+_BESIDE = re.compile(r"(score_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)")
+"""What a field's own columns are called, after its name; `group`, whose own title and score would be called so."""
 
 
 class FieldColumns(BaseModel):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from storage.codelist import shape
-from storage.crosswalk import Crosswalk
+from storage.crosswalk import Crosswalk, read_crosswalk
 from storage.errors import InputError
 from storage.rules import Rules
 from storage.tables.reading import Row, Table
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.joint import Case, JointCoder, Threshold, of_field
 from tasks.coding.names import code_column, score_column
+
+_NEARLY_ALL = 0.9
+"""Share of a field's codes that its own crosswalk starts from, at least."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,15 @@ class Added:
                 fields += [(f"{of}group_code", pa.string()), (f"{of}group_title", pa.string())]
                 fields.append((f"{of}group_score", pa.float64()))
         if self.crosswalk is not None:
-            fields += [("crosswalk_code", pa.string()), ("crosswalk_version", pa.string())]
+            fields += [(f"{of}crosswalk_code", pa.string()), (f"{of}crosswalk_version", pa.string())]
         return pa.schema(fields)
+
+    def unplaced(self, coding: Coding) -> bool:
+        """Whether the crosswalk has not exactly one new code: the new version splits it, or its table lacks it."""
+        return self.crosswalk is not None and len(self._new(coding)) != 1
+
+    def _new(self, coding: Coding) -> tuple[str, ...]:
+        return self.crosswalk.codes(coding.answers[0].code) if self.crosswalk and coding.answers else ()
 
     def row(self, coding: Coding) -> Row:
         """One row of `schema`."""
@@ -76,14 +88,13 @@ class Added:
             if place == 0:
                 cells.append(answer and answer.title)
             cells.append(answer and round(answer.score, 6))
-        new = self.crosswalk.codes(coding.answers[0].code) if self.crosswalk and coding.answers else ()
         if self.threshold is not None:
-            # A code that the new version splits, or that its table lacks, is for a person to place.
-            cells.append(coding.needs_review or (self.crosswalk is not None and len(new) != 1))
+            cells.append(coding.needs_review or self.unplaced(coding))
             if self.grouped:
                 group = coding.group
                 cells += [group and group.code, group and group.title, group and round(group.score, 6)]
         if self.crosswalk is not None:
+            new = self._new(coding)
             cells += ["; ".join(new) or None, self.crosswalk.version if new else None]
         return tuple(cells)
 
@@ -132,24 +143,69 @@ class JointAdded:
     def row(self, case: Case) -> Row:
         """One row of `schema`."""
         cells = [cell for one in self.fields for cell in one.row(case.codings[one.field])]
-        cells += [bool(case.needs_review)] if self.reviewed else []
+        if self.reviewed:
+            # Asked of the crosswalks too: with rules and no threshold, no field has a mark of its own that could tell.
+            cells.append(bool(case.needs_review) or any(one.unplaced(case.codings[one.field]) for one in self.fields))
         cells += [] if self.rules is None else ["; ".join(map(str, case.conflicts or ())) or None]
         return tuple(cells)
 
 
+def read_crosswalks(coder: Coder | JointCoder, files: Mapping[str, Path]) -> dict[str, Crosswalk]:
+    """A crosswalk for each field that has a file, from the version of that field's own code list.
+
+    Args:
+        files: by field, as `crosswalk_files` has them.
+
+    Raises:
+        InputError: a file cannot be used (`read_crosswalk`), is of a field that is not coded, or is another field's.
+    """
+    found = {}
+    for name, path in files.items():
+        own = coder.fields.get(name)
+        if own is None:
+            known = ", ".join(filter(None, coder.fields)) or "one field alone"
+            raise InputError(f"--crosswalk: {path} is of {name or 'a single field'}; this bundle codes {known}")
+        found[name] = read_crosswalk(path, version=own.version, field=name)
+        if name:
+            _require_own(coder, name, path, found[name])
+    return found
+
+
+def _require_own(coder: Coder | JointCoder, name: str, path: Path, crosswalk: Crosswalk) -> None:
+    """Refuse the file of another field: lists of one version do not tell it, nor does a code that both lists have."""
+    shares = {
+        field: sum(code in crosswalk.to for code in own.model.codes) / len(own.model.codes)
+        for field, own in coder.fields.items()
+    }
+    others = [field for field, share in shares.items() if share >= _NEARLY_ALL > shares[name]]
+    if others or not shares[name]:
+        besides = "".join(f", and {shares[other]:.0%} of those of {other}" for other in others)
+        raise InputError(
+            f"--crosswalk: {path} starts from {shares[name]:.0%} of the codes of {name}{besides}; give {name} the file "
+            "of its own codes, with rows for those that stay as they are too"
+        )
+
+
 def added_of(
-    coder: Coder | JointCoder, *, top_k: int, threshold: Threshold | None, crosswalk: Crosswalk | None = None
+    coder: Coder | JointCoder,
+    *,
+    top_k: int,
+    threshold: Threshold | None,
+    crosswalks: Mapping[str, Crosswalk] | None = None,
 ) -> Added | JointAdded:
     """The columns that this coder's answers make.
 
-    Raises:
-        InputError: a crosswalk, which is of one field, and a coder of several.
+    Args:
+        crosswalks: by field, as `read_crosswalks` has them.
     """
-    if crosswalk is not None and isinstance(coder, JointCoder):
-        raise InputError(f"--crosswalk: it is of one field, and this bundle codes {', '.join(coder.fields)}")
+    walks = crosswalks or {}
     each = tuple(
         Added(
-            min(top_k, len(own.model.codes)), of_field(threshold, name), crosswalk, own.groups is not None, field=name
+            min(top_k, len(own.model.codes)),
+            of_field(threshold, name),
+            walks.get(name),
+            own.groups is not None,
+            field=name,
         )
         for name, own in coder.fields.items()
     )

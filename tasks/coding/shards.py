@@ -8,7 +8,7 @@ piece, so that a shard whose worker died goes on at its next piece, on whichever
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,12 +20,11 @@ from pydantic import Field, model_validator
 from mechanisms.model.training import Progress
 from storage.artifacts import digest
 from storage.code_version import code_version
-from storage.crosswalk import read_crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reading import Table, survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import added_of
+from tasks.coding.columns import added_of, read_crosswalks
 from tasks.coding.job import CodingJob, code_piece
 from tasks.coding.joint import JointCoder, open_bundle
 from tasks.parameters import Spread
@@ -50,7 +49,9 @@ class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
     threshold: Share | dict[str, Share] | None = Field(
         title="Threshold", description="Score below which a person must look; of several fields, of each."
     )
-    crosswalk: str | None = Field(title="Crosswalk", description="File of another version's codes.")
+    crosswalk: str | dict[str, str] | None = Field(
+        title="Crosswalk", description="File of another version's codes; of several fields, of each that has one."
+    )
     rules: str | None = Field(title="Rules", description="File of what never occurs together, of several fields.")
     append: bool = Field(title="Append", description="Whether the rows are added to an output.")
     first: int = Field(ge=0, title="First piece", description="Its number; 0 is the first.")
@@ -143,7 +144,7 @@ def told(
     bundle: Path,
     thresholds: Sequence[Path] = (),
     by_digits: bool | None = None,
-    crosswalk: Path | None = None,
+    crosswalks: Mapping[str, Path] | None = None,
     rules: Path | None = None,
 ) -> PiecesAsked:
     """What every shard of a job is told.
@@ -152,7 +153,7 @@ def told(
         bundle: folder that the coder was opened from.
         thresholds: files that it was opened with, in place of the bundle's own.
         by_digits: how its groups were chosen.
-        crosswalk: file of the job's crosswalk.
+        crosswalks: files of the job's crosswalks, by field.
         rules: file that it was opened with, of several fields.
 
     Raises:
@@ -162,6 +163,7 @@ def told(
         raise InputError("--bundle: it is packed; for shards unpack it where every worker sees it, and name the folder")
     if coder.model.precision != "float32":
         raise InputError("shards: workers code in float32, so that all give the same; --precision float32")
+    walks = {name: _path(file) for name, file in (crosswalks or {}).items()}
     return PiecesAsked(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
@@ -172,7 +174,7 @@ def told(
         by_digits=by_digits,
         top_k=job.added.top_k,
         threshold=job.added.threshold,
-        crosswalk=crosswalk and _path(crosswalk),
+        crosswalk=walks.get("", walks) or None,
         rules=rules and _path(rules),
         append=job.append,
         first=0,
@@ -196,8 +198,9 @@ def compute(asked: PiecesAsked) -> int:
         by_digits=asked.by_digits,
         rules=Path(asked.rules) if asked.rules else None,
     )
-    crosswalk = read_crosswalk(Path(asked.crosswalk), version=coder.version) if asked.crosswalk else None
-    added = added_of(coder, top_k=asked.top_k, threshold=asked.threshold, crosswalk=crosswalk)
+    walks = {"": asked.crosswalk} if isinstance(asked.crosswalk, str) else asked.crosswalk or {}
+    crosswalks = read_crosswalks(coder, {name: Path(file) for name, file in walks.items()})
+    added = added_of(coder, top_k=asked.top_k, threshold=asked.threshold, crosswalks=crosswalks)
     narratives = Narratives(asked.columns, asked.template)
     job = CodingJob(table, Path(asked.out), narratives, added, append=asked.append)
     if job.key(coder) != asked.job:

@@ -82,6 +82,17 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
     assert flow.validate_parameters(filled(name))
 
 
+@pytest.mark.parametrize("crosswalk", ["/n/walk.csv", {"nature": "/n/nature=1.csv", "event": "/n/event.csv"}])
+def test_a_shard_takes_a_crosswalk_of_each_field(crosswalk: object) -> None:
+    """A file of the only field, or one a field; no list, which would not say whose they are."""
+    flow = flow_of("code-shard")
+    values = {"shard": GIVEN["code-shard"]["shard"] | {"crosswalk": crosswalk}}
+    assert validate(values, flow.parameters.model_dump()) == []
+    assert flow.validate_parameters(values)["shard"].crosswalk == crosswalk
+    values["shard"]["crosswalk"] = ["/n/walk.csv"]
+    assert validate(values, flow.parameters.model_dump()) != []
+
+
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
     """A title that is no raw name and a help text, or a section that has them; a number has a lower limit."""

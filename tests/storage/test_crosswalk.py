@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.crosswalk import read_crosswalk
+from storage.crosswalk import crosswalk_files, read_crosswalk
 from storage.errors import InputError
 
 HEADER = "from_code,to_code,from_version,to_version\n"
@@ -37,3 +37,66 @@ def test_another_table_is_refused(tmp_path: Path, content: str, said: str) -> No
     (tmp_path / "walk.csv").write_text(content)
     with pytest.raises(InputError, match=said):
         read_crosswalk(tmp_path / "walk.csv", version="2.01")
+
+
+def test_the_field_is_named_where_there_are_several(tmp_path: Path) -> None:
+    """So that its version is looked for in the right place."""
+    (tmp_path / "walk.csv").write_text(HEADER + "111,1,2.00,3.01\n")
+    with pytest.raises(InputError, match=r"the codes of nature are of version 2\.01"):
+        read_crosswalk(tmp_path / "walk.csv", version="2.01", field="nature")
+
+
+FIELDS = ("nature", "event")
+
+
+def test_each_file_is_of_the_field_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first `=` ends the field: later ones are the file's, and a file of the whole name changes nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/jane")
+    for name in ("nature=a.csv", "a.csv"):
+        (tmp_path / name).write_text(HEADER)
+    given = ["event=~/v=2/nature=b.csv", "nature=a.csv"]
+    assert crosswalk_files(given, FIELDS) == {"event": Path("/home/jane/v=2/nature=b.csv"), "nature": Path("a.csv")}
+    assert crosswalk_files(["nature=nature=a.csv"], FIELDS) == {"nature": Path("nature=a.csv")}
+    assert crosswalk_files([], FIELDS) == crosswalk_files([], [""]) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["walk.csv"],
+            "walk.csv: this bundle codes nature, event; say which the file is of, such as --crosswalk nature=",
+        ),
+        (["v=2.csv"], "such as --crosswalk nature=v=2.csv"),
+        (["walks/v=3.csv"], "such as --crosswalk nature=walks/v=3.csv"),
+        (["nature"], "such as --crosswalk nature=nature"),
+        (["part=part.csv"], "this bundle codes no field part; it codes nature, event"),
+        (["Nature=walk.csv"], "this bundle codes no field Nature; it codes nature, event"),
+        (["=walk.csv"], "this bundle codes nature, event; say which the file is of"),
+        (["event="], "no file is named; give event=FILE"),
+        (["event=a.csv", "nature=b.csv", "event=c.csv"], "event=c.csv: another file is of event too; give one a field"),
+        (["nature=a.csv", "nature=a.csv"], "nature=a.csv: another file is of nature too"),
+    ],
+)
+def test_a_file_of_no_field_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
+) -> None:
+    """With what to give in its place; a name with `=` that is a file's is told from a field's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v=2.csv").write_text(HEADER)
+    with pytest.raises(InputError, match=r"^--crosswalk: ") as refused:
+        crosswalk_files(given, FIELDS)
+    assert said in str(refused.value)
+
+
+def test_of_the_only_field_a_file_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before there were several; a field's name before it, or two files, are refused with advice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nature=a.csv").write_text(HEADER)
+    for name in ("nature=a.csv", "walk.csv", "walks/v=2.csv"):
+        assert crosswalk_files([name], [""]) == {"": Path(name)}
+    with pytest.raises(InputError, match=r"no file part=b\.csv; .* give the file alone \(--crosswalk b\.csv\)"):
+        crosswalk_files(["part=b.csv"], [""])
+    with pytest.raises(InputError, match="this bundle codes one field; give one file"):
+        crosswalk_files(["a.csv", "b.csv"], [""])

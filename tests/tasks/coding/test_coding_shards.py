@@ -15,7 +15,6 @@ from typing import Any
 import played_workers
 import pytest
 
-from storage.crosswalk import read_crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables import reading
 from storage.tables.narratives import Narratives
@@ -23,7 +22,7 @@ from tasks.bundle.thresholds import SCHEMA
 from tasks.coding import job as coding_job
 from tasks.coding import shards
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added
+from tasks.coding.columns import Added, read_crosswalks
 from tasks.coding.job import Coded, CodingJob, run
 from tasks.coding.joint import open_bundle
 from tasks.coding.shards import PiecesAsked
@@ -209,8 +208,8 @@ def test_what_the_command_has_goes_to_the_workers(
     places: dict[str, Any] = {"thresholds": [tmp_path / "thresholds.json"], "by_digits": False}
     own = open_bundle(tiny_bundle, **places)
     assert isinstance(own, Coder)
-    crosswalk = read_crosswalk(tmp_path / "crosswalk.csv", version=own.version)
-    added = Added(2, 0.6, crosswalk, own.groups is not None)
+    walks = {"": tmp_path / "crosswalk.csv"}
+    added = Added(2, 0.6, read_crosswalks(own, walks)[""], own.groups is not None)
     workers = played_workers.play(monkeypatch, on_a_worker)
 
     def to(name: str) -> CodingJob:
@@ -220,7 +219,7 @@ def test_what_the_command_has_goes_to_the_workers(
 
     for _ in range(2):
         run(own, to("whole.csv"))
-        told = shards.told(own, to("out.csv"), bundle=tiny_bundle, crosswalk=tmp_path / "crosswalk.csv", **places)
+        told = shards.told(own, to("out.csv"), bundle=tiny_bundle, crosswalks=walks, **places)
         chosen = Spread(shards=3, patience_seconds=1000)
         run(own, to("out.csv"), spread=partial(shards.finish, own, to("out.csv"), told, chosen, lambda *_: None))
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
