@@ -1,8 +1,8 @@
 """What keeps the house running: runs that died are taken up again, and low budgets are told.
 
 A run whose worker or host died is `Crashed`: the worker says so, or, where the worker died too, the rule `zombies` of
-deployments/automations.yaml when its heartbeat stops. Stages resume from their own files, a release from the ledger, so
-taking a run up again is always safe; it is done a few times, not for ever.
+deployments/automations.yaml when its heartbeat stops, or, where the rule missed it, this flow. Stages resume from their
+own files, a release from the ledger, so taking a run up again is always safe; it is done a few times, not for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.server.dead_runs import take_up
+from flows.server.dead_runs import declare_dead, take_up
 from flows.server.form import titled
 from flows.server.settings import home_of
 from storage.ledger.amounts import short
@@ -26,10 +26,14 @@ from tasks.running.stage import Context
 RESUMED = ("retrain", "compare", "audit", "diagnose", "release", "code-batch")
 """Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""
 
+AT_WORK = (*RESUMED, "risk-shard", "trials-shard", "branch-shard", "code-shard")
+"""Flows whose runs send heartbeats while they are at work: those of the rule `zombies`, and `release`."""
+
 
 class Kept(BaseModel, frozen=True):
     """What one round did."""
 
+    dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
     resumed: tuple[str, ...] = Field(description="runs taken up again")
     given_up: tuple[str, ...] = Field(description="runs that died too often")
     low_budgets: tuple[str, ...] = Field(description="accounts with little left")
@@ -48,7 +52,7 @@ def housekeeping(
     attempts: Annotated[int, Field(ge=1, le=100), titled("Starts of a run")] = 4,
     days: Annotated[int, Field(ge=1, le=365), titled("Days looked back")] = 7,
     pending_minutes: Annotated[int, Field(ge=1, le=1440), titled("Minutes to begin")] = 15,
-    release_minutes: Annotated[int, Field(ge=1, le=1440), titled("Minutes of a release")] = 60,
+    silent_minutes: Annotated[int, Field(ge=30, le=1440), titled("Minutes of silence")] = 30,
     low_share: Annotated[float, Field(ge=0, le=1), titled("Low budget")] = 0.2,
 ) -> Kept:
     """One round.
@@ -59,20 +63,16 @@ def housekeeping(
         attempts: how often a run is started in all, before somebody has to look.
         days: runs that died longer ago are left alone.
         pending_minutes: a run that was handed to a worker so long ago and has not begun lost that worker.
-        release_minutes: a release at work for so long lost its process; the rule `zombies` leaves it alone.
+        silent_minutes: a run at work of which no heartbeat came for so long lost its process.
         low_share: an account with less than this share of its cap left is low.
     """
     context = Context(home=str(home_of(home)))
     with private_errors("housekeeping"):
-        resumed, given_up = take_up(
-            RESUMED,
-            attempts=attempts,
-            age=timedelta(days=days),
-            pending=timedelta(minutes=pending_minutes),
-            release=timedelta(minutes=release_minutes),
-        )
+        age = timedelta(days=days)
+        dead = declare_dead(AT_WORK, silent=timedelta(minutes=silent_minutes), age=age)
+        resumed, given_up = take_up(RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes))
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
-    return Kept(resumed=resumed, given_up=given_up, low_budgets=low)
+    return Kept(dead=dead, resumed=resumed, given_up=given_up, low_budgets=low)
 
 
 def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ STAGES = 8
 """Faults hit when so many stages are finished, in turn; a run has a few more."""
 
 IN_ONE_RUN = ("handed-to-two", "server-killed", "postgres-killed", "redis-lost", "network-cut")
-"""Not the killed process, which is test_production's; nor the lost host: its heartbeat takes two minutes to be missed.
+"""Not the killed process, which is test_production's; nor the lost host, whose heartbeat is missed after seven minutes.
 Starts are four in all, by housekeeping: the first, one after the full disk, the second process, and one to spare.
 """
 

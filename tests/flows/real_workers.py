@@ -1,7 +1,9 @@
-"""Process workers of a real Prefect server, and their ends."""
+"""Process workers of a real Prefect server, and their ends; a run of theirs that stands still where a test wants it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,8 @@ from typing import Any
 
 import httpx
 import psutil
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
 
 
 @contextmanager
@@ -51,7 +55,7 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
     """SIGKILL to all that a worker has started, once its run of the flow is at work; returns the run's id.
 
     Its processes are halted first, so that the run can't end before. With its worker it dies after its first
-    heartbeat: of a run that never had one, the rule `zombies` knows nothing.
+    heartbeat; `kill_with_worker` is for one that dies before.
     """
     while True:  # the test's own limit ends it
         for worker in started:
@@ -63,7 +67,7 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
                 time.sleep(0.5)  # what it had sent has arrived
                 runs = [run for run in runs_of(server, flow) if run["id"] in ids]
                 at_work_there = runs and all(run["state_type"] == "RUNNING" for run in runs)
-                if at_work_there and (not with_worker or _has_beaten(server, runs[0]["id"])):
+                if at_work_there and (not with_worker or has_beaten(server, runs[0]["id"])):
                     if with_worker:
                         worker.kill()
                     for process in at_work:
@@ -74,7 +78,59 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
         time.sleep(0.2)
 
 
-def _has_beaten(server: str, run: str) -> bool:
+def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:
+    """Name the process to the test. Prefect calls this when the server has the run as `Running`, and sends the first
+    heartbeat afterwards.
+    """
+    folder = Path(flow_run.parameters["folder"])
+    number = len(list(folder.glob("start-*")))
+    named = folder / f"start-{number}.partial"
+    named.write_text(str(os.getpid()))
+    named.rename(folder / f"start-{number}")
+    while number < flow_run.parameters["still"]:
+        signal.pause()
+
+
+@flow(name="diagnose", on_running=[_stand_still], persist_result=False)
+def standing(folder: str, still: int) -> None:
+    """A run of one of our flows' names. It has no task and logs nothing; it ends once the file `go` is in the folder.
+
+    Args:
+        folder: where it names its process, in a file for each start.
+        still: so many starts stand still before their first heartbeat.
+    """
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.2)
+
+
+def deployed(client: SyncPrefectClient, pool: str) -> Any:
+    """The deployment of `standing`; returns its id."""
+    return client.create_deployment(
+        client.create_flow_from_name("diagnose"),
+        "standing",
+        entrypoint="real_workers.standing",
+        work_pool_name=pool,
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "/"}}],
+    )
+
+
+def kill_with_worker(folder: Path, number: int, started: list[subprocess.Popen[bytes]]) -> None:
+    """SIGKILL to the worker whose run of `standing` is at this start, and to all that it has started."""
+    named = folder / f"start-{number}"
+    while not named.exists():  # the test's own limit ends it
+        time.sleep(0.1)
+    at_work = psutil.Process(int(named.read_text()))
+    above = {process.pid for process in at_work.parents()}
+    (worker,) = [worker for worker in started if worker.pid in above]
+    below = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    for process in below:
+        process.kill()
+    worker.wait()
+
+
+def has_beaten(server: str, run: str) -> bool:
+    """Whether the server got a heartbeat of the run."""
     beats = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
     return bool(_asked(f"{server}/events/filter", {"filter": beats})["events"])
 

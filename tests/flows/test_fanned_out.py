@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import yaml
 from jobs import Job, environment, prefect_server
 from real_workers import kill_a_run, online, runs_of, workers
 from sqlalchemy.pool import NullPool
@@ -36,6 +37,9 @@ from tasks.comparing import run as comparison
 from tasks.comparing.summary import summarise
 from tasks.running.stage import Context, run_step
 
+ROOT = Path(__file__).resolve().parents[2]
+HEARTBEAT = 30
+"""Seconds between two of a run: Prefect's least."""
 AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False}
 BRANCHES = ("non-private", "swag-ppm")
@@ -62,10 +66,17 @@ def prefect_database(postgres_server: sa.URL) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def house(prefect_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prefect server on PostgreSQL, deployments applied."""
-    with prefect_server(tmp_path_factory.mktemp("house"), PREFECT_API_DATABASE_CONNECTION_URL=prefect_database) as url:
+    """A Prefect server on PostgreSQL, deployments applied. It misses a run sooner than elsewhere, where nobody may have
+    told the workers how often to send heartbeats.
+    """
+    folder = tmp_path_factory.mktemp("house")
+    with prefect_server(folder, PREFECT_API_DATABASE_CONNECTION_URL=prefect_database) as url:
         env = environment(PREFECT_API_URL=url)
-        command = [sys.executable, "-m", "flows.cli", "deploy"]
+        rules = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text(encoding="utf-8"))
+        (zombies,) = [rule["trigger"] for rule in rules if rule["name"] == "zombies"]
+        zombies["within"] = 4 * HEARTBEAT
+        (folder / "automations.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        command = [sys.executable, "-m", "flows.cli", "deploy", "--automations", str(folder / "automations.yaml")]
         applied = subprocess.run(command, env=env, capture_output=True, text=True)
         assert applied.returncode == 0, applied.stderr
         yield url
@@ -83,6 +94,7 @@ class Site:
 @contextmanager
 def two_workers(server: str, folder: Path, **shared: str) -> Iterator[Site]:
     env = environment(PREFECT_API_URL=server, PREFECT_WORKER_QUERY_SECONDS="1", OMP_WAIT_POLICY="PASSIVE", **shared)
+    env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT)
     with workers(env, folder, 2, pool="cpu", queues=("shards", "coding")) as started:
         names = {f"cpu-{i}" for i in range(2)}
         while online(server, "cpu") < len(names):

@@ -5,37 +5,50 @@ And the nightly check of the ledger, called as its deployment calls it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
+import yaml
 from in_process import command
-from jobs import Job, prefect_server
+from jobs import Job, environment, prefect_server
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
+from prefect.events.filters import EventFilter
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed, Late, Running, Suspended
+from prefect.settings.models.flows import FlowsSettings
+from prefect.states import Cancelling, Crashed, Late, Running, Suspended
+from real_workers import deployed, has_beaten, kill_with_worker, workers
 
-from flows.housekeeping import housekeeping
+from flows.housekeeping import AT_WORK, housekeeping
 from flows.ledger_verify import ledger_verify
 from flows.release import release
+from flows.server.automations import apply_pools, apply_rules
+from flows.server.dead_runs import SILENT, declare_dead
 from flows.server.waiting import answer, overview, waiting_releases
 from storage.errors import StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
 from tasks.running.shard_runs import ShardRuns
 
+RULES = Path(__file__).resolve().parents[2] / "deployments" / "automations.yaml"
+WEEK = timedelta(days=7)
+
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that nobody else uses: these tests look at all that it has."""
-    with prefect_server(tmp_path_factory.mktemp("upkeep")) as url:
+    """A server that nobody else uses: these tests look at all that it has. It has events as soon as it got them."""
+    at_once = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.1"}
+    with prefect_server(tmp_path_factory.mktemp("upkeep"), **at_once) as url:
         yield url
 
 
@@ -65,30 +78,177 @@ def test_a_row_cut_off_since_the_night_before_is_found(tmp_path: Path) -> None:
         ledger_verify.fn(home=str(workspace.home))
 
 
+def happened(client: SyncPrefectClient, name: str, run: UUID | None = None) -> datetime:
+    """Send an event, of a run or of nobody; when the server received it, once it tells."""
+    event = {"id": str(uuid4()), "event": name, "occurred": datetime.now(UTC).isoformat()}
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run}" if run else "autocoder.test"}
+    client.request("POST", "/events", json=[event | {"resource": resource}])
+    wanted = EventFilter.model_validate({"id": {"id": [event["id"]]}, "occurred": {"until": datetime.now(UTC) + WEEK}})
+    while True:
+        for found in client.read_events(wanted, limit=1).events:
+            return datetime.fromisoformat(found.received.isoformat())
+        time.sleep(0.05)
+
+
 def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    """Rule `zombies` leaves releases to housekeeping; of retrains only a crashed one is its business."""
+    """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent one or not, and takes
+    it up, unless it is a shard. What waits, is cancelled, was started by hand or sends heartbeats is left alone, and so
+    is what the rule declared dead after somebody had stopped it.
+    """
+    home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
-    runs = {}
-    for flow in ("release", "retrain"):
+
+    def made(flow: str, *states: State[Any]) -> UUID:
         deployment = client.create_deployment(client.create_flow_from_name(flow), name="own")
-        for state in (Running(), Suspended(timeout_seconds=3600), Crashed()):
-            runs[flow, state.name] = client.create_flow_run_from_deployment(deployment, state=state).id
-    assert set(housekeeping.fn(home=str(tmp_path / "home")).resumed) == {
-        client.read_flow_run(runs[flow, "Crashed"]).name for flow in ("release", "retrain")
-    }, "an hour has not passed"
-    resumed = housekeeping.fn(home=str(tmp_path / "home"), release_minutes=0).resumed
-    assert resumed == (client.read_flow_run(runs["release", "Running"]).name,)
-    states = {key: client.read_flow_run(run).state_name for key, run in runs.items()}
-    assert states == {
-        ("release", "Running"): "AwaitingRetry",
-        ("release", "Suspended"): "Suspended",
-        ("release", "Crashed"): "AwaitingRetry",
-        ("retrain", "Running"): "Running",
-        ("retrain", "Suspended"): "Suspended",
-        ("retrain", "Crashed"): "AwaitingRetry",
+        run = client.create_flow_run_from_deployment(deployment, state=states[0]).id
+        for state in states[1:]:
+            client.set_flow_run_state(run, state)
+        return run
+
+    runs = {
+        "fell silent": made("release", Running()),
+        "never a word": made("retrain", Running()),
+        "shard": made("code-shard", Running()),
+        "crashed": made("retrain", Crashed()),
+        "waits": made("release", Suspended(timeout_seconds=3600)),
+        "is cancelled": made("retrain", Running(), Cancelling()),
+        "was cancelled": made("retrain", Running(), Cancelling(), Crashed()),
+        "was suspended": made("retrain", Suspended(timeout_seconds=3600), Crashed(message=SILENT)),
+        "by hand": client.create_flow_run(release, state=Running()).id,
+        "alive": made("retrain", Running()),
     }
+    names = {client.read_flow_run(run).name: key for key, run in runs.items()}
+
+    def states() -> dict[str, str | None]:
+        return {key: client.read_flow_run(run).state_name for key, run in runs.items()}
+
+    before = states()
+    assert {names.get(name) for name in housekeeping.fn(home=home).resumed} == {"crashed"}, (
+        "the others' time is to come"
+    )
+    before["crashed"] = "AwaitingRetry"
+    assert states() == before
+
+    last = happened(client, "prefect.flow-run.heartbeat", runs["fell silent"])
+    while True:  # until a silence that ends now, and in which there was a noise, begins after the last word
+        noise = happened(client, "autocoder.noise")
+        now = happened(client, "prefect.flow-run.heartbeat", runs["alive"])
+        silent = 4 * (now - noise)
+        if last < now - silent:
+            break
+    dead = declare_dead(AT_WORK, silent=silent, age=WEEK, now=now)
+    assert {names[name] for name in dead if name in names} == {"fell silent", "never a word", "shard"}
+    assert {names.get(name) for name in housekeeping.fn(home=home).resumed} >= {"fell silent", "never a word"}
+    taken_up = {"fell silent": "AwaitingRetry", "never a word": "AwaitingRetry", "shard": "Crashed"}
+    assert states() == before | taken_up
+    for run in runs.values():
+        client.delete_flow_run(run)  # what the server does about them later is not for others to count
+
+
+@contextmanager
+def zombies(client: SyncPrefectClient, folder: Path, **changes: Any) -> Iterator[None]:
+    """The rule, as it is deployed but for some changes, and no other one."""
+    (rule,) = [rule for rule in yaml.safe_load(RULES.read_text(encoding="utf-8")) if rule["name"] == "zombies"]
+    rule["trigger"] |= changes
+    (folder / "rules.yaml").write_text(yaml.safe_dump([rule]))
+    apply_rules(folder / "rules.yaml", webhook=None)
+    try:
+        yield
+    finally:
+        for known in client.read_automations_by_name("zombies"):
+            client.delete_automation(known.id)
+
+
+def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
+    """Wait; the test's own limit ends it."""
+    while client.read_flow_run(run).state_type != state:
+        time.sleep(0.2)
+
+
+def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
+    client: SyncPrefectClient, own_server: str, tmp_path: Path
+) -> None:
+    """By SIGKILL to both, twice: once found by the rule, in less time than it has where it is deployed, and once, where
+    there is no rule, by what housekeeping asks of the server, at another moment than this one.
+    """
+    home = str(tmp_path / "home")
+    Workspace(tmp_path / "home").create()
+    apply_pools({"early": None})
+    env = environment(
+        PREFECT_API_URL=own_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+    )
+    with workers(env, tmp_path, 3, pool="early") as started:
+        with zombies(client, tmp_path, within=10):
+            run = client.create_flow_run_from_deployment(
+                deployed(client, "early"), parameters={"folder": str(tmp_path), "still": 2}
+            )
+            kill_with_worker(tmp_path, 0, started)
+            until(client, run.id, StateType.CRASHED)
+        assert run.name in housekeeping.fn(home=home).resumed
+
+        kill_with_worker(tmp_path, 1, started)
+        state = client.read_flow_run(run.id).state
+        assert state is not None
+        assert state.is_running()
+        assert not has_beaten(own_server, str(run.id))
+        heard = happened(client, "autocoder.noise")
+        silent = heard - state.timestamp
+        for now in (heard, heard + 10 * silent):  # its time is to come; nothing else was heard in such a time
+            assert run.name not in declare_dead(AT_WORK, silent=silent, age=WEEK, now=now)
+        assert run.name in declare_dead(AT_WORK, silent=silent, age=WEEK, now=heard + silent / 4)
+        assert run.name in housekeeping.fn(home=home).resumed
+        (tmp_path / "go").touch()
+        until(client, run.id, StateType.COMPLETED)
+    assert client.read_flow_run(run.id).run_count == 3
+
+
+def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
+    """One that nobody told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
+    after which housekeeping declares a run dead. Both look at the same flows, but for releases, which wait, and say the
+    same of a dead run.
+    """
+    (entry,) = [entry for entry in yaml.safe_load(RULES.read_text(encoding="utf-8")) if entry["name"] == "zombies"]
+    rule = entry["trigger"]
+    every = FlowsSettings.model_fields["heartbeat_frequency"].default
+    assert rule["within"] > 2 * every
+    form = housekeeping.parameters.model_dump()["properties"]["silent_minutes"]
+    assert form["default"] >= form["minimum"] >= 5 * 2 * every / 60
+    assert set(AT_WORK) - set(rule["match_related"]["prefect.resource.name"]) == {"release"}
+    assert [action["message"] for action in entry["actions"]] == [SILENT]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
+    client: SyncPrefectClient, own_server: str, tmp_path: Path
+) -> None:
+    """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its first heartbeat, and
+    not this one, which is older. Takes eight minutes.
+    """
+    home, folders = str(tmp_path / "home"), {name: tmp_path / name for name in ("lives", "dies")}
+    Workspace(tmp_path / "home").create()
+    apply_pools({"untold": None})
+    env = environment(
+        PREFECT_API_URL=own_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+    )
+    with zombies(client, tmp_path), workers(env, tmp_path, 3, pool="untold") as started:
+        runs = {}
+        for still, (name, folder) in enumerate(folders.items()):
+            folder.mkdir()
+            runs[name] = client.create_flow_run_from_deployment(
+                deployed(client, "untold"), parameters={"folder": str(folder), "still": still}
+            )
+            while not (folder / "start-0").exists():
+                time.sleep(0.1)
+        kill_with_worker(folders["dies"], 0, started)
+        until(client, runs["dies"].id, StateType.CRASHED)
+        assert runs["dies"].name in housekeeping.fn(home=home).resumed
+        for name, folder in folders.items():
+            (folder / "go").touch()
+            until(client, runs[name].id, StateType.COMPLETED)
+    assert {name: client.read_flow_run(run.id).run_count for name, run in runs.items()} == {"lives": 1, "dies": 2}
 
 
 def test_crashes_between_question_and_answer_lose_neither(
@@ -152,6 +312,8 @@ def test_what_is_taken_back_is_cancelled_by_the_server(client: SyncPrefectClient
     seen = runs.states(ids)
     expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 59, StateType.SCHEDULED]
     assert [seen[run][0] for run in ids] == expected
+    for run in (made[0], made[-1]):
+        client.delete_flow_run(run.id)  # what the server does about them later is not for others to count
 
 
 def test_every_run_is_counted_and_the_oldest_waits_first(client: SyncPrefectClient) -> None:
