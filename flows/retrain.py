@@ -24,7 +24,7 @@ from flows.server.settings import home_of
 from storage.ledger.siblings import other_names, others_names, siblings
 from tasks.branches.origin import Origin
 from tasks.parameters import FanOut
-from tasks.releasing import approval, plan_page, prefect_page, publish
+from tasks.releasing import approval, code_lists, plan_page, prefect_page, publish
 from tasks.releasing.publish import Released
 from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining
@@ -90,7 +90,10 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
     origin.save(plan_file)
     ledger = publish.open_ledger(context, settings)
     stands, records = approval.standing(context, ledger, planned), record_set(context, planned.candidate.dataset)
-    prefect_page.publish_plan(plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records))
+    lists = code_lists.of_plan(context, planned)
+    prefect_page.publish_plan(
+        plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records, lists=lists)
+    )
     names = others_names(planned.plan, siblings(ledger, planned.plan, records=records))
     released, asked = None, None
     if settings.enabled and settings.deployment:
@@ -108,4 +111,5 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
         running=made.running,
     )
     warned = (other_names(names, planned.plan.population),) if names else ()
+    warned += tuple(word.warning for word in lists or () if word.warning is not None)
     return RetrainResult(plan=str(plan_file), release=released, release_run=asked, warnings=() if released else warned)

@@ -86,6 +86,7 @@ def retrain(
 
     import flows.retrain as job
     from flows.server.form import RetrainForm
+    from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
 
@@ -96,6 +97,8 @@ def retrain(
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.to_compute(context, parameters)
         form = RetrainForm.of(parameters)
+        words = code_lists.of_parameters(context, parameters)
+    output.warn([word.warning for word in words if word.warning is not None])
     with output.progress() as console, own_server():
         console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
         result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
@@ -129,6 +132,10 @@ def _show_dry_run(
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
             "codes": {"listed": looked.codes if listed else None, "observed": looked.codes_observed},
+            "code_lists": [
+                {"field": word.field, "verdict": word.verdict, "known_as": word.known_as, "said": word.said}
+                for word in preview.lists
+            ],
             "records": {"read": looked.rows, "usable": looked.usable, **looked.sampled},
             "cohorts": list(looked.cohorts),
             "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
@@ -182,6 +189,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     lists = data.codelists.values()
     listed = "; no list" if None in lists else f"; {looked.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
     yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
+    for word in preview.lists:
+        yield "code list", f"{word.field}: {word.said}" if word.field else word.said
     yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
     left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.left_out.items())
     halves = ", ".join(f"{name} {count:,}" for name, count in looked.sampled.items())

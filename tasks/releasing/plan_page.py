@@ -22,6 +22,7 @@ from tasks.pages.render import Table, render
 from tasks.releasing import formal_offer, gate, recorded
 from tasks.releasing.approval import Standing
 from tasks.releasing.budget_table import down, up
+from tasks.releasing.code_lists import Word
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, loss_of, recommend
 
@@ -83,13 +84,20 @@ class PlanPage:
 
 
 def page_of(
-    planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str, records: RecordSet | None = None
+    planned: PlannedRelease,
+    ledger: Ledger,
+    standing: Standing,
+    *,
+    file: str,
+    records: RecordSet | None = None,
+    lists: Sequence[Word] | None = None,
 ) -> PlanPage:
     """Ask all that an officer would ask of a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
         records: what it is made from: earlier releases of them, by whatever name, are charged and named with it.
+        lists: what the gate will say of its code lists; empty where that cannot be told here, None: nobody asks.
     """
     claim = planned.plan.claim
     said = said_of(
@@ -111,6 +119,7 @@ def page_of(
         _cost(planned, ledger, records),
         _accuracy(own, _better(recommended.reference, recorded.own_reference(ledger, planned))),
         _alone(own),
+        *([] if lists is None else [_lists(lists)]),
         *([_formal(planned, ledger, recommended, own, records)] if estimated else []),
         *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
         _siblings(planned, ledger, records),
@@ -121,10 +130,16 @@ def page_of(
 
 
 def plan_markdown(
-    planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str, records: RecordSet | None = None
+    planned: PlannedRelease,
+    ledger: Ledger,
+    standing: Standing,
+    *,
+    file: str,
+    records: RecordSet | None = None,
+    lists: Sequence[Word] | None = None,
 ) -> str:
     """The page as Markdown, for the run's page."""
-    return markdown(page_of(planned, ledger, standing, file=file, records=records))
+    return markdown(page_of(planned, ledger, standing, file=file, records=records, lists=lists))
 
 
 def markdown(page: PlanPage) -> str:
@@ -248,6 +263,12 @@ def _alone(own: Mapping[str, float]) -> Answer:
     alone = {name.removeprefix("alone_at_"): share for name, share in own.items() if name.startswith("alone_at_")}
     told = {"alone": alone, "missing": [target for target, share in alone.items() if not share], "own": own}
     return Answer("alone", "fine" if alone and not told["missing"] else "look", told)
+
+
+def _lists(words: Sequence[Word]) -> Answer:
+    refused = any(word.verdict == "refused" for word in words)
+    verdict: Verdict = "warning" if refused else "fine" if words else "look"
+    return Answer("lists", verdict, {"words": words, "refused": refused})
 
 
 def _formal(

@@ -17,7 +17,7 @@ from storage.ledger import Ledger, Policy
 from tasks.fitting import data
 from tasks.fitting.risks import precision
 from tasks.parameters import DEMO, RetrainParameters
-from tasks.releasing import publish
+from tasks.releasing import code_lists, publish
 from tasks.releasing.claims import ledger_url
 from tasks.releasing.estimate import DEVICES, Estimate
 from tasks.running import timings
@@ -184,7 +184,11 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
             f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it, and leave --release "
             "out"
         )
-    if kind != "text" or wanted.deployment is not None:
+    if kind != "text":
+        return
+    if wanted.enabled:
+        _check_lists(context, parameters)
+    if wanted.deployment is not None:
         return
     if wanted.enabled and deployment.id and parameters.data.population != DEMO:
         raise InputError(
@@ -192,6 +196,13 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
             "that waits for approvals and signs (release/release), or switch release.enabled off"
         )
     publish.check(context, wanted)
+
+
+def _check_lists(context: Context, parameters: RetrainParameters) -> None:
+    """What the gate would refuse at the end, as far as it is certain before the records are ingested."""
+    dataset = data.ingest(parameters.data).find(context.store)
+    if publish.standing(context, parameters, dataset) is None:  # one that is there passed the gate, or is past it
+        code_lists.require(parameters, code_lists.of_parameters(context, parameters))
 
 
 def _has_cuda() -> bool:

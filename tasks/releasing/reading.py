@@ -8,7 +8,7 @@ from storage.errors import InputError, StorageError
 from storage.ledger.records import RecordSet
 from storage.paths import Workspace
 from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, plan_page
+from tasks.releasing import approval, code_lists, plan_page
 from tasks.releasing.delta import ledger_at_hand
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.records import record_set
@@ -32,7 +32,8 @@ def read(context: Context, planned: PlannedRelease, *, file: Path, url: str | No
         )
     stands = approval.standing(context, ledger, planned)
     records = records_at_hand(context, planned)
-    return plan_page.page_of(planned, ledger, stands, file=str(file), records=records)
+    lists = () if records is None else code_lists.of_plan(context, planned)
+    return plan_page.page_of(planned, ledger, stands, file=str(file), records=records, lists=lists)
 
 
 def records_at_hand(context: Context, planned: PlannedRelease) -> RecordSet | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,12 @@ from tasks.branches.swag_chain import Chain, chain
 from tasks.comparing import summary
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
-from tasks.releasing import preflight, publish
+from tasks.releasing import code_lists, preflight, publish
 from tasks.releasing.charge import Charge
+from tasks.releasing.code_lists import Word
 from tasks.releasing.estimate import Estimate
 from tasks.releasing.plan import PlannedRelease
+from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context, Step
 
@@ -60,7 +63,12 @@ def settled(
 def run(
     context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
 ) -> Retrained:
-    """Take every stage that is not finished, plan the release, and write the scores to the ledger."""
+    """Take every stage that is not finished, plan the release, and write the scores to the ledger.
+
+    Raises:
+        InputError: it goes on to a release whose code list the gate would refuse, which is known after ingest.
+    """
+    do = _lists_asked_about(context, parameters, do)
     if parameters.formal is not None:
         study, outcome = formal.run(context, parameters, do)
         summary.record(study, [outcome], prefect_run_id=prefect_run_id)
@@ -86,6 +94,33 @@ def run(
     figures = context.store.figures(made.evaluated)
     scores = {name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds}
     return Retrained(parameters, planned, scores, running_maximum(measured.path))
+
+
+def _lists_asked_about(
+    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
+) -> Callable[[Step], ArtifactRef]:
+    """`do`, which asks the gate about the code lists as soon as it can tell: before anything is trained."""
+    asked: list[ArtifactRef] = []
+
+    def done(step: Step) -> ArtifactRef:
+        ref = do(step)
+        if step.name == "ingest" and not asked and parameters.data.ingest.kind == "text":
+            asked.append(ref)
+            _ask_about_lists(context, parameters, ref)
+        return ref
+
+    return done
+
+
+def _ask_about_lists(context: Context, parameters: RetrainParameters, dataset: ArtifactRef) -> None:
+    label, started = "code list", time.monotonic()
+    with progress.failures_told(label):
+        progress.started(label)
+        words = code_lists.of_dataset(context, dataset, parameters)
+        if parameters.release.enabled and publish.standing(context, parameters, dataset) is None:
+            code_lists.require(parameters, words)
+        said = {word.field or "titles": word.said for word in words}
+        progress.finished(label, said, reused=False, seconds=time.monotonic() - started)
 
 
 def to_compute(context: Context, parameters: RetrainParameters) -> list[str]:
@@ -116,6 +151,8 @@ class Preview:
     looked: Looked
     estimate: Estimate
     charge: Charge
+    lists: Sequence[Word] = ()
+    """What the gate will say of each field's code list."""
     separately: Separately | None = None
     """Of several fields in one formal release: what one release a field would cost in its place."""
 
@@ -123,8 +160,9 @@ class Preview:
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
     """Read the records against the code list, and look at what a retrain of them would take and be charged.
 
-    Computes and writes nothing. Where c and k are still to be searched for a target epsilon (`search.searches`) the
-    steps end with the weights: which fits follow is known fit by fit.
+    Computes and writes nothing, but, of records that are ingested, the gate's filter, which a release needs too. Where
+    c and k are still to be searched for a target epsilon (`search.searches`) the steps end with the weights: which fits
+    follow is known fit by fit.
 
     Raises:
         InputError, MechanismError, StorageError: what the retrain would refuse.
@@ -153,7 +191,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         charge = Charge.of(context, parameters, looked.cohorts, claim=claim, dataset=dataset)
         formally = several and parameters.formal is not None
         apart = formal.separately(context, parameters, records=estimate.train) if formally else None
-        return Preview(steps, row, looked, estimate, charge, apart)
+        lists = code_lists.of_parameters(context, parameters)
+        return Preview(steps, row, looked, estimate, charge, lists, apart)
 
 
 def _measured_already(context: Context, parameters: RetrainParameters, made: Chain) -> PlannedRelease | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from in_process import Told
-from jobs import Job
+from jobs import Job, read_csv, write_csv
 
 
 def test_it_ends_in_one_committed_release(finished: Job) -> None:
@@ -64,6 +65,8 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     empty = finished.at(tmp_path / "none")
     told = json.loads(empty.run("--dry-run", "--json").stdout)
     assert not any(stage["reused"] for stage in told["stages"])
+    (listed,) = told["code_lists"]
+    assert (listed["field"], listed["verdict"]) == ("", "known")
     assert not empty.home.exists()
 
 
@@ -132,6 +135,41 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: Told, tmp
     assert "no-such-model-anywhere" in done.stderr
     assert "Traceback" not in done.stderr
     assert left_nothing()
+
+
+def test_a_list_that_the_gate_will_refuse_is_told_before_training(new: Job, tmp_path: Path) -> None:
+    """With --release nothing behind ingest runs; a retrain that stops at a plan says so at both of its ends, on the
+    plan's page, and by the release's own words.
+    """
+    counted = Counter(row["Nature"] for row in read_csv(new.data))
+    (narrative, *_) = (row["Final Narrative"] for row in read_csv(new.data) if 2 <= counted[row["Nature"]] <= 20)
+    listed = read_csv(new.codelist)
+    listed[4]["title"] = narrative[:80]
+    job = new.at(tmp_path / "home", codelist=write_csv(tmp_path / "own.csv", listed))
+    shown = job.run("--dry-run").stdout
+    assert "its entries are those of invented-of-storage.demo-data but for entry 5" in " ".join(shown.split())
+    refused = job.run()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "warning: code list: not known to the gate" in refused.stderr, "when nothing was ingested yet"
+    assert f"error: --codelist (data.codelist) {job.codelist}: the gate would refuse the release" in refused.stderr
+    assert {name.partition("/")[0] for name in job.stages()} == {"ingest"}
+
+    planned = job.run("--plan-only", "--json")
+    assert planned.returncode == 0, planned.stderr
+    result = json.loads(planned.stdout)
+    (warning,) = result["warnings"]
+    assert warning.startswith("code list: refused by the gate at the release: codelist.csv holds a part of a private")
+    assert planned.stderr.count(f"warning: {warning}") == 2, "before it starts and when it ends"
+    page = json.loads(job.command("plan", "show", result["plan"], "--json").stdout)
+    (answer,) = (one for one in page["answers"] if one["key"] == "lists")
+    fault = warning.removeprefix("code list: refused by the gate at the release: codelist.csv ")
+    assert (answer["verdict"], fault in answer["answer"]) == ("warning", True)
+    released = job.command("release", result["plan"], "--quiet")
+    assert released.returncode != 0
+    assert f"codelist.csv: {fault}" in released.stderr
+    assert not job.releases()
+    for said in (shown, refused.stderr, planned.stdout, planned.stderr, json.dumps(page), released.stderr):
+        assert narrative[:40] not in said
 
 
 def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, tmp_path: Path) -> None:

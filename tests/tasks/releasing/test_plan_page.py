@@ -24,6 +24,7 @@ from storage.ledger.records import RecordSet
 from tasks.branches.origin import Origin
 from tasks.fitting.candidate import Candidate
 from tasks.releasing import allowed_delta, approval, formal_offer, gate, plan_page
+from tasks.releasing.code_lists import Word
 from tasks.releasing.plan import PlannedRelease
 
 LOCAL = Claim(
@@ -141,6 +142,21 @@ def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> No
     assert found.verdict == "warning"
     for text in (plan_page.html(found), plan_page.markdown(found)):
         assert "measured at least ε 3.5" in text
+
+
+def test_what_the_gate_will_say_of_the_code_lists(ledger: Ledger) -> None:
+    """Each field by its name; one that is refused speaks against the release. Not at hand is said, not asked is not."""
+    known = Word("nature", "a-list", "known")
+    refused = Word("event", None, "refused", fault="event/codelist.csv holds a part of a private narrative; do so")
+    fine = answer(page(ledger, planned(), lists=[known]), "lists")
+    assert (fine.verdict, fine.text) == ("fine", "nature: known as a-list.")
+    found = page(ledger, planned(), lists=[known, refused])
+    assert answer(found, "lists").verdict == "warning"
+    for text in (plan_page.html(found), plan_page.markdown(found)):
+        assert "event: refused by the gate at the release: event/codelist.csv holds" in text
+    away = answer(page(ledger, planned(), lists=[]), "lists")
+    assert (away.verdict, away.text.split(",")[0]) == ("look", "Not looked at")
+    assert "lists" not in {one.key for one in page(ledger, planned()).answers}
 
 
 @pytest.mark.parametrize("claim", [LOCAL, FORMAL])
