@@ -66,9 +66,7 @@ def ours(
     dp_sgd.new_key = lambda: key
     made = plan(len(inputs), batch, steps)
     start = time.perf_counter()
-    dp_sgd.run_plan(
-        trained, inputs, labels, plan=made, num_labels=LABELS, seed=0, purpose="bench", physical_batch_size=micro
-    )
+    dp_sgd.run_plan(trained, inputs, labels, plan=made, num_labels=LABELS, physical_batch_size=micro)
     synchronise(trained.device)
     return (time.perf_counter() - start) / steps
 
@@ -244,8 +242,6 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
             labels[: len(few)],
             plan=plan(len(few), len(few), 2),
             num_labels=LABELS,
-            seed=0,
-            purpose="memory",
             physical_batch_size=args.micro,
         )
     else:

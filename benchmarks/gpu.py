@@ -2,7 +2,10 @@
 """What a GPU has to show, in one run: the tests marked `cuda`, achieved speed against the card's own, the whole chain.
 
     make gpu                                       # on the machine with the card; docs/operations.md says what it needs
-    python benchmarks/gpu.py --device cpu --small  # the rehearsal: the same parts, small, without a card
+    python benchmarks/gpu.py --device card --small # the rehearsal: the same parts, small, on a pretended card
+
+A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card refuses: a tensor that
+was left on the other side. `--device cpu` runs the parts on the processor itself.
 
 The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, the narratives are random ids of
 OSHA's lengths: for speed, not for F1. Peaks are measured beside, by one large matrix product of each precision. Each
@@ -22,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,12 +55,15 @@ SHARE_OF_PEAK, MINUTES = 0.40, 30
 def main() -> None:
     """Run every part and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    parser.add_argument("--device", default="cuda", help="cuda (default), cpu, or card: a pretended one")
     parser.add_argument("--small", action="store_true", help="two narrow layers and few records: a rehearsal")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; rehearse with --device cpu --small")
+        parser.error("torch sees no CUDA device; rehearse with --device card --small")
+    if options.device == "card":
+        sys.path.insert(0, str(ROOT / "tests" / "devices"))
+        import_module("pretended")
     device, began = torch.device(options.device), time.perf_counter()
     result: dict[str, Any] = {"benchmark": "gpu", "device": options.device, "small": options.small, "failed": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -223,8 +230,6 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
                 labels,
                 plan=Plan(mechanism=config, event=event, records=scale.chain_records),
                 num_labels=workload.LABELS,
-                seed=0,
-                purpose="benchmark",
             )
 
         steps(1)

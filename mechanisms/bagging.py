@@ -29,7 +29,7 @@ from mechanisms.model.inputs import Inputs
 from mechanisms.model.seeding import generator
 from mechanisms.objective_perturbation import ObjectivePerturbation, perturbed
 from mechanisms.privacy import replaced
-from mechanisms.privacy.events import BaggedEvent
+from mechanisms.privacy.events import BaggedEvent, Event
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.numerics import safe_root
 from mechanisms.tables.columns import Columns, features_of
@@ -64,7 +64,6 @@ class Bagging(Aimed, frozen=True):
         size = self._size(task.records, task.classes)
         if size < 2:
             raise MechanismError(f"bags: {self.bags} of {task.records} records leave {size} for each; take fewer bags")
-        base = ObjectivePerturbation(regularisation=self.regularisation)
         m, delta = task.records_per_unit, own.delta or task.delta
         target = own.target_epsilon * (1 - 1e-6)
 
@@ -78,15 +77,30 @@ class Bagging(Aimed, frozen=True):
         if self.split == "subsamples":
             each = math.exp(safe_root(excess, math.log(target / (m * self.bags)) - 1e-9, math.log(each), xtol=1e-9))
         bag = task.model_copy(update={"records": size, "target_epsilon": each, "records_per_unit": 1})
-        planned = base.plan(bag)
+        planned = self._base.plan(bag)
         assert planned.event is not None
-        event = BaggedEvent(
+        return Plan(mechanism=own, event=self._bagged(planned.event), records=task.records)
+
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """These bags, each of an event that one bag's settings make."""
+        if not isinstance(event, BaggedEvent):
+            return False
+        bag = task.model_copy(update={"records": self._size(task.records, task.classes)})
+        return event == self._bagged(event.event) and self._base.makes(event.event, bag)
+
+    @property
+    def _base(self) -> ObjectivePerturbation:
+        """What is fitted to a bag."""
+        return ObjectivePerturbation(regularisation=self.regularisation)
+
+    def _bagged(self, event: Event) -> BaggedEvent:
+        """Bags of this event each."""
+        return BaggedEvent(
             bags=self.bags,
             overlap="any" if self.split == "subsamples" else "none",
             by_class=self.split == "stratified",
-            event=planned.event,
+            event=event,
         )
-        return Plan(mechanism=own, event=event, records=task.records)
 
     def _size(self, records: int, classes: int) -> int:
         """Records of a bag, whatever their labels."""

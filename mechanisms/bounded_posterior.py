@@ -137,11 +137,10 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         """Sample, and keep one draw.
 
         Raises:
-            MechanismError: the head is not linear, the plan is another's, or the draws are not to be trusted.
+            MechanismError: the head is not linear, or the draws are not to be trusted.
         """
         event, classifier = plan.event, run.classifier()
-        if not isinstance(event, BoundedPosteriorEvent) or event.prior_std != self.prior_std:
-            raise MechanismError("the plan is not one of this bounded posterior's settings: plan again")
+        assert isinstance(event, BoundedPosteriorEvent)
         run.layout.check(records.labels)
         start = parameters_of(classifier, run.classes)
         target = self._posterior(event, padded(features_of(records)), records.labels, start, run.fields)

@@ -9,7 +9,12 @@ private. The event drives the run: noise, clips, steps and sampling probability 
 claimed cannot differ from what runs, and a checkpoint of another event is refused.
 
 A logical batch is cut into micro-batches after sorting it by length. Clipping is record by record, so the sum, and
-with it the mechanism, does not change; the padding and the memory do.
+with it the mechanism, does not change; the padding and the memory do. Gradients are summed in float64: in float32 one
+record more would move how all others are rounded.
+
+**No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less hands every later
+one another's mask, so that all clipped gradients move at once, by far more than the clip. So the module runs as it does
+when it codes; one that draws random numbers even then is refused where gradients are taken record by record.
 
 All randomness that privacy rests on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
 kept in the private checkpoint alone until the run ends, so that a resumed run draws the noise of a step once and
@@ -19,7 +24,6 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -38,7 +42,6 @@ from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.own import OwnModel, clipping_of
 from mechanisms.model.per_record import PerRecordClipping
-from mechanisms.model.seeding import seeded
 from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, gaussian_cost, schedules
 from mechanisms.privacy.claims import claims, gaussian
@@ -152,7 +155,7 @@ class DpSgd(Aimed, frozen=True):
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Every step on clipped per-record gradients of the run's classifier."""
         size = 512 if isinstance(records.inputs, FeatureInputs) else 32
-        return descend(plan, records, run, purpose="compare", physical_batch_size=size)
+        return descend(plan, records, run, physical_batch_size=size)
 
 
 def solved(event: Callable[[float], DpEvent], settled: Aimed, task: Task) -> DpEvent:
@@ -197,7 +200,6 @@ def descend(
     records: Records,
     run: Run,
     *,
-    purpose: str,
     physical_batch_size: int,
     start: Callable[[SecretStream, Classifier], None] | None = None,
 ) -> Fitted:
@@ -209,8 +211,6 @@ def descend(
         records.labels,
         plan=plan,
         num_labels=run.classes,
-        seed=run.seed,
-        purpose=purpose,
         physical_batch_size=physical_batch_size,
         start=start,
         canaries=run.canaries,
@@ -252,8 +252,6 @@ def run_plan(
     *,
     plan: Plan,
     num_labels: int,
-    seed: int,
-    purpose: str,
     physical_batch_size: int = 32,
     sampler: PoissonSampler | None = None,
     start: Callable[[SecretStream, Classifier], None] | None = None,
@@ -265,7 +263,6 @@ def run_plan(
 
     Args:
         labels: int64 [n].
-        seed: of dropout only, which privacy does not rest on. Noise and samples have no seed.
         physical_batch_size: records in memory at once; changes nothing but speed and memory.
         start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
             records must be a release that the plan's event holds, with noise from the stream.
@@ -295,55 +292,49 @@ def run_plan(
 
     stream = SecretStream(state.key)
     device = classifier.device
-    gradient = torch.zeros_like(classifier.flat)
-    dropout = isinstance(classifier, OwnModel) or any(
-        isinstance(m, nn.Dropout) and m.p > 0 for m in classifier.part.modules()
-    )
+    gradient = torch.zeros_like(classifier.flat, dtype=torch.float64)
+    theta.grad = mean = torch.zeros_like(classifier.flat)
     tally = torch.zeros(3, device=device)
     told_every = max(1, min(16, sgd.steps // 16))  # steps over all records of a whole encoder are few and long
-    classifier.part.train()
     if state.step == 0:
         state.save()  # the key must be on the disk before anything is drawn with it
         if start is not None:
             start(stream, classifier)
     weights = _record_weights(plan, labels, fields=classifier.fields or Fields((num_labels,)), stream=stream)
     labels = labels.to(device)
-    try:
-        with threads.fitting(inputs), clipper:
-            for step, segment in _remaining(sgd, state.step):
-                index = sampler.sample(stream, step)
-                gradient.zero_()
-                with seeded(seed, purpose, "dropout", step) if dropout else nullcontext():
-                    for micro in _micro_batches(inputs, index, physical_batch_size):
-                        factors = _coefficients(config, segment, None if weights is None else weights[micro].to(device))
-                        norms, losses = clipper.add_clipped_sum(
-                            inputs.batch(micro, device), labels[micro.to(device)], coefficients=factors, out=gradient
-                        )
-                        tally[0] += losses.sum()
-                        tally[1] += (norms > segment.l2_clip_norm).sum()
-                        tally[2] += len(micro)
-                if canaries is not None:
-                    canaries.insert(
-                        gradient,
-                        factors=_coefficients(config, segment, None),
-                        clip=segment.l2_clip_norm,
-                        sampling_prob=sgd.sampling_prob,
-                        stream=stream,
-                        step=step,
-                    )
-                std = segment.noise_multiplier * segment.l2_clip_norm
-                stream.add_normal_(gradient, std=std, purpose="gradient noise", step=step)
-                if canaries is not None:
-                    canaries.look(gradient, segment=segment, sampling_prob=sgd.sampling_prob)
-                theta.grad = gradient.div_(config.batch_size)
-                optimiser.step()
-                state.step = step + 1
-                if _ends_epoch(state.step, steps=sgd.steps, epochs=config.epochs):
-                    state.end_epoch(tally)
-                if progress is not None and (state.step % told_every == 0 or state.step == sgd.steps):
-                    progress(state.step, sgd.steps)
-    finally:
-        classifier.part.eval()
+    classifier.part.eval()
+    with threads.fitting(inputs), clipper:
+        for step, segment in _remaining(sgd, state.step):
+            index = sampler.sample(stream, step)
+            gradient.zero_()
+            for micro in _micro_batches(inputs, index, physical_batch_size):
+                factors = _coefficients(config, segment, None if weights is None else weights[micro].to(device))
+                norms, losses = clipper.add_clipped_sum(
+                    inputs.batch(micro, device), labels[micro.to(device)], coefficients=factors, out=gradient
+                )
+                tally[0] += losses.sum()
+                tally[1] += (norms > segment.l2_clip_norm).sum()
+                tally[2] += len(micro)
+            if canaries is not None:
+                canaries.insert(
+                    gradient,
+                    factors=_coefficients(config, segment, None),
+                    clip=segment.l2_clip_norm,
+                    sampling_prob=sgd.sampling_prob,
+                    stream=stream,
+                    step=step,
+                )
+            std = segment.noise_multiplier * segment.l2_clip_norm
+            stream.add_normal_(gradient, std=std, purpose="gradient noise", step=step)
+            if canaries is not None:
+                canaries.look(gradient, segment=segment, sampling_prob=sgd.sampling_prob)
+            mean.copy_(gradient.div_(config.batch_size))
+            optimiser.step()
+            state.step = step + 1
+            if _ends_epoch(state.step, steps=sgd.steps, epochs=config.epochs):
+                state.end_epoch(tally)
+            if progress is not None and (state.step % told_every == 0 or state.step == sgd.steps):
+                progress(state.step, sgd.steps)
     return state.result()
 
 

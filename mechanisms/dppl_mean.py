@@ -26,12 +26,11 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, alike, registered
 from mechanisms.model.fields import Fields
 from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.events import Event, GaussianReleaseEvent
 
 
 @registered
@@ -62,17 +61,20 @@ class DpplMean(Aimed, frozen=True):
         )
         return Plan(mechanism=own, event=event(solved), records=task.records)
 
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """The release of these fields, at any noise."""
+        own = isinstance(event, GaussianReleaseEvent)
+        return own and alike(event, _event(len(task.fields) or 1, event.noise_multiplier))
+
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release the sums, scale them. A finished fit is read back: its noise is drawn once.
 
         Raises:
-            MechanismError: the head is not linear, or the plan is another mechanism's.
+            MechanismError: the head is not linear.
         """
         fields, event = run.layout, plan.event
+        assert isinstance(event, GaussianReleaseEvent)
         fields.check(records.labels)
-        planned = isinstance(event, GaussianReleaseEvent) and event == _event(len(fields.sizes), event.noise_multiplier)
-        if not isinstance(event, GaussianReleaseEvent) or not planned:
-            raise MechanismError("the plan is not one of this mechanism's: plan again")
         if run.folder is not None and (run.folder / "theta.safetensors").exists():
             return Fitted(ClassifierModel.load(run.folder, run), event)
         classifier = run.classifier()
@@ -81,7 +83,7 @@ class DpplMean(Aimed, frozen=True):
         std = event.noise_multiplier * event.l2_sensitivity
         noise.SecretStream(noise.new_key()).add_normal_(sums, std=std, purpose="class sums", step=0)
         with torch.no_grad():
-            head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1))
+            head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1).float())
             head.bias.zero_()
         model = ClassifierModel(classifier)
         if run.folder is not None:
@@ -91,7 +93,7 @@ class DpplMean(Aimed, frozen=True):
 
 
 def class_sums(features: Tensor, labels: Tensor, *, fields: Fields) -> Tensor:
-    """Sums by class of features of length 1, float32 [classes, width]; a record moves a row a field, each by norm at
+    """Sums by class of features of length 1, float64 [classes, width]; a record moves a row a field, each by norm at
     most 1."""
     # a little below 1, so that rounding in float32 does not lift it above
     unit = nn.functional.normalize(features, dim=1) * (1 - 1e-6)

@@ -96,12 +96,11 @@ class DpplPublic(Aimed, frozen=True):
         """Choose a title for each class. A finished fit is read back: a choice is made once.
 
         Raises:
-            MechanismError: the head is not linear, or the plan is another mechanism's.
+            MechanismError: the head is not linear.
         """
         fields = run.layout
+        assert isinstance(plan.event, PublicPrototypesEvent)
         fields.check(records.labels)
-        if not isinstance(plan.event, PublicPrototypesEvent) or plan.event.fields != len(fields.sizes):
-            raise MechanismError("the plan is not one of this mechanism's: plan again")
         if run.folder is not None and (run.folder / "theta.safetensors").exists():
             return Fitted(ClassifierModel.load(run.folder, run), plan.event)
         classifier = run.classifier()

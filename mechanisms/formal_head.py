@@ -129,7 +129,7 @@ class FormalHead(Aimed, frozen=True):
                 head.bias.copy_(bias)
 
         plan = plan.model_copy(update={"mechanism": descent})
-        return dp_sgd.descend(plan, records, run, purpose="formal head", physical_batch_size=4096, start=start)
+        return dp_sgd.descend(plan, records, run, physical_batch_size=4096, start=start)
 
 
 def features_of(records: Records) -> Tensor:
@@ -163,14 +163,17 @@ def release_class_sums(
     release: GaussianReleaseEvent,
     stream: SecretStream,
 ) -> tuple[Tensor, Tensor]:
-    """Noisy S [classes, width] in units of R and noisy counts N [classes], from one vector (S, s N), equal noise."""
+    """Noisy S [classes, width] in units of R and noisy counts N [classes], from one vector (S, s N), equal noise.
+
+    Summed and noised in float64, then rounded.
+    """
     features = features.cpu()
     radius = config.feature_clip_norm
     shortened = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=radius)) / radius
-    counts = fields.counts(labels) * config.count_scale
+    counts = fields.counts(labels).double() * config.count_scale
     vector = torch.cat([fields.sums(shortened, labels.cpu()), counts[:, None]], 1)
-    noise = stream.normal_(torch.empty_like(vector), purpose="class sums", step=0)
-    vector.add_(noise, alpha=release.noise_multiplier * release.l2_sensitivity)
+    std = release.noise_multiplier * release.l2_sensitivity
+    vector = stream.add_normal_(vector, std=std, purpose="class sums", step=0).float()
     return vector[:, :-1], vector[:, -1] / config.count_scale
 
 

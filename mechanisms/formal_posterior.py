@@ -49,7 +49,7 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import SAMPLED, draws_of, parameters_of, put
 from mechanisms.formal_head import features_of
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, alike, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.fields import Fields
 from mechanisms.model.training import Progress
@@ -200,17 +200,20 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         gdp = event.likelihood_weight * event.lipschitz * event.prior_std
         return {"prior_std": event.prior_std, "gdp": gdp} | known
 
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """Release and draw at one noise, and the prior's width that follows from it."""
+        return isinstance(event, FormalPosteriorEvent) and _is_of(self, len(task.fields) or 1, event)
+
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release mean and counts, sample, and keep one draw.
 
         Raises:
-            MechanismError: the head is not linear, the plan is another's, or the draws are not to be trusted.
+            MechanismError: the head is not linear, or the draws are not to be trusted.
         """
         event, features, classifier = plan.event, features_of(records).cpu().float(), run.classifier()
         fields = run.layout
+        assert isinstance(event, FormalPosteriorEvent)
         fields.check(records.labels)
-        if not isinstance(event, FormalPosteriorEvent) or not _is_of(self, len(fields.sizes), event):
-            raise MechanismError("the plan is not one of this formal posterior's settings: plan again")
         untrained = parameters_of(classifier, run.classes)
         file = None if run.folder is None else run.folder / "release.safetensors"
         released = self._released(event.release, features, records.labels, plan.records, fields, file=file)
@@ -298,9 +301,10 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         else:
             cut = features / features.norm(dim=1, keepdim=True).clamp(min=self.mean_clip_norm)
             counts = fields.counts(labels) * self.count_scale
-            vector = torch.cat([cut.sum(0), counts])
+            vector = torch.cat([cut.sum(0, dtype=torch.float64), counts.double()])
             std = release.noise_multiplier * release.l2_sensitivity
-            noise.SecretStream(noise.new_key()).add_normal_(vector, std=std, purpose="mean and counts", step=0)
+            stream = noise.SecretStream(noise.new_key())
+            vector = stream.add_normal_(vector, std=std, purpose="mean and counts", step=0).float()
             if file is not None:
                 checkpoint.save(file, {"vector": vector}, {})
         width = features.shape[1]
@@ -330,10 +334,7 @@ def _event(config: FormalPosterior, fields: int, multiplier: float) -> FormalPos
 
 def _is_of(config: FormalPosterior, fields: int, event: FormalPosteriorEvent) -> bool:
     """Whether this config makes such an event of so many fields, whose floats are told again but for rounding."""
-    own = _event(config, fields, _multiplier(config, event))
-    release = own.release.model_copy(update={"noise_multiplier": event.release.noise_multiplier})
-    rounded = own.model_copy(update={"release": release, "prior_std": event.prior_std})
-    return rounded == event and math.isclose(own.prior_std, event.prior_std, rel_tol=1e-12)
+    return alike(event, _event(config, fields, _multiplier(config, event)))
 
 
 def _multiplier(config: FormalPosterior, event: FormalPosteriorEvent) -> float:

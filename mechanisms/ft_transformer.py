@@ -22,13 +22,13 @@ from torch.func import functional_call, grad, vmap
 
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.seeding import seeded
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tables.columns import Columns, features_of
 from mechanisms.tables.once import once
@@ -69,6 +69,12 @@ class FtTransformer(Aimed, frozen=True):
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         """Noise, steps, and epsilon by several accountants."""
         return dp_sgd.cost_figures(plan, task)
+
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """Counts and steps at one noise."""
+        counts = event.events[0] if isinstance(event, ComposedEvent) else None
+        own = isinstance(counts, GaussianReleaseEvent)
+        return own and alike(event, _event(self, task.records, counts.noise_multiplier / self.counts_factor))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Counts, weights, steps.

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
 from mechanisms.privacy import replaced
 from mechanisms.privacy.events import Event, LaplaceReleaseEvent, ObjectivePerturbationEvent, ReplacedComposedEvent
 from mechanisms.privacy.noise import SecretStream
@@ -66,9 +66,26 @@ class ObjectivePerturbation(Aimed, frozen=True):
         """
         own = self.at(task)
         assert own.target_epsilon is not None
-        problems = 1 if task.classes == 2 else task.classes
-        counted = self.weights == "frequencies" and problems > 1
         epsilon = own.target_epsilon / task.records_per_unit * (1 - 1e-9)
+        return Plan(mechanism=own, event=self._event(task, epsilon), records=task.records)
+
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """At the epsilon that it costs: noise and regularisation follow from that."""
+        parts = event.events if isinstance(event, ReplacedComposedEvent) else (event,)
+        solved = parts[-1]
+        if not isinstance(solved, ObjectivePerturbationEvent):
+            return False
+        share = self.counts_share if self._counted(task) else 0.0
+        return alike(event, self._event(task, replaced.objective(solved) / (1 - share)))
+
+    def _counted(self, task: Task) -> bool:
+        """Whether weights come from noisy counts."""
+        return self.weights == "frequencies" and task.classes != 2
+
+    def _event(self, task: Task, epsilon: float) -> Event:
+        """What costs a record this much."""
+        problems = 1 if task.classes == 2 else task.classes
+        counted = self._counted(task)
         share = self.counts_share if counted else 0.0
         weights = "none" if self.weights == "none" else "fixed" if counted else "frequencies"
         how = {
@@ -90,9 +107,9 @@ class ObjectivePerturbation(Aimed, frozen=True):
         )
         event = event.model_copy(update={"noise_rate": left / replaced.distance(event)})
         if not counted:
-            return Plan(mechanism=own, event=event, records=task.records)
+            return event
         counts = LaplaceReleaseEvent(what="class counts", noise_multiplier=1 / (epsilon * share), l1_sensitivity=2.0)
-        return Plan(mechanism=own, event=ReplacedComposedEvent(events=(counts, event)), records=task.records)
+        return ReplacedComposedEvent(events=(counts, event))
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         """Noise and regularisation."""
@@ -103,13 +120,11 @@ class ObjectivePerturbation(Aimed, frozen=True):
         """Draw b and minimise, for every problem.
 
         Raises:
-            MechanismError: other features than planned, or a minimiser that was not reached.
+            MechanismError: a minimiser was not reached.
         """
         assert plan.event is not None
         event, features = plan.event, features_of(records.inputs)
         columns = Columns.of(run.schema, features.shape[1], bins=1)
-        if features.shape[1] + 1 != _perturbation(event).features:
-            raise MechanismError(f"{features.shape[1]} features are not what was planned: plan again")
 
         def make(stream: SecretStream) -> UnitLinear:
             return UnitLinear(perturbed(event, columns.unit(features), records.labels, run.classes, stream), columns)

@@ -241,27 +241,31 @@ def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple
 def _map_gradient(
     fields: Fields, z: Tensor, labels: Tensor, rows: Tensor, left: Tensor, right: Tensor, clip: float, entries: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum over records of (left' e_i) (right' z_i)', each cut to norm `clip`, [k, k]; the sum of the losses."""
+    """Sum over records of (left' e_i) (right' z_i)', each cut to norm `clip`, float64 [k, k]; the sum of the losses."""
     weights = rows[:, :-1]
     there = torch.cat([weights + weights @ right @ entries @ right.T, rows[:, -1:]], 1)
-    gradient, loss = torch.zeros_like(entries), torch.zeros((), device=z.device)
+    gradient, loss = torch.zeros_like(entries, dtype=torch.float64), torch.zeros((), device=z.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         residual, losses = _residuals(fields, some, own, there)
         pulled, along = residual @ left, some @ right
         norms = pulled.norm(dim=1) * along.norm(dim=1)
-        gradient.addmm_((pulled * _factors(clip, norms)[:, None]).T, along)
+        gradient.addmm_((pulled * _factors(clip, norms)[:, None]).double().T, along.double())
         loss += losses.sum()
     return gradient, loss
 
 
 def _row_gradient(fields: Fields, z: Tensor, labels: Tensor, clip: float, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over records of e_i (z_i, 1)', each cut to norm `clip`, [classes, width + 1]; the sum of the losses."""
-    gradient, loss = torch.zeros_like(rows), torch.zeros((), device=z.device)
+    """Sum over records of e_i (z_i, 1)', each cut to norm `clip`, float64 [classes, width + 1]; the sum of the losses.
+
+    Products of two float32 are exact in float64, and their sum is to 1e-10 at any number of records, so that a record
+    more or less moves no other's rounding.
+    """
+    gradient, loss = torch.zeros_like(rows, dtype=torch.float64), torch.zeros((), device=z.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         residual, losses = _residuals(fields, some, own, rows)
         norms = (residual.square().sum(1) * (some.square().sum(1) + 1)).sqrt()
-        residual *= _factors(clip, norms)[:, None]
-        gradient[:, :-1].addmm_(residual.T, some)
+        residual = residual.mul_(_factors(clip, norms)[:, None]).double()
+        gradient[:, :-1].addmm_(residual.T, some.double())
         gradient[:, -1] += residual.sum(0)
         loss += losses.sum()
     return gradient, loss
@@ -289,9 +293,10 @@ class _State:
         self._stream = SecretStream(self._key)
         of_mean, of_counts = plan.event.releases
         features = features.cpu()
-        total = (features * (radius / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)).sum(0)
+        cut = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
         std = of_mean.noise_multiplier * of_mean.l2_sensitivity
-        self.kept["total"] = self._stream.add_normal_(total, std=std, purpose="mean", step=0)
+        total = cut.sum(0, dtype=torch.float64)
+        self.kept["total"] = self._stream.add_normal_(total, std=std, purpose="mean", step=0).float()
         self.kept["counts"] = class_counts.with_noise(
             run.layout.counts(labels), std=of_counts.noise_multiplier * of_counts.l2_sensitivity, stream=self._stream
         )
@@ -325,7 +330,7 @@ class _State:
             self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
             if self._run.canaries is not None:
                 self._run.canaries.look(flat, segment=segment, sampling_prob=1.0)
-            velocity = self._momentum * velocity + summed / self._records
+            velocity = self._momentum * velocity + (summed / self._records).float()
             here = here - rate * velocity
             if not bool(torch.isfinite(here).all()):
                 raise MechanismError(f"the descent diverged by step {step + 1}: lower weight_noise and align_noise")

@@ -117,7 +117,7 @@ class PrivatePosterior(Aimed, frozen=True):
                 stream.normal_(classifier.flat, purpose="prior", step=0).mul_(self.prior_std)
 
         plan = plan.model_copy(update={"mechanism": descent})
-        return dp_sgd.descend(plan, records, run, purpose="private posterior", physical_batch_size=4096, start=start)
+        return dp_sgd.descend(plan, records, run, physical_batch_size=4096, start=start)
 
 
 def step_size(noise_multiplier: float, l2_clip_norm: float) -> float:

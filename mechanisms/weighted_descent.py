@@ -19,8 +19,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from mechanisms import dp_sgd
-from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
@@ -62,12 +61,14 @@ class WeightedDescent(Aimed, frozen=True):
         """Noise, steps, and epsilon by several accountants."""
         return dp_sgd.cost_figures(plan, task)
 
-    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Counts, weights, steps.
+    def makes(self, event: Event | None, task: Task) -> bool:
+        """Counts and steps at one noise."""
+        counts = event.events[0] if isinstance(event, ComposedEvent) else None
+        own = isinstance(counts, GaussianReleaseEvent)
+        return own and alike(event, _event(self, counts.noise_multiplier * math.sqrt(self.counts_share)))
 
-        Raises:
-            MechanismError: the plan is another config's.
-        """
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Counts, weights, steps."""
         counts, steps = _parts(plan.event)
         features = features_of(records.inputs)
         columns = Columns.of(run.schema, features.shape[1], bins=1)
@@ -131,8 +132,7 @@ def _event(config: WeightedDescent, noise_multiplier: float) -> ComposedEvent:
 
 
 def _parts(event: Event | None) -> tuple[GaussianReleaseEvent, NoiseSegment]:
-    if isinstance(event, ComposedEvent):
-        counts, descent = event.events
-        if isinstance(counts, GaussianReleaseEvent) and isinstance(descent, DpSgdEvent):
-            return counts, descent.segments[0]
-    raise MechanismError("the plan is not one of this descent: plan again")
+    assert isinstance(event, ComposedEvent)
+    counts = event.events[0]
+    assert isinstance(counts, GaussianReleaseEvent)
+    return counts, dp_sgd.descent_of(event).segments[0]

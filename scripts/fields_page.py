@@ -30,7 +30,7 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.non_private import NonPrivate
 from mechanisms.prior_descent import PriorDescent
-from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy import separately
 from storage.datasets import load_fields
 from storage.durable import write_atomically
 from storage.errors import InputError
@@ -195,7 +195,9 @@ def main() -> None:
     for epsilon in given.epsilons:
         whole = PriorDescent().plan(study.task(facts["train"], study.fields.sizes, epsilon, given.delta))
         assert whole.event is not None
-        each = gaussian_cost.separately(whole.event, fields=len(study.names), delta=given.delta).each_epsilon
+        apart = separately.priced(whole.event, fields=len(study.names), delta=given.delta)
+        assert apart is not None
+        each = apart.each_epsilon
         joint = [study.joint(PriorDescent(), epsilon, given.delta, seed=seed) for seed in seeds]
         keep("joint", epsilon, round(epsilon, 2), joint)
         keep("separate", epsilon, round(each, 2), [study.separate(epsilon, given.delta, seed=seed) for seed in seeds])

@@ -2,7 +2,7 @@
 # What a GPU has to show (benchmarks/gpu.py), on a machine with little: a Python that has torch with CUDA, transformers
 # and safetensors. What else the mechanisms import comes from a folder of wheels, made where a package index answers.
 #   scripts/gpu.sh wheels FOLDER 3.12      # at most 60 MiB, for that Python on x86-64 Linux
-#   scripts/gpu.sh run FOLDER [--device cpu --small] [--json FILE]
+#   scripts/gpu.sh run FOLDER [--device card --small] [--json FILE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}

@@ -85,7 +85,7 @@ class GradientCanaries:
         taking[sampled] = True
         taking &= self.included[: len(places)]
         norms = torch.full((len(places),), _LENGTH * clip, device=gradient.device)
-        gradient[places] += norms * factors(norms) * taking.to(gradient.device)
+        gradient[places] += (norms * factors(norms) * taking.to(gradient.device)).to(gradient.dtype)
         self._before = gradient[places].double().cpu()
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:

@@ -9,8 +9,8 @@ Two layers, h = tanh(V x + a), z = W h + b, and f = (W' e) * (1 - h^2):
     || grad_i ||^2 = || e_i ||^2 (|| h_i ||^2 + 1) + || f_i ||^2 (|| x_i ||^2 + 1)
 
 and the clipped sum is one matrix product a layer, (c e)' [x, 1]. The heads are the linear one (mean pooling),
-BERT's (pooler, dropout, classifier) and RoBERTa's (dropout, dense, tanh, dropout, projection); dropout is a mask on x
-or h and changes nothing else. Of several fields e_i is their residuals side by side (`mechanisms.model.fields`).
+BERT's (pooler, classifier) and RoBERTa's (dense, tanh, projection), without their dropout (`mechanisms.dp_sgd` says
+why). Of several fields e_i is their residuals side by side (`mechanisms.model.fields`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Affine:
         return nn.functional.linear(x, self.layer.weight, self.layer.bias)
 
     def add(self, x: Tensor, scaled: Tensor, out: Tensor) -> None:
-        """Add sum_i scaled_i [x_i, 1]' to the flat gradient."""
+        """Add sum_i scaled_i [x_i, 1]' to the flat gradient, in the gradient's precision."""
+        x, scaled = x.to(out.dtype), scaled.to(out.dtype)
         out[self.weight].view(self.layer.weight.shape).addmm_(scaled.t(), x)
         out[self.bias] += scaled.sum(0)
 
@@ -62,22 +63,18 @@ class HeadClipping:
     def __init__(self, classifier: Classifier) -> None:
         part: Any = classifier.part
         self._hidden: nn.Linear | None = None
-        self._dropout_in = self._dropout_hidden = 0.0
         match part:
             case nn.Linear():
                 output = part
             case encoders._BertHead():
                 self._hidden, output = cast(nn.Linear, part.pooler.dense), cast(nn.Linear, part.classifier)
-                self._dropout_hidden = float(part.dropout.p)
             case encoders._RobertaHead():
                 self._hidden, output = part.classifier.dense, part.classifier.out_proj
-                self._dropout_in = self._dropout_hidden = float(part.classifier.dropout.p)
             case _:
                 raise MechanismError(
                     f"DP-SGD: head `{type(part).__name__}` has no closed form here; supported are a linear layer and "
                     "the standard heads of BERT and RoBERTa"
                 )
-        self._part = classifier.part
         self._fields = classifier.fields or Fields((output.out_features,))
         self._output = _affine(classifier, output)
         self._first = None if self._hidden is None else _affine(classifier, self._hidden)
@@ -92,20 +89,17 @@ class HeadClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float32 [P].
+        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float [P]. A record whose gradient is not finite adds
+        nothing.
 
         Returns:
             Gradient norms before clipping and losses -l_i, float32 [b] each.
         """
         x = batch["features"]
-        if (mask := self._mask(x, self._dropout_in)) is not None:
-            x = x * mask
         h, slope = x, None
         if self._first is not None:
             h = torch.tanh(self._first(x))
             slope = 1 - h.square()
-            if (mask := self._mask(h, self._dropout_hidden)) is not None:
-                h, slope = h * mask, slope * mask
         log_probabilities = self._fields.log_softmax(self._output(h))
         losses = -self._fields.log_likelihood(log_probabilities, labels)
         residual = self._fields.residuals_(log_probabilities, labels)
@@ -115,17 +109,15 @@ class HeadClipping:
             inner = (residual @ self._output.layer.weight).mul_(slope)
             squared += inner.square().sum(1) * (x.square().sum(1) + 1)
         norms = squared.sqrt_()
-        factors = coefficients(norms)[:, None]
-        self._output.add(h, residual * factors, out)
-        if self._first is not None and inner is not None:
-            self._first.add(x, inner * factors, out)
-        return norms, losses
+        finite, factors = norms.isfinite()[:, None], coefficients(norms)[:, None]
 
-    def _mask(self, values: Tensor, probability: float) -> Tensor | None:
-        """A dropout mask (0 or 1/(1-p)) in training mode."""
-        if probability == 0 or not self._part.training:
-            return None
-        return nn.functional.dropout(torch.ones_like(values), probability, training=True)
+        def of_finite(values: Tensor) -> Tensor:
+            return values.where(finite, 0.0)  # nothing times infinity would be everybody's
+
+        self._output.add(of_finite(h), of_finite(residual * factors), out)
+        if self._first is not None and inner is not None:
+            self._first.add(of_finite(x), of_finite(inner * factors), out)
+        return norms, losses
 
 
 def _affine(classifier: Classifier, layer: nn.Linear) -> _Affine:

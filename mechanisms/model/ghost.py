@@ -13,6 +13,13 @@ non-private training does too, and the pairs. Other ghost modes run the backward
 Where a layer is narrow (LoRA), d p < T (d + p) and its per-record gradients are smaller than what the pairs need:
 they are formed and kept instead.
 
+**Rounding.** Both are sums in which large terms may cancel; in float32 what is left may then be anything, 0 too. So the
+norm that is clipped by is an upper bound: to the square is added what rounding can take from it,
+
+    m eps ( sum_t |a_it| |g_it| )^2,    m the terms of the longest sum, eps float32's rounding unit
+
+which is 1e-4 to 1e-2 of an ordinary record's square, and most of that of one whose terms cancel.
+
 | layer     | norm                                              | kept until the norms are known |
 |-----------|---------------------------------------------------|--------------------------------|
 | Linear    | pairs, or per-record gradients where smaller      | a and g, or the gradients      |
@@ -37,6 +44,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import Batch
 
+_ROUNDING = torch.finfo(torch.float32).eps / 2
+"""Largest relative error of one float32 operation."""
 Coefficients = Callable[[Tensor], Tensor]
 """Gradient norms float32 [b] -> factors c float32 [b] with c_i norm_i at most the clip."""
 
@@ -85,11 +94,11 @@ class GhostClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float32 [P]. A record whose gradient is not finite
-        adds nothing.
+        """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float [P]. A record whose gradient is not finite adds
+        nothing.
 
         Returns:
-            Gradient norms before clipping and losses -l_i, float32 [b] each.
+            Upper bounds of the gradient norms before clipping, and losses -l_i, float32 [b] each.
         """
         self._forget()
         self._records = len(labels)
@@ -103,7 +112,8 @@ class GhostClipping:
             self._forget()
             if finite.any():
                 others = {name: values[finite] for name, values in batch.items()}
-                self.add_clipped_sum(others, labels[finite], coefficients=coefficients, out=out)
+                factors = coefficients(norms.where(finite, 0.0))[finite]  # of the whole batch, as the caller knows it
+                self.add_clipped_sum(others, labels[finite], coefficients=lambda _: factors, out=out)
             return norms, losses.detach()
         factors = coefficients(norms)
         for layer in self._layers:
@@ -145,7 +155,10 @@ class GhostClipping:
         a, g = _positions(inputs), _positions(gradient)
         (width_in, width_out), length = (a.shape[2], g.shape[2]), a.shape[1]
         weight, bias = layer.spans["weight"], layer.spans.get("bias")
-        shape = (width_out, width_in)
+        shape, terms = (width_out, width_in), width_in + width_out + length
+        self._count_rounding(a.norm(dim=2), g.norm(dim=2), terms)
+        if bias is not None:
+            self._count_rounding(None, g.norm(dim=2), terms)
         if width_in * width_out < length * (width_in + width_out):
             per_record = torch.bmm(g.transpose(1, 2), a)
             self._count(per_record)
@@ -154,9 +167,9 @@ class GhostClipping:
                 self._count(summed)
 
             def add(factors: Tensor, out: Tensor) -> None:
-                out[weight].addmv_(per_record.flatten(1).t(), factors)
+                out[weight] += per_record.flatten(1).t() @ factors
                 if bias is not None:
-                    out[bias].addmv_(summed.t(), factors)
+                    out[bias] += summed.t() @ factors
         else:
             pairs = torch.bmm(g, g.transpose(1, 2))
             self._count_pairs(self._input_gram(a), pairs)
@@ -165,7 +178,7 @@ class GhostClipping:
 
             def add(factors: Tensor, out: Tensor) -> None:
                 scaled = (g * factors[:, None, None]).flatten(0, 1)
-                out[weight].view(shape).addmm_(scaled.t(), a.flatten(0, 1))
+                out[weight].view(shape).add_(scaled.t() @ a.flatten(0, 1))
                 if bias is not None:
                     out[bias] += scaled.sum(0)
 
@@ -179,12 +192,13 @@ class GhostClipping:
         g = _positions(gradient)
         if module.padding_idx is not None:
             g = g * (ids != module.padding_idx)[:, :, None]
+        self._count_rounding(None, g.norm(dim=2), g.shape[1] + g.shape[2])
         same = (ids[:, :, None] == ids[:, None, :]).to(g.dtype)
         self._count_pairs(same, torch.bmm(g, g.transpose(1, 2)))
 
         def add(factors: Tensor, out: Tensor) -> None:
             scaled = (g * factors[:, None, None]).flatten(0, 1)
-            out[weight].view(shape).index_add_(0, ids.flatten(), scaled)
+            out[weight].view(shape).index_add_(0, ids.flatten(), scaled.to(out.dtype))
 
         layer.add.append(add)
 
@@ -196,18 +210,28 @@ class GhostClipping:
             "weight": _positions(gradient * normalised, len(module.normalized_shape)).sum(1),
             "bias": _positions(gradient, len(module.normalized_shape)).sum(1),
         }
+        trailing = len(module.normalized_shape)
+        for values in (gradient, gradient * normalised):
+            positions = _positions(values, trailing)
+            self._count_rounding(None, positions.norm(dim=2), positions.shape[1])
         for name, span in layer.spans.items():
             kept = per_record[name]
             self._count(kept)
 
             def add(factors: Tensor, out: Tensor, span: slice = span, kept: Tensor = kept) -> None:
-                out[span].addmv_(kept.t(), factors)
+                out[span] += kept.t() @ factors
 
             layer.add.append(add)
 
     def _count(self, per_record: Tensor) -> None:
         assert self._squared is not None
         self._squared += per_record.flatten(1).square().sum(1)
+
+    def _count_rounding(self, left: Tensor | None, right: Tensor, terms: int) -> None:
+        """What rounding may have taken from sums over positions of vectors of these lengths, [b, T] each."""
+        assert self._squared is not None
+        lengths = right if left is None else left * right
+        self._squared += terms * _ROUNDING * lengths.sum(1).square()
 
     def _count_pairs(self, left: Tensor, right: Tensor) -> None:
         assert self._squared is not None

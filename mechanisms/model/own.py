@@ -103,7 +103,7 @@ class OwnModel(Classifier):
         """The loss of each record, float32 [b]."""
         if is_cross_entropy(self.loss) and output.ndim == 2 and targets.dtype == torch.int64:
             return -output.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        each = torch.func.vmap(self.of_one, randomness="different")
+        each = torch.func.vmap(self.of_one)
         return each(output, targets).float()
 
     def of_one(self, output: Tensor, target: Tensor) -> Tensor:
@@ -303,11 +303,13 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
         if of_classes and not 0 <= int(targets.min()) <= int(targets.max()) < together.shape[1]:
             raise MechanismError(f"dataset: some targets are no class of the model, which has {together.shape[1]}")
         model.part.train()
+        with unchanged_buffers(model.part), torch.no_grad(), _said("the model fails in training mode"):
+            model.logits({"features": x})
+        model.part.eval()
         with unchanged_buffers(model.part), _said("torch.func cannot take the model record by record"):
             clipper = PerRecordClipping(model.part, model.spans, model.of_one)
             sums = torch.zeros_like(model.flat)
             clipper.add_clipped_sum({"features": x}, y, coefficients=torch.ones_like, out=sums)
-        model.part.eval()
 
 
 @contextmanager
@@ -346,7 +348,7 @@ def _said(what: str) -> Iterator[None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         hint = (
             ": write it with tensor operations alone: no branching on values, no .item(), nothing kept between calls, "
-            "no generator of its own"
+            "no random numbers but dropout's"
             if "torch.func" in what
             else ""
         )

@@ -6,8 +6,9 @@
 one is its own affair, and needs no rule here. The price is memory, b times the parameters, hence few records at a time;
 where a closed form or ghost clipping is known to be right they are faster (`mechanisms.model.own`).
 
-Each record has random masks of its own. A record whose gradient is not finite adds nothing: an infinite norm has no
-clip, and one such number would be everybody's.
+A module that draws random numbers is refused: what a record is given would hang on its place among the others.
+A record whose gradient is not finite adds nothing: an infinite norm has no clip, and one such number would be
+everybody's.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class PerRecordClipping:
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add sum_i c_i grad(loss_i) over one micro-batch to `out`, float32 [P].
+        """Add sum_i c_i grad(loss_i) over one micro-batch to `out`, float [P].
 
         Returns:
             Gradient norms before clipping and losses, float32 [b] each.
         """
-        each = torch.func.vmap(torch.func.grad_and_value(self._of_one), in_dims=(None, 0, 0), randomness="different")
+        each = torch.func.vmap(torch.func.grad_and_value(self._of_one), in_dims=(None, 0, 0), randomness="error")
         parameters = {name: p.detach() for name, p in self._trained.items()}
         # torch's fused attention kernels would be called record by record
         with sdpa_kernel(SDPBackend.MATH), _recurrent_in_steps(self._part):
@@ -68,7 +69,7 @@ class PerRecordClipping:
         finite = norms.isfinite()
         factors = torch.where(finite, coefficients(norms), 0.0)
         for name, gradient in flat.items():
-            out[self._spans[name]].addmv_(gradient.where(finite[:, None], 0.0).t(), factors)
+            out[self._spans[name]] += gradient.where(finite[:, None], 0.0).t() @ factors
         return norms, losses.detach()
 
     def _of_one(self, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor) -> Tensor:

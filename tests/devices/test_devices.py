@@ -1,7 +1,7 @@
 """A card computes what the processor computes: the passes, fits and noise of the mechanisms, on both.
 
-They import the mechanisms alone, so that a machine with a card needs little (`make gpu`). AUTOCODER_TEST_DEVICE=cpu
-rehearses them without one: then both sides are the processor.
+They import the mechanisms alone, so that a machine with a card needs little (`make gpu`). AUTOCODER_TEST_DEVICE=card
+rehearses them without one, on a pretended card (`pretended`); with `cpu` both sides are the processor.
 """
 
 from __future__ import annotations
@@ -9,23 +9,35 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.mechanism import Plan
+from mechanisms.formal_head import FormalHead
+from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.model.inputs import TokenInputs
+from mechanisms.model.fields import Fields
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.training import OptimiserPhase, train
 from mechanisms.posterior import risks, swag
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.swag import SwagConfig
+from mechanisms.prior_descent import PriorDescent
+from mechanisms.privacy import noise
+from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
+from mechanisms.private_posterior import PrivatePosterior
+from mechanisms.swag_ppm import SwagPpm
 
 DEVICE = os.environ.get("AUTOCODER_TEST_DEVICE", "cuda")
+if DEVICE == "card":
+    import pretended as pretended  # makes the device
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="torch sees no CUDA device"),
@@ -134,7 +146,75 @@ def test_steps_of_dp_sgd_agree(
     for made, key in ((pair[0], 1), (pair[1], 1), (pair[1], 2)):
         monkeypatch.setattr(dp_sgd, "new_key", lambda key=key: bytes([key]) * 32)
         made.flat.copy_(start)
-        dp_sgd.run_plan(made, *records, plan=plan, num_labels=LABELS, seed=0, purpose="steps")
+        dp_sgd.run_plan(made, *records, plan=plan, num_labels=LABELS)
         ends.append(made.flat.cpu().clone())
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
     assert not torch.allclose(ends[2], ends[0], atol=1e-2)
+
+
+WIDTH, FIELDS = 8, Fields((4, 3))
+MECHANISMS: tuple[Mechanism, ...] = (
+    DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=0.5),
+    DpSgd(optimiser="sgd", epochs=3, sampling_prob=1.0, class_weights=ClassWeightsConfig(noise_multiplier=2.0)),
+    FormalHead(steps=3),
+    PriorDescent(steps=3),
+    PrivatePosterior(steps=3),
+    SwagPpm(
+        round="reweighted",
+        fine_tune=OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=2),
+        collect=OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=3),
+        moments=SwagConfig(rank=2),
+        pseudo_posterior=PseudoPosteriorConfig(risk_draws=5, sensitivity_draws=5),
+    ),
+)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.kind)
+def test_a_fit_of_several_fields_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every mechanism that trains on the device, with one key: what the head says is the same on both."""
+    for module in (dp_sgd, noise):
+        monkeypatch.setattr(module, "new_key", lambda: bytes(range(32)))
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(N, WIDTH, generator=g)
+    labels = torch.stack([torch.randint(-1, size, (N,), generator=g) for size in FIELDS.sizes], 1)
+    labels[(labels < 0).all(1)] = 0
+    task = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=5.0, delta=1e-5)
+
+    def head(device: str) -> Classifier:
+        torch.manual_seed(0)
+        part = nn.Linear(WIDTH, FIELDS.classes).to(device)
+        config = ModelConfig(encoder="none", trainable="head", pooling="mean")
+        return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device(device), fields=FIELDS)
+
+    said = []
+    for device in ("cpu", DEVICE):
+        run = Run(FIELDS.classes, 0, partial(head, device), fields=FIELDS, folder=tmp_path / device)
+        fitted = mechanism.plan(task).fit(Records(FeatureInputs(features), labels), run)
+        said.append(fitted.model.log_probabilities(FeatureInputs(features)))
+    torch.testing.assert_close(said[1], said[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("trainable", ["head", "full"])
+def test_the_encoder_agrees(encoder: str, records: tuple[TokenInputs, Tensor], trainable: Any) -> None:
+    """Features and scores of mean pooling, computed there."""
+    config = ModelConfig(encoder=encoder, trainable=trainable, pooling="mean", precision="float32")
+    made = [classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE)]
+    read = [one.encode(records[0]) if trainable == "head" else records[0] for one in made]
+    one, other = (own.predict(inputs) for own, inputs in zip(made, read, strict=True))
+    torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
+if DEVICE != "cpu":
+
+    def test_what_was_left_on_the_other_side_is_refused() -> None:
+        """Without this a pretended card would show nothing."""
+        there, here = torch.ones(3, device=DEVICE), torch.ones(3)
+        with pytest.raises(RuntimeError, match="same device"):
+            there.add(here)
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.cat([here, there])
+        with pytest.raises(TypeError, match="cpu"):
+            there.numpy()
+        with pytest.raises(RuntimeError, match="generator"):
+            there.normal_(generator=torch.Generator())
+        assert (there.cpu() + here).tolist() == [2, 2, 2]

@@ -6,8 +6,12 @@ fresh key is stated with each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,19 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
+from mechanisms.mechanism import (
+    IDENTITY,
+    Aimed,
+    ClassifierModel,
+    Fitted,
+    Mechanism,
+    Model,
+    Plan,
+    Records,
+    Run,
+    Task,
+    kinds,
+)
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
@@ -56,6 +72,19 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def made(kind: str) -> Mechanism:
     return kinds()[kind].model_validate(QUICK.get(kind, {})).with_defaults(SMALL)
+
+
+NOISE = {"noise_multiplier", "noise_rate", "epsilon", "bound"}
+"""What an event holds of its noise, by name. A prior's width is its inverse, and goes with it, or is a setting."""
+
+
+def _numbers(said: Any) -> Iterator[tuple[Any, ...]]:
+    """Where numbers stand in an event's JSON."""
+    parts = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
+    for name, part in parts:
+        if isinstance(part, int | float) and not isinstance(part, bool):
+            yield (name,)
+        yield from ((name, *rest) for rest in _numbers(part))
 
 
 def descends(event: Event | None) -> bool:
@@ -181,6 +210,48 @@ class TestEvery:
             plan.fit(records(N - 1), run())
         rerun = plan.fit(records(N - 1), run(resampled=True))
         assert plan.event in (None, rerun.event)
+
+    def test_an_event_of_other_settings_is_refused(self, kind: str) -> None:
+        """Every number of the event but its noise, a tenth smaller or one more, and the event left out: each would be
+        paid for and not be so. The noise may be another, for whoever plans for units of three, or audits at half."""
+        plan = made(kind).plan(TASK)
+        if plan.event is None:
+            pytest.skip("nothing is known before the fit")
+        said = plan.event.model_dump(mode="json")
+        others: list[Event | None] = [None]
+        for *path, name in _numbers(said):
+            if name not in NOISE:
+                changed = deepcopy(said)
+                part = reduce(getitem, path, changed)
+                part[name] = part[name] + 1 if isinstance(part[name], int) else 0.9 * part[name]
+                others.append(decode(changed))
+        for event in others:
+            with pytest.raises(MechanismError, match="settings: plan again"):
+                plan.model_copy(update={"event": event}).fit(records(), run())
+        for unit in (1, 3):
+            task = TASK.model_copy(update={"records_per_unit": unit})
+            assert made(kind).plan(task).mechanism.makes(made(kind).plan(task).event, TASK)
+
+    def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
+        """A finished fit is neither another plan's nor other records', and the refusal says which; without its
+        identity it is nobody's. Its own fit finds it all the same."""
+        plan, here = made(kind).plan(TASK), run(folder=tmp_path)
+        first = said(plan.fit(records(), here))
+        if plan.mechanism.aims:
+            quiet = made(kind).plan(TASK.model_copy(update={"target_epsilon": 3.0}))
+            with pytest.raises(MechanismError, match="another event or config; remove it"):
+                quiet.fit(records(), here)
+        with pytest.raises(MechanismError, match="other records; remove it"):
+            plan.fit(records(seed=2), here)
+        with pytest.raises(MechanismError, match="other records; remove it"):
+            plan.fit(records(N - 1), replace(here, resampled=True))
+        relabelled = Records(records().inputs, records().labels.flip(0))
+        with pytest.raises(MechanismError, match="other records and another seed; remove it"):
+            plan.fit(relabelled, replace(here, seed=6))
+        assert torch.equal(said(plan.fit(records(), here)), first)
+        (tmp_path / IDENTITY).unlink()
+        with pytest.raises(MechanismError, match="does not say whose"):
+            plan.fit(records(), here)
 
     def test_figures_hold_no_record(self, kind: str) -> None:
         """Aggregates alone: numbers, words and lists by epoch, none of them with an entry a record."""

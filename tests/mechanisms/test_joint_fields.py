@@ -88,7 +88,7 @@ def test_a_record_moves_a_joint_sum_by_no_more_than_the_clip(
     own = by_autograd(features, labels, rows)
     norms = own.flatten(1).norm(dim=1)
     clipped = own * (clip / norms.clamp(min=clip))[:, None, None]
-    torch.testing.assert_close(of_rows(features, labels), clipped.sum(0), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(of_rows(features, labels).float(), clipped.sum(0), atol=1e-4, rtol=1e-3)
 
 
 def test_the_clip_binds() -> None:

@@ -60,8 +60,10 @@ def test_its_clipped_sum_is_that_of_gradients_taken_one_by_one() -> None:
     with GhostClipping(made) as clipper:
         batch = inputs.batch(torch.arange(len(labels)), made.device)
         norms, _ = clipper.add_clipped_sum(batch, labels, coefficients=lambda n: clip / n.clamp(min=clip), out=out)
-    torch.testing.assert_close(norms, gradients.norm(dim=1))
-    torch.testing.assert_close(out, factors @ gradients)
+    exact = gradients.norm(dim=1)
+    assert bool((norms >= exact * (1 - 1e-5)).all())  # a bound of what rounding may have hidden, and close to it
+    torch.testing.assert_close(norms, exact, rtol=1e-3, atol=0)
+    torch.testing.assert_close(out, factors @ gradients, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(out, gradients.sum(0), rtol=1e-2)
 
 

@@ -111,32 +111,13 @@ def test_closed_form_equals_opacus(tiny_roberta: Path, narratives: Callable[...,
     assert_same(got, torch.cat(samples, dim=1))
 
 
-def test_closed_form_with_dropout_equals_the_masked_model(
-    tiny_roberta: Path, narratives: Callable[..., list[str]]
-) -> None:
-    """In training mode the masks are part of the record's model: the sum differs from the unmasked one, and a
-    finite difference of the masked loss along it agrees (same masks, seeded)."""
+def test_there_is_no_dropout(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
+    """In training mode too the sum is that of the head as it codes: a mask would go to a place, not to a record."""
     made, inputs, labels = make(tiny_roberta, {"trainable": "head"}, narratives(9))
+    assert any(isinstance(m, nn.Dropout) and m.p > 0 for m in made.part.modules())
+    quiet = clipped(HeadClipping, made, inputs, labels)[1]
     made.part.train()
-    out = torch.zeros_like(made.flat)
-    batch = inputs.batch(torch.arange(len(labels)), made.device)
-
-    def losses(gradient: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        clipper = HeadClipping(made)
-        return clipper.add_clipped_sum(batch, labels, coefficients=torch.ones_like, out=gradient)[1].double().sum()
-
-    with torch.random.fork_rng():
-        losses(out)
-        start, step = made.flat.clone(), 1e-2 * out / out.norm()
-        made.flat.copy_(start + step)
-        up = losses(torch.zeros_like(out))
-        made.flat.copy_(start - step)
-        down = losses(torch.zeros_like(out))
-    made.flat.copy_(start)
-    made.part.eval()
-    assert float((up - down) / 2) == pytest.approx(float(out @ step), rel=0.01)
-    assert not torch.allclose(out, clipped(HeadClipping, made, inputs, labels)[1])
+    torch.testing.assert_close(clipped(HeadClipping, made, inputs, labels)[1], quiet, rtol=0, atol=0)
 
 
 class _Scaled(nn.Module):

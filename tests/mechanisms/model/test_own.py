@@ -85,17 +85,19 @@ def test_a_record_without_a_finite_gradient_adds_nothing() -> None:
     torch.testing.assert_close(found, one_by_one(module, CE, x[kept], y[kept], clip=0.5)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_each_record_has_a_mask_of_its_own() -> None:
-    """Dropout is random state that is taken: equal records have unlike gradients."""
-    module = nn.Sequential(nn.Conv1d(1, 4, 1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(24, 3))
+def test_no_gradient_hangs_on_a_place() -> None:
+    """Dropout is taken and off: equal records have equal gradients. What draws random numbers of its own is refused,
+    for a record would get others in another place."""
     x, y = torch.ones(20, 1, 6), torch.zeros(20, dtype=torch.int64)
-    model = maker_of(module, CE, x, y, device=CPU)()
-    model.part.train()
-    out = torch.zeros(model.num_parameters)
-    norms, _ = clipping_of(model, FeatureInputs(x)).add_clipped_sum(
-        {"features": x}, y, coefficients=torch.ones_like, out=out
-    )
-    assert len(norms.unique()) > 10
+    module = nn.Sequential(nn.Conv1d(1, 4, 1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(24, 3))
+    norms = clipped(module, CE, x, y, clip=1.0)[2]
+    assert len(norms.unique()) == 1
+    noisy = Own(lambda own, x: own.linear(x + torch.randn_like(x)))
+    with pytest.raises(MechanismError, match=r"mixes records|no random numbers"):
+        maker_of(noisy, CE, torch.ones(20, 6), y, device=CPU)
+    shaken = Own(lambda own, x: own.linear(x + 1e-6 * torch.randn_like(x)))
+    with pytest.raises(MechanismError, match="no random numbers"):
+        maker_of(shaken, CE, torch.ones(20, 6), y, device=CPU)
 
 
 def test_few_records_at_once_where_there_are_many_parameters() -> None:

@@ -1,0 +1,196 @@
+"""Would win: a membership that no noise hides, where one record moves a sum by far more than noise was solved for."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mechanisms import dp_sgd, prior_descent
+from mechanisms.dppl_mean import class_sums
+from mechanisms.formal_head import FormalHead, release_class_sums
+from mechanisms.mechanism import Records, Run, Task
+from mechanisms.model import classifier as classifiers
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.fields import Fields
+from mechanisms.model.ghost import GhostClipping
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.own import OwnModel, clipping_of, maker_of
+from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.noise import SecretStream
+
+CPU, CE = torch.device("cpu"), nn.functional.cross_entropy
+LAYERS = {
+    "by ghosts": (nn.Dropout(0.1), nn.Linear(8, 3)),
+    "two layers": (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "record by record": (nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 2, 1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3)),
+}
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecretStream, "add_normal_", lambda self, out, **_: out)
+
+
+def one_step(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """What a step over all records adds up to, without its noise."""
+    mechanism = dp_sgd.DpSgd(target_epsilon=5.0, optimiser="sgd", learning_rate=1.0, epochs=1, sampling_prob=1.0)
+    plan = mechanism.plan(Task(records=300, classes=3))
+    made = OwnModel(copy.deepcopy(module), CE, device=CPU)
+    start = made.flat.clone()
+    plan.fit(Records(FeatureInputs(x), y), Run(classes=3, seed=0, classifier=lambda: made, resampled=True))
+    return (made.flat - start) * 300
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_masks_that_go_to_places(quiet: None, name: str) -> None:
+    """By the dropout of all who stood behind it: one record less gave each of them its neighbour's mask."""
+    x, y = torch.randn(300, 8, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 3
+    module = nn.Sequential(*LAYERS[name])
+    assert (one_step(module, x, y) - one_step(module, x[1:], y[1:])).norm() <= 1 + 1e-4
+
+
+def test_masks_of_a_standard_head(quiet: None, tiny_roberta: str) -> None:
+    """RoBERTa's own head, on ordinary features, at a public seed."""
+    config = ModelConfig(encoder=str(tiny_roberta), trainable="head", pooling="first")
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(300) % 3
+    mechanism = dp_sgd.DpSgd(target_epsilon=5.0, optimiser="sgd", learning_rate=1.0, epochs=1, sampling_prob=1.0)
+    plan = mechanism.plan(Task(records=300, classes=3))
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        made = classifiers.build(config, num_labels=3, seed=0)
+        start = made.flat.clone()
+        plan.fit(Records(FeatureInputs(x), y), Run(classes=3, seed=0, classifier=lambda: made, resampled=True))
+        return (made.flat - start) * 300
+
+    assert (total(x, y) - total(x[1:], y[1:])).norm() <= 1 + 1e-3
+
+
+def _cancelling(null: Tensor, size: float, rest: float, seed: int) -> Tensor:
+    """Two positions that take each other away but for a little, out of sight of the layer."""
+    g = torch.Generator().manual_seed(seed)
+    big, left = (scale * (torch.randn(len(null), generator=g) @ null) / len(null) ** 0.5 for scale in (size, rest))
+    return torch.stack([big, -big + left])
+
+
+def test_a_norm_that_cancels_to_nothing() -> None:
+    """Pairs of positions whose products cancel in float32: the norm read 0, and 4,000 clips went in."""
+    torch.manual_seed(0)
+    width, hidden, positions = 64, 32, 2
+    half = nn.Linear(hidden, 2)
+    first, last = nn.Linear(width, hidden), nn.Linear(positions * hidden, 2)
+    module = nn.Sequential(first, nn.Flatten(1, -1), last)
+    with torch.no_grad():
+        last.weight.copy_(half.weight.repeat(1, positions))  # an average over positions, a usual start
+    null = torch.linalg.svd(first.weight.detach().double())[2][hidden:].float()
+    others, y = torch.randn(8, positions, width), torch.arange(9) % 2
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        model = maker_of(module, CE, x, y, device=CPU)()
+        out = torch.zeros(model.num_parameters, dtype=torch.float64)
+        with clipping_of(model, FeatureInputs(x)) as clipper:
+            assert isinstance(clipper, GhostClipping)
+            clipper.add_clipped_sum(
+                {"features": x}, y, coefficients=lambda norms: (1 / norms.clamp(min=1e-30)).clamp(max=1), out=out
+            )
+        return out
+
+    base, worst = total(others, y[1:]), 0.0
+    for size in (1e3, 1e5, 1e6, 1e7, 1e12):
+        for share in (0.0, 1e-4, 4e-4, 1e-3):
+            for seed in range(20):
+                crafted = _cancelling(null, size, share * size, seed)
+                worst = max(worst, float((total(torch.cat([crafted[None], others]), y) - base).norm()))
+    assert worst <= 1.05
+
+
+def test_one_record_more_is_in_the_next_binade() -> None:
+    """Float32 rounds above a power of two otherwise than below it, and does so at every later addition."""
+    k, pairs = 12, 8000
+    unit = 2.0 ** (k - 24)
+
+    def direction(first: float) -> list[float]:
+        return [first, max(0.0, 1 - first * first) ** 0.5]
+
+    rows, fields = [direction(1.0)] * 2**k, Fields((2,))
+    there = class_sums(torch.tensor(rows), torch.zeros(len(rows), dtype=torch.int64), fields=fields)
+    lacking = 2**k + 4 * unit - float(there[0, 0])
+    while lacking > 0:  # to just above the power of two, of which the sum without the first record stays below
+        rows.append(direction(min(lacking, 0.99)))
+        lacking -= 0.99
+    rows += [direction(1.3 * unit), direction(-0.7 * unit)] * pairs
+    x, y = torch.tensor(rows), torch.zeros(len(rows), dtype=torch.int64)
+    moved = class_sums(x, y, fields=fields) - class_sums(x[1:], y[1:], fields=fields)
+    assert float(moved.norm()) <= 1
+    config, release = FormalHead(), GaussianReleaseEvent(what="x", noise_multiplier=1e-12, l2_sensitivity=1.0)
+    both = [
+        torch.cat(
+            [
+                part.double().flatten()
+                for part in release_class_sums(
+                    x[own], y[own], fields=fields, config=config, release=release, stream=SecretStream(bytes(32))
+                )
+            ]
+        )
+        for own in (slice(None), slice(1, None))
+    ]
+    assert float((both[0] - both[1])[:4].norm()) <= 1 + 1e-2  # rounded after its noise, here taken away
+
+
+def test_sums_of_gradients_do_not_hang_on_the_others() -> None:
+    """The same for gradients: of 20,000 records that lie to the rounding of a sum as above."""
+    n, clip = 20_000, 1.0
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(n, 4, generator=g)
+    z[::2] *= 1e-4
+    y, rows = torch.zeros(n, dtype=torch.int64), torch.zeros(3, 5)
+    fields = Fields((3,))
+    whole = prior_descent._row_gradient(fields, z, y, clip, rows)[0]
+    assert whole.dtype == torch.float64
+    without = prior_descent._row_gradient(fields, z[1:], y[1:], clip, rows)[0]
+    alone = prior_descent._row_gradient(fields, z[:1], y[:1], clip, rows)[0]
+    torch.testing.assert_close(whole - without, alone, rtol=1e-6, atol=1e-9)
+    assert float(alone.norm()) <= clip * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_record_beyond_float32_ends_no_run(label: int) -> None:
+    """Nothing times infinity, where its code is the predicted one: it adds nothing, and the others' sum stays."""
+    x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    x[3], y[3] = 1e25, label
+    module = nn.Linear(4, 2)
+
+    def total(own: Tensor) -> Tensor:
+        model = OwnModel(copy.deepcopy(module), CE, device=CPU)
+        out = torch.zeros(model.num_parameters, dtype=torch.float64)
+        clipper = clipping_of(model, FeatureInputs(x))
+        assert isinstance(clipper, HeadClipping)
+        clipper.add_clipped_sum({"features": x[own]}, y[own], coefficients=lambda n: 1 / n.clamp(min=1), out=out)
+        return out
+
+    everybody = torch.arange(12)
+    torch.testing.assert_close(total(everybody), total(everybody[everybody != 3]), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_stay_with_their_records() -> None:
+    """One that is not finite is left out by ghosts, and the factors of the others are still theirs."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+    x[2] = 3e38
+    weights = torch.tensor([1.0, 0.5, 1.0, 0.25, 0.1, 0.9])
+
+    def total(own: Tensor) -> Tensor:
+        model = OwnModel(copy.deepcopy(module), CE, device=CPU)
+        out = torch.zeros(model.num_parameters, dtype=torch.float64)
+        with GhostClipping(model) as clipper:
+            clipper.add_clipped_sum(
+                {"features": x[own]}, y[own], coefficients=lambda n: weights[own] / n.clamp(min=1), out=out
+            )
+        return out
+
+    everybody = torch.arange(6)
+    torch.testing.assert_close(total(everybody), total(everybody[everybody != 2]), rtol=1e-3, atol=1e-5)
