@@ -32,10 +32,15 @@ class EffortOptions:
     trials: Annotated[
         int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: none, which satisfies no policy.")
     ] = 32
-    trial_draws: Annotated[int, typer.Option(help="Draws for risks and Delta in each rerun.")] = 50
+    trial_draws: Annotated[
+        int, typer.Option(help="Draws for risks and Delta in each rerun; at most the candidate's own.")
+    ] = 50
     canaries: Annotated[int, typer.Option(help="Canaries of each family.")] = 32
     gradient_canaries: Annotated[
-        int, typer.Option(help="Coins of a white-box test of DP-SGD's noise, in one more fit of each; 0: none.")
+        int,
+        typer.Option(
+            help="Coins of a white-box test of DP-SGD's noise, in one more fit of each; at least 1000, or 0: none."
+        ),
     ] = 1000
     left_out: Annotated[
         int, typer.Option(help="Records that a SWAG posterior is refitted without, to compare densities; 0: none.")

@@ -42,7 +42,15 @@ class Bound:
     @property
     def refutes(self) -> float:
         """The largest claim that this bound refutes: none where the trials themselves claimed as much."""
-        return self.epsilon if self.claimed is None or self.epsilon > self.claimed else 0.0
+        return self._counts(self.epsilon)
+
+    @property
+    def could_refute(self) -> float:
+        """What `refutes` would have been with every guess right: 0 where that, too, could have refuted nothing."""
+        return self._counts(self.reach)
+
+    def _counts(self, epsilon: float) -> float:
+        return epsilon if self.claimed is None or epsilon > self.claimed else 0.0
 
 
 def finite(value: float) -> float | None:
@@ -118,7 +126,7 @@ def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
         half, chosen = len(turn) // 2, max(1, len(turn) // 8)
         parts = [turn[:half], turn[half : half + chosen], turn[half + chosen :]]
         if number == 0:
-            parts[2] = _natural(parts[2], bits[:, (pool.family > 0).numpy()])
+            parts[2] = [t for t in parts[2] if pool.natural(t)]
         observed = [seen[:, rows]]
         if name == "alpha-mover":
             observed.append(_others(pool, trials)[:, None])
@@ -133,7 +141,7 @@ def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
             bits[parts[1]][:, rows],
             bits[parts[2]][:, rows],
             (known[0].mean_in - known[0].mean_out) / (known[0].std_in + known[0].std_out),
-            finite(float(trials.epsilon[parts[2]].max())),
+            None if not parts[2] else finite(float(trials.epsilon[parts[2]].max())),
         )
 
 
@@ -225,15 +233,6 @@ def largest_delta(pool: Pool, trials: Trials, *, claimed: float, alpha: float) -
     )
     runs = curves.Runs(tuple(int(count) for count in right), len(picked), max(1, int(before.min()) - 1))
     return curves.largest_delta(runs, epsilon=max(claimed, family.claimed or 0.0), alpha=alpha)
-
-
-def _natural(turn: list[int], crafted: np.ndarray) -> list[int]:
-    """Runs that no canary took part in; where coins left none, those that only the canary that moves weights may be in.
-
-    crafted bool [T, canaries]. Which runs these are depends on the canaries' coins alone, not on what is measured.
-    """
-    others = [t for t in turn if t % 2]
-    return [t for t in others if not crafted[t].any()] or others
 
 
 def _others(pool: Pool, trials: Trials) -> np.ndarray:

@@ -36,6 +36,8 @@ def _line(audited: Audited, trials: int) -> str:
     said = audited.verdict
     if said == CONTRADICTED and audited.delta_refuted:
         said += f" for every delta up to {round_down(audited.delta_refuted)}"
+    elif said == INCONCLUSIVE and audited.figures.get("withheld"):
+        said += f": {_withheld(audited)}"
     elif said == INCONCLUSIVE:
         said += (
             f": {trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the "
@@ -46,6 +48,15 @@ def _line(audited: Audited, trials: int) -> str:
         f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
         f"strongest membership test, {audited.attack.replace('_', ' ')}: AUC {audited.auc:.3f}, TPR "
         f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {said}"
+    )
+
+
+def _withheld(audited: Audited) -> str:
+    """Why nothing is said of a claim that lies below what a first audit would have refuted."""
+    return (
+        f"as a first audit it, or one before it, would have refuted every epsilon below "
+        f"{audited.figures['epsilon_suspected']:.3g}; audit {audited.figures['look']} of a claim may not say so, nor "
+        "that the claim withstood it"
     )
 
 
@@ -151,6 +162,9 @@ def _branch(group: Sequence[Audited]) -> str:
             f". Reruns on natural records measured {natural['epsilon']:.2f}, which does not count: one of them claims "
             f"{natural['claimed_in_trials']:.2f} for itself"
         )
+    withheld = next((audit for audit in group if audit.figures.get("withheld")), None)
+    if withheld is not None:
+        return f"{claim}. **Inconclusive**: {_withheld(withheld)}."
     if any(audit.verdict == INCONCLUSIVE for audit in group):
         reach = max(audit.reach for audit in group)
         return (

@@ -7,7 +7,7 @@ rests on, not against one of its points. Gradient canaries in a DP-SGD branch's 
 and without a record. Memorisation: wrong codes learnt, sequences recognised.
 Trials fall into three: the first half are reference runs, from the next eighth guessing rules are chosen, the rest are
 measured. All that may become a headline holds together at the stated confidence (Bonferroni), over the candidates
-that are audited together and over the audits that the claim has had.
+that are audited together and over the audits that the claim has had (`tasks.auditing.looks`).
 """
 
 from __future__ import annotations
@@ -30,30 +30,32 @@ from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
 from tasks.auditing import densities
 from tasks.auditing.bounds import Bound, finite
-from tasks.auditing.pool import FAMILIES, Pool
+from tasks.auditing.pool import Pool
 from tasks.auditing.trials import Trials
 from tasks.fitting.fits import predictions as read
 from tasks.fitting.prepared import SPLITS, fields_of, load_inputs
 from tasks.running.stage import Step, Work
 
-RERUNS, WHITE_BOX = ("trials", "halved"), ("gradients", "densities")
-"""Inputs of reruns, and of tests by somebody who sees more than a draw."""
+RERUNS = ("trials", "halved")
+"""Inputs of reruns."""
 
 
 @dataclass(frozen=True)
 class Design:
     """What an audit of one claim set itself before it measured.
 
-    alpha: false-alarm rate that this audit may spend on the claim; candidates: seeds that are audited together.
+    alpha: false-alarm rate of one test, by kind; first: what it would be if the claim had had no audit before.
     claimed: epsilon for one record more or less that the claim states, None for no claim.
     event: of a formal claim whose noise is Gaussian, as JSON.
+    suspected: what earlier audits of the claim would have refuted as first ones.
     """
 
-    alpha: float
-    candidates: int
+    alpha: Mapping[str, float]
+    first: Mapping[str, float]
     claimed: float | None
     delta: float
     event: Mapping[str, Any] | None = None
+    suspected: float = 0.0
 
 
 def measure(
@@ -89,45 +91,63 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
     ell = [_log_likelihood(s, y, layout) for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
     trials, halved = (Trials.load(work.inputs[key], trials_of) if key in work.inputs else None for key in RERUNS)
-    # pairs of each candidate, families and the canary over trials, the largest delta by counts; gradients, densities
-    tests = design.candidates + (0 if trials is None else 2 + len(FAMILIES)) + len(work.inputs.keys() & set(WHITE_BOX))
-    alpha = design.alpha / tests
     known = None if pool is None or trials is None else _reference_runs(pool, trials)
     event = audit_bounds.of_noise(None if design.event is None else decode(dict(design.event)))
 
     figures, curves = _membership(ell, known)
     # any grouping that owes nothing to who was trained on will do; all fields together would leave hardly a pair
     paired = [labels if labels.dim() == 1 else labels[:, 0] for labels in codes]
-    bounds = [audit_bounds.pairs(ell, paired, known, delta=design.delta, confidence=1 - alpha, seed=seed)]
+    counted = work.context.store.figures(work.refs["gradients"]) if "gradients" in work.inputs else {"coins": 0}
+
+    def tested(alpha: Mapping[str, float], *, halved: Trials | None = None) -> tuple[list[Bound], dict[str, Any]]:
+        """Every bound, and figures of the largest deltas, at these rates of a test of each kind."""
+        one = 1 - alpha["pairs"]
+        found = [audit_bounds.pairs(ell, paired, known, delta=design.delta, confidence=one, seed=seed)]
+        if pool is not None and trials is not None:
+            each = 1 - alpha["reruns"]
+            found += audit_bounds.of_trials(
+                pool, trials, delta=design.delta, confidence=each, event=event, halved=halved
+            )
+            if float(trials.epsilon.std()) == 0:  # a claim that does not depend on the records
+                found = [replace(bound, claimed=None) for bound in found]
+        if event is not None and counted["coins"]:
+            found.append(_gradients(counted, event, design, alpha=alpha["gradients"]))
+        if design.claimed is None or design.event is not None:
+            return found, {}
+        return found, _largest_deltas(work, pool, trials, claimed=design.claimed, alpha=alpha)
+
+    bounds, deltas = tested(design.alpha, halved=halved)
+    figures |= deltas
     figures["epsilon_lower_bound_replace_one"] = finite(2 * bounds[0].epsilon)
     if pool is not None and trials is not None:
-        bounds += audit_bounds.of_trials(
-            pool, trials, delta=design.delta, confidence=1 - alpha, event=event, halved=halved
-        )
         figures |= audit_bounds.memorisation(pool, trials)
         figures |= {
             "trials": len(trials.ell),
             "trial_epsilon_mean": finite(float(trials.epsilon.mean())),
             "trial_epsilon_max": finite(float(trials.epsilon.max())),
         }
-    if trials is not None and float(trials.epsilon.std()) == 0:  # a claim that does not depend on the records
-        bounds = [replace(bound, claimed=None) for bound in bounds]
-    counted = work.context.store.figures(work.refs["gradients"]) if "gradients" in work.inputs else {"coins": 0}
     if event is not None and counted["coins"]:
-        bounds.append(_gradients(counted, event, design, alpha=alpha))
         figures["gradient_runs"] = 1
-    if design.claimed is not None and design.event is None:
-        figures |= _largest_deltas(work, pool, trials, claimed=design.claimed, alpha=alpha)
+    as_first, deltas_as_first = (bounds, deltas) if design.first == design.alpha else tested(design.first)
+    refuted_as_first = max(bound.refutes for bound in as_first)
+    suspected = max(refuted_as_first, design.suspected)
     best = max(bounds, key=lambda bound: bound.refutes)
+    withheld = (
+        design.claimed is not None
+        and (suspected > design.claimed or _beyond(deltas_as_first))
+        and not (best.refutes > design.claimed or _beyond(deltas))
+    )
     (work.out / "curves.json").write_text(json.dumps(curves))
     attack = max(curves, key=lambda score: figures[f"{score}_auc"])
     return figures | {
         "epsilon_lower_bound": best.refutes,
         "from": best.name,
-        "reach": max(bound.reach for bound in bounds),
+        # what as first audits would have contradicted the claim is not cleared by the smaller rate of a later one
+        "reach": 0.0 if withheld else max(bound.could_refute for bound in bounds),
+        "withheld": withheld,
+        "epsilon_as_first": refuted_as_first,
+        "epsilon_suspected": suspected,
         "reach_at_half_noise": max((bound.at_half_noise or 0.0 for bound in bounds), default=0.0),
-        "alpha": design.alpha,
-        "tests": tests,
         "delta": design.delta,
         "attack": attack,
         "attack_auc": figures[f"{attack}_auc"],
@@ -163,15 +183,18 @@ def _gradients(counted: Mapping[str, Any], event: Event, design: Design, *, alph
 
 
 def _largest_deltas(
-    work: Work, pool: Pool | None, trials: Trials | None, *, claimed: float, alpha: float
+    work: Work, pool: Pool | None, trials: Trials | None, *, claimed: float, alpha: Mapping[str, float]
 ) -> dict[str, Any]:
     """For which deltas a claim that names none stays refuted, by counts of guesses and by exact densities."""
     told: dict[str, Any] = {"refuted_delta_epsilon": claimed}
     if pool is not None and trials is not None:
-        told["refuted_delta_by_counts"] = audit_bounds.largest_delta(pool, trials, claimed=claimed, alpha=alpha)
+        told["refuted_delta_by_counts"] = audit_bounds.largest_delta(
+            pool, trials, claimed=claimed, alpha=alpha["reruns"]
+        )
     if "densities" in work.inputs:
         losses = densities.losses_of(work.inputs["densities"])
-        refuted = [leave_one_out.refuted_delta(own, epsilon=claimed, alpha=alpha / len(losses)) for own in losses]
+        each = alpha["densities"] / len(losses)
+        refuted = [leave_one_out.refuted_delta(own, epsilon=claimed, alpha=each) for own in losses]
         trained = work.context.store.figures(work.refs["densities"])["trained"]
         told |= {
             "refuted_delta_by_densities": max(refuted),
@@ -180,6 +203,11 @@ def _largest_deltas(
             "delta_rate": trained**-0.5,
         }
     return told
+
+
+def _beyond(deltas: Mapping[str, Any]) -> bool:
+    """Whether densities refute a delta above n^(-1/2), which contradicts a claim (`gate.Evidence.verdict`)."""
+    return deltas.get("refuted_delta_by_densities", 0.0) > deltas.get("delta_rate", 1.0)
 
 
 def _log_likelihood(scores: Tensor, labels: Tensor, fields: Fields | None) -> np.ndarray:

@@ -60,7 +60,8 @@ class Pool:
     def coins(self, *, seed: int, trial: int) -> Tensor:
         """Who takes part in a trial, bool [n]: a fair coin for each record, and for the canaries that are its turn.
 
-        The canary that moves other records' weights takes turns with the others, whose large losses would hide it.
+        The canary that moves other records' weights takes turns with the others, whose large losses would hide it, and
+        both with trials of records alone (`natural`).
         """
         pick = torch.Generator().manual_seed(derive_seed(seed, "audit", "coins", trial))
         tossed = torch.rand(len(self.family), generator=pick) < 0.5
@@ -70,7 +71,14 @@ class Pool:
         """Rows for which a coin is tossed in this trial, bool [n]."""
         mover = self.family == FAMILIES.index("alpha-mover")
         crafted = (self.family > 0) & ~mover
-        return (self.family == 0) | (mover if trial % 2 else crafted)
+        planted = crafted if trial % 2 == 0 else mover & (not self.natural(trial))
+        return (self.family == 0) | planted
+
+    @staticmethod
+    def natural(trial: int) -> bool:
+        """Whether no canary can be in this trial: every fourth, whatever the coins, which whoever chooses the seed
+        foresees."""
+        return trial % 4 == 3
 
 
 def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, prepared: ArtifactRef) -> Step:

@@ -43,9 +43,12 @@ def record(
         "branch": outcome.branch.name,
         "seed": outcome.seed,
         "claim_of": look.claim_of,
-        "design": look.design,
+        "evidence": dict(look.evidence),
+        "looks": dict(look.numbers),
         "look": look.number,
-        "alpha_spent": look.alpha,
+        "alpha_spent": look.spent,
+        "epsilon_as_first": _down(figures["epsilon_as_first"]),
+        "withheld": figures["withheld"],
     }
     kept |= {name: _down(figures[name]) for name in _DELTAS if figures.get(name) is not None}
     return rows.record(

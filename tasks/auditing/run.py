@@ -8,12 +8,13 @@ from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
+from storage.ledger import Row
 from tasks.auditing import densities, gradients, membership, row, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.audited import Audited, AuditResult
 from tasks.auditing.bounds import of_noise
-from tasks.auditing.looks import Look, look
-from tasks.auditing.settings import AuditParameters, check
+from tasks.auditing.looks import evidence_of, look
+from tasks.auditing.settings import AuditParameters, check, draws_of_trials
 from tasks.branches import formal, search
 from tasks.branches.branch import Branch, CompareParameters
 from tasks.branches.outcome import Outcome, Study
@@ -51,6 +52,7 @@ def run(
         InputError: trials that cannot be, or another fit than the candidate.
     """
     check(parameters, settings)
+    _refuse_draws(parameters, compare, settings, chosen)
     parameters, compare = as_retrained(context, parameters, compare, do=do, prefect_run_id=prefect_run_id)
     compared = comparison.run(context, parameters, compare, chosen, do=do)
     study = compared.study
@@ -66,12 +68,19 @@ def run(
             audit_pool.pool(parameters.model, canaries=settings.canaries, seed=parameters.fit.seed, **study.records)
         )
     audited = tuple(
-        _audit(study, outcome, settings, pool, look(study, settings, outcome, before), prefect_run_id=prefect_run_id)
-        for outcome in compared.outcomes
+        _audit(study, outcome, settings, pool, before, prefect_run_id=prefect_run_id) for outcome in compared.outcomes
     )
     return AuditResult(
         branches=audited, trials=settings.trials, target_epsilon=study.target, refused=dict(compared.refused)
     )
+
+
+def _refuse_draws(
+    parameters: RetrainParameters, compare: CompareParameters, settings: AuditParameters, chosen: Sequence[Branch]
+) -> None:
+    """Before anything is computed: more draws in reruns than a branch itself takes."""
+    for branch in chosen if settings.trials else ():
+        draws_of_trials(branch.name, branch.settled(parameters, compare), settings)
 
 
 def expected(
@@ -82,6 +91,7 @@ def expected(
     chosen: Sequence[Branch],
 ) -> Estimate:
     """What the stages of an audit take: those of a comparison, and the reruns of each branch."""
+    _refuse_draws(parameters, compare, settings, chosen)
     estimate = comparison.refuse_early(context, parameters, compare, chosen)
     if context.fan_out.shards > 1 and settings.trials:
         with ShardRuns.at(trials.DEPLOYMENT, place_of(context)):
@@ -128,7 +138,9 @@ def reruns(
 ) -> tuple[ArtifactRef, str]:
     """(the stage that holds a branch's trials, its mechanism's name there); `noise`: times the planned."""
     model = branch.model(study.parameters)
-    mechanism, name = study.mechanism(branch).audited_as(settings.trial_draws, batched=model.linear_head)
+    own = study.mechanism(branch)
+    draws = draws_of_trials(branch.name, own, settings)
+    mechanism, name = own.audited_as(draws, batched=model.linear_head)
     planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
     step = trials.reruns(
         branch.name,
@@ -192,7 +204,7 @@ def _audit(
     outcome: Outcome,
     settings: AuditParameters,
     pool: ArtifactRef | None,
-    look: Look,
+    before: Sequence[Row],
     *,
     prefect_run_id: str | None,
 ) -> Audited:
@@ -200,21 +212,24 @@ def _audit(
     formal = claim.guarantee_kind == "formal"
     event = of_noise(outcome.event) if formal else None
     inputs, trials_of = _evidence(study, outcome, settings, pool, event)
+    evidence = evidence_of(study.context.store, inputs, candidates=study.settings.seeds)
+    looked = look(study, outcome, evidence, before, confidence=settings.confidence)
     design = membership.Design(
-        alpha=look.alpha,
-        candidates=study.settings.seeds,
+        alpha=looked.alpha,
+        first=looked.first,
         claimed=of_one_record(claim),
         delta=(claim.delta or 0.0) if formal else 0.0,
         event=None if event is None else event.model_dump(mode="json"),
+        suspected=looked.suspected,
     )
     measured = study.do(membership.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
     figures = study.context.store.figures(measured)
-    evidence = gate.Evidence.model_validate(
+    told = gate.Evidence.model_validate(
         figures
         | {"auc": figures["attack_auc"], "tpr": figures["attack_tpr_at_fpr_0.001"], "confidence": settings.confidence}
     )
-    verdict = evidence.verdict(claim)
-    entry = row.record(study, outcome, measured, figures, verdict=verdict, look=look, prefect_run_id=prefect_run_id)
+    verdict = told.verdict(claim)
+    entry = row.record(study, outcome, measured, figures, verdict=verdict, look=looked, prefect_run_id=prefect_run_id)
     return Audited(
         branch=branch.name,
         title=branch.title,
@@ -227,7 +242,7 @@ def _audit(
         epsilon_lower_bound=figures["epsilon_lower_bound"],
         reach=figures["reach"],
         confidence=settings.confidence,
-        delta_refuted=None if design.claimed is None else evidence.delta_refuted(design.claimed),
+        delta_refuted=None if design.claimed is None else told.delta_refuted(design.claimed),
         attack=figures["attack"],
         auc=figures["attack_auc"],
         tpr_at_fpr_001=figures["attack_tpr_at_fpr_0.01"],
@@ -236,7 +251,7 @@ def _audit(
         verdict=verdict,
         weighted_f1=outcome.figures["weighted_f1"],
         macro_f1=outcome.figures["macro_f1"],
-        figures=figures | {"look": look.number},
+        figures=figures | {"look": looked.number},
         curves=str(measured.path),
         ledger_sequence=entry.sequence,
     )

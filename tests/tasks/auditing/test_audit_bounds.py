@@ -69,6 +69,7 @@ def bounds(leak: float, *, seed: int, each: float = TOGETHER) -> dict[str, Bound
 def test_a_bound_counts_only_above_what_its_trials_claimed(claimed: float | None, refutes: float) -> None:
     """Trials that claim 8 for their own records say nothing against a claim of 2, whatever was measured in them."""
     assert Bound("x", 3.0, Guesses(10, 10, 20), claimed=claimed).refutes == refutes
+    assert Bound("x", 0.0, Guesses(9, 10, 20), reach=3.0, claimed=claimed).could_refute == refutes
 
 
 def test_a_leak_is_found_in_every_family_with_coins_enough() -> None:
@@ -147,8 +148,8 @@ def test_claims_count_of_the_trials_that_were_measured() -> None:
 
     measured = torch.zeros(TRIALS, dtype=torch.bool)
     measured[TRIALS // 2 + TRIALS // 8 :] = True
-    measured &= (torch.arange(TRIALS) % 2 == 1) & ~leaky.included[:, made.family == 4][:, 0]
-    assert 0 < measured.sum() < 6, "the runs that drew the canary that moves weights are not natural either"
+    measured &= torch.arange(TRIALS) % 4 == 3
+    assert measured.sum() == 3, "those in which the canary that moves weights has its turn are not natural either"
     elsewhere = torch.where(measured, 1.0, 50.0).double()
     assert refuted(elsewhere).claimed == 1.0
     assert refuted(elsewhere).refutes > 3.0
@@ -158,12 +159,25 @@ def test_claims_count_of_the_trials_that_were_measured() -> None:
     assert refuted(one).refutes == 0.0
 
 
-def test_where_coins_left_no_natural_run_the_others_count_with_their_claims() -> None:
-    """Few reruns, each with the canary that moves weights: something is measured, and held against what they claim."""
-    crafted = np.zeros((8, 3), dtype=bool)
-    crafted[::2] = crafted[1, 0] = crafted[5, 0] = True
-    assert audit_bounds._natural([4, 5, 6, 7], crafted) == [7]
-    assert audit_bounds._natural([4, 5, 6], crafted) == [5]
+@pytest.mark.parametrize("number", [16, 17, 23, 32, 64])
+def test_some_measured_reruns_are_natural_whatever_the_coins(number: int) -> None:
+    """At any number of reruns that is allowed, by their numbers; no canary is in them, and each has its own turns."""
+    made = pool()
+    measured = range(number // 2 + number // 8, number)
+    natural = [t for t in measured if made.natural(t)]
+    assert len(natural) >= len(measured) // 4
+    assert not any(bool(made.coins(seed=seed, trial=t)[made.family > 0].any()) for t in natural for seed in range(20))
+    turns = [made.on_trial(t)[made.family > 0] for t in range(4)]
+    assert [int(turn.sum()) for turn in turns] == [3 * CANARIES, 1, 3 * CANARIES, 0]
+
+
+def test_without_natural_reruns_nothing_is_measured_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor refuted, nor within reach: what was measured with canaries is not taken for it."""
+    made = pool()
+    leaky = trials(made, leak=5.0, seed=1)
+    monkeypatch.setattr(Pool, "natural", staticmethod(lambda trial: False))
+    bound = audit_bounds.of_trials(made, leaky, delta=0.0, confidence=0.99)[0]
+    assert (bound.guesses.made, bound.refutes, bound.could_refute, bound.claimed) == (0, 0.0, 0.0, None)
 
 
 def test_pairs_of_the_candidate() -> None:

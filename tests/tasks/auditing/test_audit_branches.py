@@ -9,9 +9,10 @@ import pytest
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
+from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.auditing.run import reruns
-from tasks.auditing.settings import AuditParameters
+from tasks.auditing.settings import AuditParameters, draws_of_trials
 from tasks.branches.branch import CompareParameters, standard
 from tasks.branches.outcome import Study
 from tasks.parameters import DataParameters, RetrainParameters
@@ -50,6 +51,22 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path, name: s
     assert plan.config["task"]["target_epsilon"] == 4.0
     assert set(trials.inputs) == {"pool", "dataset", "plan"}
     assert own not in asked(tmp_path, "dp-sgd-tuned")[0][0].config["mechanism"]
+
+
+def test_reruns_have_no_more_draws_than_the_candidate() -> None:
+    """The usual number is cut to its own, more is refused by name; mechanisms without draws take any number."""
+    (swag, formal) = (standard()[name].settled(PARAMETERS, CompareParameters()) for name in ("swag-ppm", "dp-sgd"))
+    assert isinstance(swag, SwagPpm)
+    assert swag.pseudo_posterior is not None
+    fewer = swag.pseudo_posterior.model_copy(update={"sensitivity_draws": 20})
+    few = swag.model_copy(update={"pseudo_posterior": fewer})
+    assert draws_of_trials("a", swag, AuditParameters()) == 50
+    assert draws_of_trials("a", swag, AuditParameters(trial_draws=500)) == 500
+    assert draws_of_trials("a", few, AuditParameters()) == 20
+    assert draws_of_trials("a", formal, AuditParameters(trial_draws=100_000)) == 100_000
+    for mechanism, draws, own in ((swag, 501, 500), (few, 51, 20)):
+        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} that a itself takes"):
+            draws_of_trials("a", mechanism, AuditParameters(trial_draws=draws))
 
 
 def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:

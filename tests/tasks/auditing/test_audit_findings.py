@@ -6,8 +6,8 @@ from typing import Any
 
 from mechanisms.privacy.events import Claim
 from tasks.auditing import results
-from tasks.auditing.audited import Audited
-from tasks.auditing.findings import changed_groups, findings
+from tasks.auditing.audited import Audited, AuditResult
+from tasks.auditing.findings import changed_groups, findings, lines
 from tasks.comparing.published import Effect
 from tasks.releasing.gate import Evidence
 
@@ -98,6 +98,18 @@ def test_each_verdict_has_its_sentence() -> None:
         "formal: claims ε 4.00; every ε below 0.90 is refuted (at half of its noise: every ε below 5.50). Not "
         "contradicted by these tests.",
     ]
+
+
+def test_what_is_withheld_says_why() -> None:
+    """A later audit that a first one would have been a contradiction by: in the terminal's line and in the page's."""
+    told = audited("late", refuted=1.9, reach=0.0)
+    told.figures.update(withheld=True, epsilon_suspected=2.4, look=17)
+    why = "would have refuted every epsilon below 2.4; audit 17 of a claim may not say so, nor that the claim withstood"
+    (sentence,) = findings({"": [told]})
+    (line,) = lines(AuditResult(branches=(told,), trials=16, target_epsilon=None))
+    assert "**Inconclusive**: as a first audit" in sentence
+    assert why in sentence
+    assert line.endswith(f"{why} it")
 
 
 def test_the_page_marks_what_is_refuted_for_one_record() -> None:
