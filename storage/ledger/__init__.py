@@ -3,7 +3,8 @@
 Invariants, whatever the order of calls, crashes and processes:
 
 1. For every account (population, cohort, guarantee kind) the sum of all charges is at most the cap in force
-   when the newest was made, and equals the account's running total.
+   when the newest was made, and equals the account's running total. Claims about units of several records have
+   one more account, of all cohorts, and what is charged in one population and kind all protects the same.
 2. A charge is never taken back: not by burning, not by a crash, not by a change of policy.
 3. A release passes through `reserved`, `drawn`, `committed`, each at most once and in this order, or ends
    `burned` from either of the first two. Nothing follows `committed` or `burned`.

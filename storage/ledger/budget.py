@@ -1,13 +1,18 @@
 """Accounts and caps: what a cohort has spent, and whether one more charge fits.
 
-An account is kept a population, cohort and guarantee kind, in one neighbouring relation and one privacy unit.
+An account is kept a population, cohort and guarantee kind, in one neighbouring relation and one privacy unit. A record
+is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry, Privacy Integrated Queries, 2009). A unit
+may have records in each, so that a claim about units is charged beside to the account `all cohorts` of its population.
+
+In one population, claims about records and about units are not added: what a record-level epsilon e costs a unit with k
+records is k e (group privacy), and nothing bounds k where no unit is named. So whichever came first stays the only one.
 Composition is basic (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16):
 epsilons add up, deltas add up. It holds for releases that were chosen in the light of earlier ones too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -18,10 +23,18 @@ from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.models import Charge, Row
-from storage.ledger.policy import Cap, Policy
+from storage.ledger.policy import ALL_COHORTS, Cap, Policy
 from storage.ledger.schema import ledger_row, spend
 
 _S = spend.c
+RECORD = "record"
+"""The privacy unit that is no unit of several records."""
+
+
+def accounts_of(population: str, cohorts: Iterable[str], privacy_unit: str | None) -> list[tuple[str, str]]:
+    """The accounts, population and cohort, that a release is charged to by its own name."""
+    own = [(population, cohort) for cohort in cohorts]
+    return own if privacy_unit == RECORD else [*own, (population, ALL_COHORTS)]
 
 
 class BudgetRefused(StorageError):
@@ -130,6 +143,32 @@ def _charged(row: Row, population: str, cohort: str, kind: GuaranteeKind) -> Acc
     return None
 
 
+def other_unit(connection: Connection, population: str, kind: GuaranteeKind, privacy_unit: str | None) -> str | None:
+    """What else than this unit some account of a population protects, None where nothing."""
+    unit = privacy_unit or ""
+    for differs in (_S.privacy_unit < unit, _S.privacy_unit > unit):  # each a range of the index
+        cohorts = sa.select(_S.cohort).where(_S.population == population, _S.guarantee_kind == kind, differs)
+        for cohort in dict.fromkeys(connection.scalars(cohorts)):  # DISTINCT would have SQLite read all of it
+            kept = read_account(connection, population, cohort, kind).privacy_unit  # as the chain has it
+            if kept not in (None, privacy_unit):
+                return kept
+    return None
+
+
+def require_one_unit(connection: Connection, population: str, kind: GuaranteeKind, privacy_unit: str | None) -> None:
+    """Require that a population's releases all protect the same: a unit's loss by claims about others is not known.
+
+    Raises:
+        BudgetRefused: they do not.
+    """
+    other = other_unit(connection, population, kind, privacy_unit)
+    if other is not None:
+        raise BudgetRefused(
+            f"{population} ({kind}): its accounts are kept a {other}, the claim protects a {privacy_unit}; these "
+            "can't be added, since how many records of the one belong to the other is not bounded"
+        )
+
+
 def all_accounts(connection: Connection) -> list[Account]:
     """Return every account that anything was ever charged to, sorted."""
     keys = connection.execute(
@@ -161,7 +200,7 @@ def charge_account(
     cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
     if cap is None:
         raise BudgetRefused(f"{account.name}: policy {policy.name} has no cap for it, so nothing may be spent; add one")
-    kept_in, privacy_unit = _relation_of(account, cap, costs[0].relation), costs[0].privacy_unit
+    kept_in, privacy_unit = _relation_of(account, cap, costs), costs[0].privacy_unit
     epsilon, delta = amounts.ZERO_EPSILON, amounts.ZERO_DELTA
     for cost in costs:
         if account.privacy_unit not in (None, cost.privacy_unit) or cost.privacy_unit != privacy_unit:
@@ -199,10 +238,11 @@ def charge_account(
     return charge
 
 
-def _relation_of(account: Account, cap: Cap, claimed: str) -> str:
+def _relation_of(account: Account, cap: Cap, costs: Sequence[Cost]) -> str:
     wanted = cap.neighbouring_relation
     if account.neighbouring_relation is None:
-        return wanted or claimed
+        every = {cost.relation for cost in costs}  # an account that begins with earlier costs can take all of them so
+        return wanted or ("replace-one" if "replace-one" in every else costs[0].relation)
     if wanted not in (None, account.neighbouring_relation):
         raise BudgetRefused(
             f"{account.name}: spent so far under {account.neighbouring_relation}, the policy now says {wanted};"

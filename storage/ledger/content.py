@@ -11,7 +11,7 @@ from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.decisions import Decision
 from storage.ledger.models import GENESIS, Evaluation, Mark, ReleasePlan, Row
-from storage.ledger.policy import Policy
+from storage.ledger.policy import ALL_COHORTS, Policy
 
 
 def claim_content(claim: Claim) -> dict[str, Any]:
@@ -79,6 +79,8 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
         raise InputError("delta: a formal claim needs one; for a pure guarantee give 0 and say so in delta_text")
     if len(set(plan.cohorts)) != len(plan.cohorts):
         raise InputError("cohorts: one is named twice and would be charged twice")
+    if ALL_COHORTS in plan.cohorts:
+        raise InputError(f"cohorts: none may be called `{ALL_COHORTS}`, which is the account of a population's units")
     return {
         **{name: getattr(plan, name) for name in _SAME_NAMES},
         **claim_content(claim),

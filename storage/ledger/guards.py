@@ -6,7 +6,8 @@ it.
 
 On PostgreSQL the application's role may read, and call `ledger_append`. That takes a row's canonical JSON, derives
 hash, columns and running totals from it, and refuses another form and what does not follow from the rows before: a
-state out of turn, a charge that does not add up or exceeds the cap of the policy in force, fewer decisions than that
+state out of turn, a charge that does not add up or exceeds the cap of the policy in force, a claim about units that is
+not charged to the account of all cohorts, fewer decisions than that
 policy asks for, and another policy in the place of one that asks for approvals, from anybody but the owner of the
 tables. It does not check signatures: a decision that nobody signed is found by `verify`.
 """
@@ -322,6 +323,79 @@ WRITER_OF_RECORDS = (
 )
 """PostgreSQL alone: charges to accounts of other populations, recoveries, and sets of records."""
 
+WRITER_OF_UNITS = (
+    """CREATE OR REPLACE FUNCTION ledger_cap(policy jsonb, population text, cohort text, kind text) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE AS $$
+      SELECT CASE WHEN cohort = 'all cohorts' THEN
+          (SELECT jsonb_build_object(
+              'epsilon', min((cap ->> 'epsilon')::numeric), 'delta', min((cap ->> 'delta')::numeric))
+            FROM (SELECT nullif(budget -> kind, 'null') AS cap UNION ALL
+              SELECT nullif(own.value -> kind, 'null') FROM jsonb_each(budget -> 'cohorts') AS own) AS caps)
+        ELSE coalesce(nullif(budget -> 'cohorts' -> cohort -> kind, 'null'), nullif(budget -> kind, 'null')) END
+      FROM (SELECT coalesce(policy -> 'populations' -> population, policy -> 'default') AS budget) AS found
+    $$""",
+    _replaced(
+        WRITER_OF_RECORDS[0],
+        (
+            "      total record;\n",
+            "      total record;\n      taken numeric;\n      taken_delta numeric;\n"
+            "      unit text := this ->> 'privacy_unit';\n      whose text;\n",
+        ),
+        # a claim about units is charged to the account of its population's units as well
+        (
+            "= CASE WHEN asked > 0 THEN this -> 'cohorts' ELSE '[]' END,",
+            "= CASE WHEN asked > 0 THEN (this -> 'cohorts') || CASE WHEN unit = 'record' THEN '[]'::jsonb"
+            " ELSE '[\"all cohorts\"]' END ELSE '[]' END\n"
+            "            AND NOT (this -> 'cohorts') ? 'all cohorts' AND unit IS NOT NULL,",
+        ),
+        (
+            f"          cap := ledger_cap(rule, {_OF.format('charge', 'this')},",
+            f"""          whose := {_OF.format("charge", "this")};
+          PERFORM ledger_refuse_unless(charge ->> 'privacy_unit' = unit, 'charged as of another privacy unit');
+          IF unit <> (SELECT s.privacy_unit FROM spend AS s
+                WHERE s.population = whose AND s.guarantee_kind = account ORDER BY s.privacy_unit LIMIT 1)
+              OR unit <> (SELECT s.privacy_unit FROM spend AS s
+                WHERE s.population = whose AND s.guarantee_kind = account ORDER BY s.privacy_unit DESC LIMIT 1) THEN
+            PERFORM ledger_refuse_unless(
+              NOT EXISTS (SELECT 1
+                FROM spend AS s JOIN ledger_row AS r USING (sequence, guarantee_kind),
+                  jsonb_array_elements(r.body::jsonb -> 'charges') AS c
+                WHERE s.population = whose AND s.guarantee_kind = account AND s.privacy_unit <> unit
+                  AND c ->> 'privacy_unit' = s.privacy_unit AND c ->> 'cohort' = s.cohort
+                  AND coalesce(c ->> 'population', r.population) = whose),
+              'its population has accounts of another privacy unit');
+          END IF;
+          cap := ledger_cap(rule, whose,""",
+        ),
+        (
+            f"            WHERE s.population = {_OF.format('charge', 'this')} AND",
+            "            WHERE s.population = whose AND",
+        ),
+        (
+            "-- a total that the chain does not bear out counts for nothing\n",
+            """-- a total that the chain does not bear out counts for nothing
+          IF total IS NULL AND charge ->> 'cohort' = 'all cohorts' THEN  -- it takes over what was charged before it
+            SELECT coalesce(sum(r.epsilon), 0), coalesce(sum(r.delta) FILTER (WHERE account = 'formal'), 0)
+              INTO taken, taken_delta
+              FROM ledger_row AS r
+              WHERE r.kind = 'release' AND r.population = whose AND r.guarantee_kind = account
+                AND r.sequence = (SELECT max(n.sequence) FROM ledger_row AS n
+                  WHERE n.release_id = r.release_id AND n.kind = 'release');
+          ELSE
+            taken := 0;
+            taken_delta := 0;
+          END IF;
+""",
+        ),
+        (
+            "AND (charge ->> 'epsilon')::numeric >= asked AND (charge ->> 'delta')::numeric >= asked_delta",
+            "AND (charge ->> 'epsilon')::numeric >= asked + taken\n"
+            "              AND (charge ->> 'delta')::numeric >= asked_delta + taken_delta",
+        ),
+    ),
+)
+"""PostgreSQL alone: an account of each population's units, beside those of its cohorts, and one unit a population."""
+
 _TRIGGERS = {
     "ledger_row_no_change": "BEFORE DELETE OR UPDATE OR TRUNCATE ON ledger_row FOR EACH STATEMENT"
     " EXECUTE FUNCTION ledger_refuse()",
@@ -361,7 +435,7 @@ def _wanted_sqlite() -> dict[str, str]:
 
 def _wanted_postgresql() -> dict[str, str]:
     wanted = {f"trigger {name}": f"CREATE TRIGGER {name} {text} O" for name, text in _TRIGGERS.items()}
-    for text in CHAIN["postgresql"] + TOTALS["postgresql"] + WRITER + WRITER_OF_RECORDS:
+    for text in CHAIN["postgresql"] + TOTALS["postgresql"] + WRITER + WRITER_OF_RECORDS + WRITER_OF_UNITS:
         function = re.match(r"CREATE (?:OR REPLACE )?FUNCTION (\w+).*?\$\$(.*)\$\$", text, re.DOTALL)
         if function is not None:
             definer = "definer" if "SECURITY DEFINER" in text else "invoker"

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import BudgetRefused, Cost, charge_account, read_account
+from storage.ledger.budget import BudgetRefused, accounts_of
 from storage.ledger.content import (
     carry,
     evaluation_content,
@@ -95,7 +95,7 @@ class Ledger(Reading):
         audit: dict[str, Any] | None = None,
         records: RecordSet | None = None,
     ) -> Row:
-        """Charge a planned release to the accounts of its cohorts and return its row, `reserved`.
+        """Charge a planned release to the accounts of its cohorts, and of its units, and return its row, `reserved`.
 
         A second call with the same idempotency key returns the release's current row and charges nothing.
 
@@ -275,18 +275,9 @@ class Ledger(Reading):
         self, connection: Connection, policy: Policy, content: dict[str, Any], surplus: Decimal
     ) -> tuple[Charge, ...]:
         """What a release costs more than was planned, to every account that it counts in."""
-        own = [(content["population"], cohort) for cohort in content["cohorts"]]
+        own = accounts_of(content["population"], content["cohorts"], content["privacy_unit"])
         others = sorted(self._counted(connection, content["release_id"]) - set(own))
-        cost = Cost(content["neighbouring_relation"], content["privacy_unit"], surplus, amounts.ZERO_DELTA)
-        return tuple(
-            charge_account(
-                read_account(connection, account[0], account[1], content["guarantee_kind"]),
-                policy=policy,
-                costs=[cost],
-                population=None if account in own else account[0],
-            )
-            for account in [*own, *others]
-        )
+        return self._charged(connection, policy, content, (surplus, amounts.ZERO_DELTA), own, others)
 
     def commit(self, release_id: str, *, bundle_digest: str) -> Row:
         """Record that the bundle stands; the release is done. Again with the same digest returns its row."""

@@ -23,14 +23,17 @@ default:                           # populations not named; without it they are 
   formal: {epsilon: 1, delta: 0.000001}
 ```
 
-A cap holds for each cohort by itself: disjoint cohorts compose in parallel, a release over several cohorts
-spends from each. `basic` composition: epsilons add up, deltas add up. `formal` and `asymptotic-local` are two
-accounts that nothing adds to each other. A kind without a cap is refused.
+A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
+a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several
+cohorts, all of them have one account beside (`all cohorts`), under the least cap of any. `basic` composition: epsilons
+add up, deltas add up. `formal` and `asymptotic-local` are two accounts that nothing adds to each other. A kind without
+a cap is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -54,6 +57,10 @@ from storage.ledger.heads import key_id, parse_public_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+
+ALL_COHORTS = "all cohorts"
+"""The account of a population's units, whatever cohorts their records are in; no cohort has that name."""
 
 
 def _cap_epsilon(value: Any) -> Decimal:
@@ -214,10 +221,15 @@ class Policy(BaseModel):
         return hashlib.sha256(rfc8785.dumps(self.as_json())).hexdigest()
 
     def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
-        """Return the cap that holds for a cohort of a population, None where nothing may be spent."""
+        """Return the cap that holds for a cohort of a population, None where nothing may be spent.
+
+        For `ALL_COHORTS` it is the least that the population or any of its cohorts has, since a unit may be in each.
+        """
         budget = self.populations.get(population, self.default)
         if budget is None:
             return None
+        if cohort == ALL_COHORTS:
+            return _least([cap for one in (budget, *budget.cohorts.values()) if (cap := one.cap(kind)) is not None])
         own = budget.cohorts.get(cohort)
         return (own.cap(kind) if own else None) or budget.cap(kind)
 
@@ -225,6 +237,18 @@ class Policy(BaseModel):
         """Round a record count to the nearest multiple that the policy names, halves up."""
         base = self.record_count_rounding
         return (2 * count + base) // (2 * base) * base
+
+
+def _least(caps: Sequence[Cap]) -> Cap | None:
+    """Every figure the smallest; under replace-one where one is, since an add/remove claim can be kept there."""
+    if not caps:
+        return None
+    relations = {cap.neighbouring_relation for cap in caps}
+    return Cap(
+        epsilon=min(cap.epsilon for cap in caps),
+        delta=min((cap.delta for cap in caps if cap.delta is not None), default=None),
+        neighbouring_relation="replace-one" if "replace-one" in relations else caps[0].neighbouring_relation,
+    )
 
 
 DEFAULT_POLICY = Policy.parse(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -13,30 +14,57 @@ from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import (
+    RECORD,
+    Account,
     BudgetLine,
     BudgetRefused,
     Cost,
     SpendPoint,
+    accounts_of,
     all_accounts,
     budget_lines,
     charge_account,
+    other_unit,
     read_account,
+    require_one_unit,
     spend_history,
 )
 from storage.ledger.content import plan_content
 from storage.ledger.database import Database
 from storage.ledger.models import Charge, Mark, ReleasePlan, Row
-from storage.ledger.policy import DEFAULT_POLICY, Policy
+from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
 from storage.ledger.schema import POLICY_ROW, ledger_row, record_set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from storage.ledger.heads import Head
     from storage.ledger.verify import Report
 
 _T = ledger_row.c
+
+
+Counted = Sequence[tuple[Row, set[tuple[str, str]]]]
+"""Releases, each with the accounts (population, cohort) that it counts in."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Accounts as they would be just before a release is charged to them, in the terms of the claims."""
+
+    own: tuple[Account, ...]
+    others: tuple[Account, ...]
+    """Of earlier releases that share records or units."""
+    other_unit: str | None
+    """What else the population protects; where it is something, the release would be refused."""
+
+
+def _accounts(
+    population: str, cohorts: Iterable[str], privacy_unit: str | None, overlap: Counted
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """A release's own accounts, and those of earlier releases that it overlaps with."""
+    own = accounts_of(population, cohorts, privacy_unit)
+    others = {one for row, _ in overlap for one in accounts_of(str(row.population), row.cohorts, row.privacy_unit)}
+    return own, sorted(others - set(own))
 
 
 class Reading:
@@ -145,16 +173,38 @@ class Reading:
             overlap = self._overlap(connection, content, records)
             return self._charges(connection, policy, content, content["epsilon"], content["delta"], overlap)
 
-    def shared(
-        self, kind: GuaranteeKind, *, fingerprint: str, records: RecordSet
-    ) -> tuple[tuple[Row, frozenset[tuple[str, str]]], ...]:
-        """Earlier releases of this kind of the same records, each with the accounts that it counts in.
+    def standing(
+        self,
+        kind: GuaranteeKind,
+        population: str,
+        cohorts: Sequence[str],
+        privacy_unit: str,
+        *,
+        fingerprint: str = "",
+        records: RecordSet | None = None,
+    ) -> Standing:
+        """What a release would be charged to, and what these accounts would have before it.
 
-        An account is a population and a cohort.
+        Args:
+            records: what it would be made from, with the fingerprint; without it names alone tell.
         """
+        content = {"guarantee_kind": kind, "data_fingerprint": fingerprint, "population": population}
         with self.database.read() as connection:
-            found = self._overlap(connection, {"guarantee_kind": kind, "data_fingerprint": fingerprint}, records)
-            return tuple((row, frozenset(self._counted(connection, str(row.release_id)))) for row in found)
+            counted = self._with_accounts(connection, self._overlap(connection, content, records))
+            own, others = _accounts(population, cohorts, privacy_unit, counted)
+            accounts = []
+            for name in [*own, *others]:
+                account = read_account(connection, *name, kind)
+                for row in self._taken_over(connection, account, own, counted):
+                    cost = Cost.of(row)
+                    account = replace(
+                        account,
+                        epsilon=amounts.add(account.epsilon, cost.epsilon),
+                        delta=amounts.add(account.delta, cost.delta),
+                    )
+                accounts.append(account)
+            other = other_unit(connection, population, kind, privacy_unit)
+            return Standing(tuple(accounts[: len(own)]), tuple(accounts[len(own) :]), other)
 
     def refusal(self, plan: ReleasePlan) -> Row | None:
         """Return the row that refuses this plan, None where nobody did."""
@@ -236,31 +286,65 @@ class Reading:
         """What a release costs each account: its own, and those of earlier releases of the same records.
 
         Its own accounts take what those releases cost, too, where they were not charged for it. So the first account
-        that any record was charged to has all that was ever spent on it.
+        that any record or unit was charged to has all that was ever spent on it.
         """
-        formal, population, kind = (
-            content["guarantee_kind"] == "formal",
-            content["population"],
-            content["guarantee_kind"],
-        )
-        own = [(population, cohort) for cohort in content["cohorts"]]
-        others = {(str(row.population), cohort) for row in overlap for cohort in row.cohorts} - set(own)
-        counted = [(Cost.of(row), self._counted(connection, str(row.release_id))) for row in overlap]
-        cost = Cost(
-            content["neighbouring_relation"],
-            content["privacy_unit"],
-            epsilon,
-            delta if formal and delta is not None else amounts.ZERO_DELTA,
-        )
-        return tuple(
-            charge_account(
-                read_account(connection, account[0], account[1], kind),
-                policy=policy,
-                costs=[cost, *(before for before, accounts in counted if account in own and account not in accounts)],
-                population=None if account in own else account[0],
-            )
-            for account in [*own, *sorted(others)]
-        )
+        counted = self._with_accounts(connection, overlap)
+        own, others = _accounts(content["population"], content["cohorts"], content["privacy_unit"], counted)
+        formal = content["guarantee_kind"] == "formal" and delta is not None
+        cost = epsilon, delta if formal and delta is not None else amounts.ZERO_DELTA
+        return self._charged(connection, policy, content, cost, own, others, counted)
+
+    def _charged(
+        self,
+        connection: Connection,
+        policy: Policy,
+        content: dict[str, Any],
+        amount: tuple[Decimal, Decimal],
+        own: Sequence[tuple[str, str]],
+        others: Sequence[tuple[str, str]],
+        counted: Counted = (),
+    ) -> tuple[Charge, ...]:
+        """Charge an epsilon and a delta to accounts, and to those of its own what they take over."""
+        kind = content["guarantee_kind"]
+        cost = Cost(content["neighbouring_relation"], content["privacy_unit"], *amount)
+        for population in dict.fromkeys(population for population, _ in [*own, *others]):
+            require_one_unit(connection, population, kind, content["privacy_unit"])
+        charges = []
+        for account in [*own, *sorted(others)]:
+            held = read_account(connection, *account, kind)
+            before = [Cost.of(row) for row in self._taken_over(connection, held, own, counted)]
+            whose = None if account in own else account[0]
+            charges.append(charge_account(held, policy=policy, costs=[cost, *before], population=whose))
+        return tuple(charges)
+
+    def _taken_over(
+        self, connection: Connection, account: Account, own: Sequence[tuple[str, str]], counted: Counted
+    ) -> list[Row]:
+        """Earlier releases whose cost an account takes over as it is charged now, each by its newest row.
+
+        They share records or units with the release that it is an own account of; and the account of a population's
+        units begins with all that any account of that population was charged before there was one for units.
+        """
+        name = (account.population, account.cohort)
+        before = {row.release_id: row for row, accounts in counted if name in own and name not in accounts}
+        if account.cohort == ALL_COHORTS and not account.sequence:
+            rows = self._counted_in(connection, account.population, account.guarantee_kind)
+            before |= {row.release_id: row for row in rows}
+        return list(before.values())
+
+    def _counted_in(self, connection: Connection, population: str, kind: GuaranteeKind) -> list[Row]:
+        """Releases of a kind that count in any account of a population, each by its newest row."""
+        found: dict[str, None] = {}
+        reserved = (_T.kind == "release") & (_T.state == "reserved") & (_T.guarantee_kind == kind)
+        for row in chain.select_rows(connection, reserved):
+            if row.population == population:
+                found |= dict.fromkeys([str(row.release_id), *row.details.get("records", {}).get("overlap", ())])
+            elif any(charge.population == population for charge in row.charges):
+                found[str(row.release_id)] = None
+        return [self._current(connection, release_id) for release_id in found]
+
+    def _with_accounts(self, connection: Connection, releases: Sequence[Row]) -> Counted:
+        return [(row, self._counted(connection, str(row.release_id))) for row in releases]
 
     def _counted(self, connection: Connection, release_id: str) -> set[tuple[str, str]]:
         """The accounts, population and cohort, that a release counts in."""
@@ -272,14 +356,17 @@ class Reading:
         since = (_T.kind == "release") & (_T.state == "reserved") & (_T.sequence > reserved.sequence)
         for row in chain.select_rows(connection, since, named):
             if release_id in row.details.get("records", {}).get("overlap", ()):
-                accounts |= {(str(row.population), cohort) for cohort in row.cohorts}
-        return accounts
+                accounts |= {(str(row.population), charge.cohort) for charge in row.charges if not charge.population}
+        units = {(population, ALL_COHORTS) for population, _ in accounts if reserved.privacy_unit != RECORD}
+        # which took over what counted in its population as it was opened
+        return accounts | {one for one in units if read_account(connection, *one, reserved.guarantee_kind).sequence}
 
     def _overlap(self, connection: Connection, content: dict[str, Any], records: RecordSet | None) -> list[Row]:
         """Earlier releases of the same guarantee kind that share records with these, each by its newest row.
 
-        One whose marks are gone from the registry is taken to share them. Of one from before there was a registry only
-        the fingerprint of the whole data set is known.
+        So do those of another population that share units; within one, the account of its units has all of them. One
+        whose marks are gone from the registry is taken to share them. Of one from before there was a registry only the
+        fingerprint of the whole data set is known.
         """
         if records is None:
             return []
@@ -302,4 +389,7 @@ class Reading:
                     )
                 if records.overlaps(other):
                     found.append(chain.parse(body, row_hash))
+                elif records.shares_units(other):
+                    row = chain.parse(body, row_hash)
+                    found += [row] if row.population != content["population"] else []
         return [self._current(connection, str(row.release_id)) for row in sorted(found, key=lambda row: row.sequence)]

@@ -9,9 +9,12 @@ Two releases share records when
 * both have names and share a named record, or more than one content in a hundred of the smaller one; or
 * one of them has no names, and they share a content.
 
+Releases whose claims protect units (a person, an establishment) share them where a unit's own mark, of its name alone,
+is in both.
+
 So names let two persons' equal narratives stand apart, and new names do not make new records. Not found: records whose
-text was edited, or composed of other columns. False alarm: two sets of n and m different records share a mark with
-probability below n m / 2^64, 2e-9 for 200,000 each.
+text was edited, or composed of other columns; units that are spelt otherwise. False alarm: two sets of n and m
+different records share a mark with probability below n m / 2^64, 2e-9 for 200,000 each.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from storage.errors import StorageError
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
 _MAGIC = b"autocoder records 1\n"
+_MAGIC_UNITS = b"autocoder records 2\n"
 _KEY_ID = 16
 _SAMPLED = 64
 
@@ -45,13 +49,16 @@ class RecordSet:
     """16 bytes that follow from the key: sets of two keys cannot be compared."""
     contents: NDArray[np.uint64]
     named: NDArray[np.uint64]
+    units: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    """Of the persons or establishments that the claim protects; none where that is a record."""
 
     @staticmethod
-    def of(records: Iterable[tuple[str | None, bytes]], *, key: bytes) -> RecordSet:
+    def of(records: Iterable[tuple[str | None, bytes]], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
         """Mark records, each a name (None where the source has none) and its normalised content.
 
         Args:
             key: 32 bytes.
+            units: names of the units that they belong to, where units are what is protected.
         """
         contents: list[bytes] = []
         named: list[bytes] = []
@@ -59,7 +66,8 @@ class RecordSet:
             contents.append(_mark(content, key, b"content"))
             if name is not None:
                 named.append(_mark(hashlib.sha256(name.strip().encode()).digest() + content, key, b"record"))
-        return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(contents), _sorted(named))
+        of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
+        return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(contents), _sorted(named), _sorted(of_units))
 
     @staticmethod
     def decode(content: bytes) -> RecordSet:
@@ -70,18 +78,20 @@ class RecordSet:
         """
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
-        if not content.startswith(_MAGIC) or not len(marks) or marks[0] > len(marks) - 1:
+        counts = {_MAGIC: 1, _MAGIC_UNITS: 2}.get(content[: len(_MAGIC)], 0)
+        if not counts or len(marks) < counts or sum(map(int, marks[:counts])) > len(marks) - counts:
             raise StorageError(
                 "the ledger's registry holds a set of records that is none: run `autocoder ledger verify`"
             )
-        marks = marks.astype(np.uint64)
-        split = 1 + int(marks[0])
-        return RecordSet(content[len(_MAGIC) : start], marks[1:split], marks[split:])
+        key_id, lengths = content[len(_MAGIC) : start], np.cumsum(marks[:counts].astype(np.int64))
+        return RecordSet(key_id, *np.split(marks[counts:].astype(np.uint64), lengths))
 
     def encode(self) -> bytes:
-        """As the ledger keeps them: 8 bytes a mark."""
-        marks = np.concatenate([np.array([len(self.contents)], dtype=np.uint64), self.contents, self.named])
-        return _MAGIC + self.key_id + marks.astype("<u8").tobytes()
+        """As the ledger keeps them: 8 bytes a mark. Without units it is the form of before there were any."""
+        parts = (self.contents, self.named, self.units) if len(self.units) else (self.contents, self.named)
+        lengths = np.array([len(part) for part in parts[:-1]], dtype=np.uint64)
+        marks = np.concatenate([lengths, *parts]).astype("<u8").tobytes()
+        return (_MAGIC_UNITS if len(self.units) else _MAGIC) + self.key_id + marks
 
     @property
     def digest(self) -> str:
@@ -102,6 +112,10 @@ class RecordSet:
         if not (len(self.named) and len(other.named)):
             return shared > 0
         return _shared(self.named, other.named) > 0 or 100 * shared > min(len(self.contents), len(other.contents))
+
+    def shares_units(self, other: RecordSet) -> bool:
+        """Whether a unit has records in both."""
+        return _shared(self.units, other.units) > 0
 
 
 def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
 from storage.ledger import amounts
+from storage.ledger.budget import RECORD, accounts_of
 from storage.ledger.content import recovery_terms, signed_terms
 from storage.ledger.decisions import Subject, approvers, from_row, signer
 from storage.ledger.models import SCHEMA_VERSION
-from storage.ledger.policy import Policy
+from storage.ledger.policy import ALL_COHORTS, Policy
 
 _CHANGING = ("draw_digest", "bundle_digest")
 _FIXED = itemgetter(
@@ -42,13 +43,18 @@ class Inconsistent(Exception):
 class _Release:
     """What a release costs, and the accounts (population, cohort) that it counts in."""
 
-    own: list[tuple[str, str]]
+    population: str
+    cohorts: list[str]
     kind: str
     relation: str
     unit: str
     epsilon: Decimal
     delta: Decimal
     accounts: set[tuple[str, str]]
+
+    def own(self, *, units: bool) -> list[tuple[str, str]]:
+        """The accounts of its own name: that of its population's units among them, since there are such."""
+        return accounts_of(self.population, self.cohorts, self.unit if units else RECORD)
 
 
 class Replay:
@@ -64,6 +70,9 @@ class Replay:
         self._keys: set[tuple[str, str]] = set()
         self._refused: set[str] = set()
         self._releases: dict[str, _Release] = {}
+        self._units: dict[tuple[str, str], set[str]] = {}
+        self._by_unit = False
+        """Whether units had an account so far: from then on every release about units is charged to it."""
 
     def step(self, row: dict[str, Any]) -> list[Total]:
         """Check one row against those before and return the running totals that it leaves behind.
@@ -198,10 +207,12 @@ class Replay:
         population, kind, sequence = row["population"], row["guarantee_kind"], row["sequence"]
         charges = row["charges"]
         asked = Decimal(delta) if kind == "formal" and delta is not None else amounts.ZERO_DELTA
-        this, shared = self._sharing(row, epsilon, asked)
-        others = sorted(this.accounts - set(this.own))
+        self._by_unit = by_unit = self._by_unit or any(charge["cohort"] == ALL_COHORTS for charge in charges)
+        this, shared, before_it = self._sharing(row, epsilon, asked)
+        own = this.own(units=by_unit)
+        others = sorted(this.accounts - set(own))
         if [(charge.get("population"), charge["cohort"]) for charge in charges] != [
-            *((None, cohort) for cohort in row["cohorts"]),
+            *((None, cohort) for _, cohort in own),
             *others,
         ]:
             raise Inconsistent("the accounts charged aren't those of its cohorts, and of releases that share records")
@@ -209,14 +220,22 @@ class Replay:
         for charge in charges:
             relation, unit = charge["neighbouring_relation"], charge["privacy_unit"]
             named = (charge.get("population") or population, charge["cohort"])
-            cost = _in_terms_of(relation, this.relation, epsilon, asked)
-            for before in shared if named in this.own else ():
-                if named not in before.accounts:
-                    more = _in_terms_of(relation, before.relation, before.epsilon, before.delta)
-                    cost = (cost[0] + more[0], cost[1] + more[1])
-                    if before.unit != unit:
-                        raise Inconsistent("charged beside a release that protects another unit")
             key = (*named, kind)
+            if unit != this.unit:
+                raise Inconsistent("charged as if its claim protected another unit")
+            self._one_unit(named[0], kind, unit, by_unit=by_unit)
+            cost = _in_terms_of(relation, this.relation, epsilon, asked)
+            taken = [before for before in shared if named in own and named not in before.accounts]
+            if named[1] == ALL_COHORTS and key not in self._accounts:
+                taken += self._counted_in(named[0], kind, known=taken, but=this)
+                if before_it is not None:
+                    taken.append(before_it)
+            for before in taken:
+                more = _in_terms_of(relation, before.relation, before.epsilon, before.delta)
+                cost = (cost[0] + more[0], cost[1] + more[1])
+                if before.unit != unit:
+                    raise Inconsistent("charged beside a release that protects another unit")
+                before.accounts.add(named)
             account = self._accounts.get(key)
             spent = account or (amounts.text(amounts.ZERO_EPSILON), _NO_DELTA, relation, unit)
             if (charge["epsilon_before"], charge["delta_before"], relation, unit) != spent:
@@ -234,18 +253,40 @@ class Replay:
             totals.append(
                 (*key, sequence, relation, unit, charge["epsilon_after"], charge["delta_after"])
             )  # fmt: skip
-        for before in shared:
-            before.accounts |= set(this.own)
+        this.accounts |= set(own)
         return totals
 
-    def _sharing(self, row: dict[str, Any], epsilon: Decimal, delta: Decimal) -> tuple[_Release, list[_Release]]:
-        """A release with all accounts that it counts in, and, as it is reserved, those that it shares records with."""
+    def _one_unit(self, population: str, kind: str, unit: str, *, by_unit: bool) -> None:
+        """Since units have an account, a population's releases all protect the same."""
+        units = self._units.setdefault((population, kind), set())
+        if by_unit and units - {unit}:
+            raise Inconsistent(f"{population} ({kind}): charged beside releases that protect another unit")
+        units.add(unit)
+
+    def _counted_in(self, population: str, kind: str, *, known: list[_Release], but: _Release) -> list[_Release]:
+        """Further releases that count in any account of a population."""
+        return [
+            one
+            for one in self._releases.values()
+            if one.kind == kind
+            and one is not but
+            and not any(one is other for other in known)
+            and any(account[0] == population for account in one.accounts)
+        ]
+
+    def _sharing(
+        self, row: dict[str, Any], epsilon: Decimal, delta: Decimal
+    ) -> tuple[_Release, list[_Release], _Release | None]:
+        """A release with all accounts that it counts in, and, as it is reserved, those that it shares records with.
+
+        Then, as more of it is charged, what it cost so far.
+        """
         release_id = row["release_id"]
         known = self._releases.get(release_id)
         if known is not None:
+            so_far = replace(known)
             known.epsilon += epsilon
-            return known, []
-        own = [(row["population"], cohort) for cohort in row["cohorts"]]
+            return known, [], so_far
         relation, unit, kind = row["neighbouring_relation"], row["privacy_unit"], row["guarantee_kind"]
         shared: list[_Release] = []
         for name in row["details"].get("records", {}).get("overlap", ()):
@@ -253,9 +294,11 @@ class Replay:
             if before is None or before.kind != kind:
                 raise Inconsistent("it names a release that it shares records with, and there is none")
             shared.append(before)
-        accounts = set(own).union(*(before.own for before in shared))
-        this = self._releases[release_id] = _Release(own, kind, relation, unit, epsilon, delta, accounts)
-        return this, shared
+        population, cohorts = row["population"], row["cohorts"]
+        this = self._releases[release_id] = _Release(population, cohorts, kind, relation, unit, epsilon, delta, set())
+        for one in (this, *shared):
+            this.accounts |= set(one.own(units=self._by_unit))
+        return this, shared, None
 
     def _cap(self, key: tuple[str, str, str]) -> tuple[Decimal, Decimal | None]:
         if key not in self._caps:

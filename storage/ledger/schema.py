@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeEngine
 
 from storage.ledger.amounts import DELTA_SCALE, EPSILON_SCALE
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration; a database at another one is migrated or refused."""
 VERSION_TABLE = "ledger_version"
 
@@ -112,6 +112,7 @@ spend = Table(
     Column("epsilon", exact(EPSILON_SCALE), nullable=False),
     Column("delta", exact(DELTA_SCALE), nullable=False),
     Index("spend_by_sequence", "sequence"),
+    Index("spend_by_unit", "population", "guarantee_kind", "privacy_unit"),
     sqlite_with_rowid=False,
 )
 

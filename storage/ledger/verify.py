@@ -198,13 +198,13 @@ class _Registry:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._left = set(connection.execute(sa.select(record_set.c.sequence)).scalars())
-        self._sets: list[tuple[str, str, RecordSet]] = []
+        self._sets: list[tuple[str, str, str, RecordSet]] = []
         self._unmarked: dict[tuple[str, str], list[str]] = {}
 
     def check(self, sequence: int, content: dict[str, Any]) -> None:
         if content["kind"] != "release" or content["state"] != "reserved":
             return self._none(sequence)
-        kind, release_id = content["guarantee_kind"], content["release_id"]
+        kind, release_id, population = content["guarantee_kind"], content["release_id"], content["population"]
         told = content["details"].get("records")
         if told is None:
             self._unmarked.setdefault((kind, content["data_fingerprint"]), []).append(release_id)
@@ -216,10 +216,14 @@ class _Registry:
             raise _Bad(sequence, f"row {sequence}: the set of records beside it is gone, or another")
         self._left.discard(sequence)
         records = RecordSet.decode(marks)
-        shared = [name for name, of, other in self._sets if of == kind and records.overlaps(other)]
+        shared = [
+            name
+            for name, of, whose, other in self._sets
+            if of == kind and (records.overlaps(other) or (whose != population and records.shares_units(other)))
+        ]
         if sorted([*shared, *self._unmarked.get((kind, content["data_fingerprint"]), ())]) != told["overlap"]:
             raise _Bad(sequence, f"row {sequence}: it shares records with other releases than it says")
-        self._sets.append((release_id, kind, records))
+        self._sets.append((release_id, kind, population, records))
 
     def _none(self, sequence: int) -> None:
         if sequence in self._left:

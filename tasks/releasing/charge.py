@@ -9,12 +9,14 @@ from pathlib import Path
 
 from mechanisms.privacy.events import Claim, GuaranteeKind
 from storage.artifacts import ArtifactRef
-from storage.ledger import Ledger, Policy, ReleasePlan
+from storage.ledger import Ledger, Policy, ReleasePlan, budget
 from storage.ledger.amounts import short
+from storage.ledger.budget import accounts_of
 from storage.ledger.journal import journals_of
+from storage.ledger.reading import Standing
 from storage.ledger.siblings import others_names, siblings
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import ledger_url
+from tasks.releasing.claims import ledger_url, privacy_unit
 from tasks.releasing.delta import usual_delta
 from tasks.releasing.records import known_records
 from tasks.running.stage import Context
@@ -22,7 +24,7 @@ from tasks.running.stage import Context
 
 @dataclass(frozen=True)
 class Account:
-    """One cohort's budget of a guarantee kind; a cap of None: nothing may be spent."""
+    """One cohort's budget of a guarantee kind, or that of a population's units; a cap of None: nothing may be spent."""
 
     cohort: str
     spent: Decimal
@@ -30,7 +32,7 @@ class Account:
     delta_left: Decimal | None = None
     """None: there is no cap on it."""
     population: str | None = None
-    """Of an earlier release of the same records, where that has another name or other cohorts."""
+    """Of an earlier release of the same records or units, where that has another name or other cohorts."""
 
     @property
     def left(self) -> Decimal:
@@ -58,11 +60,14 @@ class Charge:
     """Populations of another name that the same records were released under."""
     by_name_alone: bool = False
     """There were releases, and the records are not at hand: which of them share records is not known yet."""
+    other_unit: str | None = None
+    """What earlier releases of the population protect, where that is something else: it would be refused."""
 
     @property
     def exceeds(self) -> bool:
         """Whether some account cannot bear it."""
-        return not all(account.bears(self.epsilon, self.delta) for account in self.accounts)
+        bears = all(account.bears(self.epsilon, self.delta) for account in self.accounts)
+        return self.other_unit is not None or not bears
 
     @property
     def line(self) -> str:
@@ -87,6 +92,8 @@ class Charge:
             else:
                 delta = "" if delta_left is None else f", and delta {float(delta_left):g}"
                 lines.append(f"{whose}/{named}: {short(cap - spent)} of {short(cap)} left{delta}")
+        if self.other_unit is not None:
+            lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
         return lines
 
     @staticmethod
@@ -121,18 +128,16 @@ class Charge:
         population, wanted = parameters.data.population, parameters.release
         given = Policy.load(Path(wanted.policy).expanduser() if wanted.policy else None)
         url = ledger_url(context, wanted)
-        spent: dict[tuple[str, str], Decimal] = {}
-        deltas: dict[tuple[str, str], Decimal] = {}
-        own, others = [(population, cohort) for cohort in cohorts], set[tuple[str, str]]()
+        unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
+        fresh = [budget.Account(*one, kind) for one in accounts_of(population, sorted(cohorts), unit)]
+        standing = Standing(tuple(fresh), (), None)
         names: tuple[str, ...] = ()
         by_name = False
         policy = given
         if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file():
             ledger = Ledger.open(url, policy=given, journals=journals_of(context.workspace))
             policy = ledger.policy()
-            known = [line.account for line in ledger.budget() if line.account.guarantee_kind == kind]
-            spent = {(one.population, one.cohort): one.epsilon for one in known}
-            deltas = {(one.population, one.cohort): one.delta for one in known}
+            fingerprint = ""
             records = None if dataset is None else known_records(context, dataset)
             by_name = records is None and any(line.account.sequence for line in ledger.budget())
             if dataset is not None and records is not None:
@@ -141,16 +146,16 @@ class Charge:
                     idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
                 )
                 names = others_names(sought, siblings(ledger, sought, records=records))  # of every kind of guarantee
-                for row, counted in ledger.shared(kind, fingerprint=fingerprint, records=records):
-                    others |= {(str(row.population), cohort) for cohort in row.cohorts} - set(own)
-                    for account in set(own) - counted:
-                        spent[account] = spent.get(account, Decimal(0)) + (row.epsilon or 0)
-                        deltas[account] = deltas.get(account, Decimal(0)) + (row.delta or 0)
+            standing = ledger.standing(
+                kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
+            )
         accounts = []
-        for account in [*own, *sorted(others)]:
-            cap = policy.cap(*account, kind) if kind in ("formal", "asymptotic-local") else None
-            left = None if cap is None or cap.delta is None else cap.delta - deltas.get(account, Decimal(0))
-            most, whose = None if cap is None else cap.epsilon, None if account in own else account[0]
+        for one in [*standing.own, *standing.others]:
+            cap = policy.cap(one.population, one.cohort, kind) if kind in ("formal", "asymptotic-local") else None
+            left = None if cap is None or cap.delta is None else cap.delta - one.delta
+            most, whose = None if cap is None else cap.epsilon, None if one in standing.own else one.population
             left = left if kind == "formal" else None
-            accounts.append(Account(account[1], spent.get(account, Decimal(0)), most, left, whose))
-        return Charge(population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name)
+            accounts.append(Account(one.cohort, one.epsilon, most, left, whose))
+        return Charge(
+            population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name, standing.other_unit
+        )

@@ -235,7 +235,7 @@ def test_reading_where_there_is_no_ledger_makes_none(tmp_path, command):
 def test_migrate_makes_the_tables(tmp_path):
     """On SQLite the same command works, and has no roles to give rights to."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    assert "0004" in run("migrate", "--url", url)
+    assert "0005" in run("migrate", "--url", url)
     assert Ledger.open(url).rows() == []
     with pytest.raises(InputError, match="no roles"):
         run("migrate", "--url", url, "--app-role", "pipeline")

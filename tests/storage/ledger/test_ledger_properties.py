@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    initialize,
     invariant,
     multiple,
     precondition,
@@ -20,12 +21,14 @@ from hypothesis.stateful import (
 
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Policy, Row
+from storage.ledger.policy import ALL_COHORTS
 
 CAP = Decimal(10)
 POLICY = Policy.parse(
     {"name": "p", "default": {"asymptotic-local": {"epsilon": 10}, "formal": {"epsilon": 10, "delta": "0.001"}}}
 )
 COHORTS = ("2022", "2023", "2024")
+UNITS = ("record", "unit (Employer)")
 FOLLOWS = {"reserved": {"drawn", "burned"}, "drawn": {"committed", "burned"}, "committed": set(), "burned": set()}
 # Quarters are exact in binary and decimal, so that the model's sums need no rounding rule.
 epsilons = st.integers(min_value=1, max_value=24).map(lambda quarters: quarters / 4)
@@ -46,6 +49,11 @@ def machine(site, plan):
             self.spent: dict[tuple[str, str], Decimal] = {}
             self.rows: dict[str, Row] = {}
             self.head = self.ledger.head()
+            self.unit = "record"
+
+        @initialize(unit=st.sampled_from(UNITS))
+        def protects(self, unit):
+            self.unit = unit
 
         def seen(self, row: Row) -> None:
             """Compare a release's new row with its last one: invariants 3, 4 and 5."""
@@ -60,7 +68,8 @@ def machine(site, plan):
             self.rows[row.release_id] = row
 
         def charge(self, kind: str, cohorts: tuple[str, ...], epsilon: Decimal) -> bool:
-            """The model's own budget: spend from every cohort or from none."""
+            """The model's own budget: spend from every cohort or from none; of units, from that of all, too."""
+            cohorts = cohorts if self.unit == "record" else (*cohorts, ALL_COHORTS)
             if any(self.spent.get((kind, c), Decimal(0)) + epsilon > CAP for c in cohorts):
                 return False
             for cohort in cohorts:
@@ -75,7 +84,9 @@ def machine(site, plan):
             kind=st.sampled_from(("asymptotic-local", "formal")),
         )
         def reserve(self, key, epsilon, cohorts, kind):
-            claim = {"epsilon": epsilon} | ({"sensitivity": epsilon / 2} if kind != "formal" else {})
+            claim = {"epsilon": epsilon, "privacy_unit": self.unit} | (
+                {"sensitivity": epsilon / 2} if kind != "formal" else {}
+            )
             wanted = plan(
                 f"{self.population}-{key}", kind=kind, claim=claim, cohorts=cohorts, population=self.population
             )
@@ -95,6 +106,18 @@ def machine(site, plan):
             self.keys[key] = row.release_id or ""
             self.seen(row)
             return row.release_id
+
+        @precondition(lambda self: self.spent)
+        @rule(kind=st.sampled_from(("asymptotic-local", "formal")), cohort=st.sampled_from((*COHORTS, "2099")))
+        def reserve_for_another_unit(self, kind, cohort):
+            """Refused, in whatever cohort, once anything of the kind was charged."""
+            if not any(of == kind for of, _ in self.spent):
+                return
+            other = next(unit for unit in UNITS if unit != self.unit)
+            claim = {"epsilon": 0.25, "privacy_unit": other} | ({"sensitivity": 0.125} if kind != "formal" else {})
+            wanted = plan("other", kind=kind, claim=claim, cohorts=(cohort,), population=self.population)
+            with pytest.raises(BudgetRefused, match="can't be added"):
+                self.ledger.reserve(wanted)
 
         @rule(release=releases, digest=st.sampled_from(("d1", "d2")), epsilon=epsilons)
         def draw(self, release, digest, epsilon):

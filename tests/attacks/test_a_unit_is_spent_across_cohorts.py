@@ -1,0 +1,239 @@
+"""Would win: more than a cap from a person or an establishment, by releases of cohorts that share no record."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_jobs
+from ledger_sites import Site, make_plan
+from sqlalchemy import exc
+
+from storage.errors import InputError
+from storage.ledger import BudgetRefused, Ledger, Policy, Row, chain
+from storage.ledger.policy import ALL_COHORTS
+from storage.ledger.records import RecordSet
+from tasks.releasing.charge import Charge
+from tasks.releasing.claims import ledger_url
+
+KEY = b"k" * 32
+FIVE = Policy.parse({"name": "five", "default": {"formal": {"epsilon": 5, "delta": "0.0001"}}})
+EMPLOYER = "unit (Employer)"
+
+
+def records(cohort: str, units: tuple[str, ...] = ("acme",)) -> RecordSet:
+    """A hundred records of a cohort, which no other has, of these units."""
+    every = ((f"{cohort}-{n}", f"narrative {n} of {cohort}".encode()) for n in range(100))
+    return RecordSet.of(every, key=KEY, **({"units": units} if units else {}))
+
+
+def asked(key: str, epsilon: float, cohorts: tuple[str, ...], unit: str = EMPLOYER, **changes: Any) -> Any:
+    claim = {"epsilon": epsilon, "privacy_unit": unit, "max_records_per_unit": 1 if unit == "record" else 5}
+    return make_plan(key, kind="formal", claim=claim, cohorts=cohorts, data_fingerprint=f"{key:>064}", **changes)
+
+
+def reserve(ledger: Ledger, key: str, epsilon: float, *cohorts: str, **changes: Any) -> Row:
+    of_records = changes.get("unit") == "record"
+    which = (
+        changes.pop("records") if "records" in changes else records("".join(cohorts), () if of_records else ("acme",))
+    )
+    return ledger.reserve(asked(key, epsilon, cohorts, **changes), records=which)
+
+
+@pytest.mark.parametrize("units", [None, (), ("acme",)], ids=["no marks", "of records", "of units"])
+def test_two_years_at_the_cap_each(site: Site, units: tuple[str, ...] | None) -> None:
+    """An employer with records in both would have lost twice the cap."""
+    ledger = site.open(FIVE)
+    of = {year: None if units is None else records(year, units) for year in ("2015", "2016")}
+    first = reserve(ledger, "a", 5, "2015", records=of["2015"])
+    with pytest.raises(BudgetRefused, match=r"all cohorts .* epsilon spent 5 \+ asked 5 = 10 > 5"):
+        reserve(ledger, "b", 5, "2016", records=of["2016"])
+    assert [charge.cohort for charge in first.charges] == ["2015", ALL_COHORTS]
+    assert ledger.verify().ok
+
+
+def test_years_of_records_still_compose_in_parallel(site: Site) -> None:
+    """A record is in one cohort: nothing is charged beside."""
+    ledger = site.open(FIVE)
+    for cohort in ("2015", "2016"):
+        row = reserve(ledger, cohort, 5, cohort, unit="record")
+        assert [(charge.cohort, charge.epsilon_after) for charge in row.charges] == [(cohort, 5)]
+    assert ledger.verify().ok
+
+
+def test_the_least_cap_of_a_cohort_holds_for_units(site: Site) -> None:
+    """A unit of the cohort that may lose 2 may have records in any other; a wider cohort widens nothing."""
+    wide = {"epsilon": 9, "delta": "0.001"}
+    narrow = {"epsilon": 2, "delta": "0.001"}
+    cohorts = {"2015": {"formal": wide}, "2016": {"formal": narrow}}
+    caps = {"formal": {"epsilon": 5, "delta": "0.001"}, "cohorts": cohorts}
+    ledger = site.open(Policy.parse({"name": "p", "populations": {"injuries": caps}}))
+    with pytest.raises(BudgetRefused, match="asked 3 = 3 > 2"):
+        reserve(ledger, "a", 3, "2015")
+    row = reserve(ledger, "b", 2, "2015")
+    assert [charge.epsilon_cap for charge in row.charges] == [9, 2]
+    with pytest.raises(BudgetRefused, match="all cohorts"):
+        reserve(ledger, "c", 1, "2017")
+
+
+@pytest.mark.parametrize(("first", "second"), [(EMPLOYER, "record"), ("record", EMPLOYER), (EMPLOYER, "unit (Site)")])
+def test_claims_about_another_unit(site: Site, first: str, second: str) -> None:
+    """What a release about records costs a unit is not bounded, however many years lie between."""
+    ledger = site.open(FIVE)
+    reserve(ledger, "a", 1, "2015", unit=first)
+    plan = asked("b", 1, ("2020",), second)
+    for refused in (ledger.quote, ledger.reserve):
+        with pytest.raises(BudgetRefused, match="can't be added"):
+            refused(plan, records=records("2020", () if second == "record" else ("acme",)))
+    reserve(ledger, "c", 1, "2020", unit=second, population="others", records=records("z", ()))
+
+
+def test_another_populations_name(site: Site) -> None:
+    """Other records of the same employer: known by its mark. Of other employers: nothing in common."""
+    ledger = site.open(FIVE)
+    first = reserve(ledger, "a", 4, "2015", population="injuries-15")
+    with pytest.raises(BudgetRefused, match="= 8 > 5"):
+        reserve(ledger, "b", 4, "2016", population="injuries-16")
+    row = reserve(ledger, "c", 1, "2016", population="injuries-16")
+    assert row.details["records"]["overlap"] == [first.release_id]
+    spent = {(c.population, c.cohort): c.epsilon_after for c in row.charges}
+    assert spent[None, ALL_COHORTS] == spent["injuries-15", ALL_COHORTS] == 5
+    reserve(ledger, "d", 5, "2016", population="elsewhere", records=records("2017", ("other", "employers")))
+    assert ledger.verify().ok
+
+
+def test_a_units_sum_over_any_requests_stays_under_the_cap(sqlite_site: Site) -> None:
+    """At random, 80 requests over cohorts, units and names of populations: no unit has more than the cap in all."""
+    ten = Policy.parse({"name": "ten", "default": {"formal": {"epsilon": 10, "delta": "0.01"}}})
+    ledger, draw = sqlite_site.open(ten), random.Random(11)
+    total: dict[str, float] = {}
+    refused = 0
+    for n in range(80):
+        units = tuple(f"unit {i}" for i in draw.sample(range(40), 2))
+        cohorts = tuple(sorted(draw.sample(["2015", "2016", "2017"], draw.randrange(1, 3))))
+        epsilon, population = draw.choice([1.0, 2.0, 4.0]), f"p{draw.randrange(12)}"
+        try:
+            which = records(f"own {n}", units)
+            reserve(ledger, f"k{n}", epsilon, *cohorts, population=population, records=which)
+        except BudgetRefused:
+            refused += 1
+            continue
+        for unit in units:
+            total[unit] = total.get(unit, 0.0) + epsilon
+    assert refused > 10
+    assert len(total) > 25
+    assert max(total.values()) <= 10
+    report = ledger.verify()
+    assert report.ok, report.problem
+
+
+def test_a_cohort_with_the_accounts_name(sqlite_site: Site) -> None:
+    """Two accounts would be one."""
+    with pytest.raises(InputError, match="none may be called"):
+        reserve(sqlite_site.open(FIVE), "a", 1, ALL_COHORTS, unit="record")
+
+
+def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
+    """A dry run of another year, with nothing trained: it has what all years have left, and says so."""
+    data = tiny_jobs.demo(tmp_path, records=160, ingest={"unit_column": "Establishment", "max_per_unit": 3})
+    parameters = tiny_jobs.retrain(data, tmp_path, epochs=(1, 6), rate=0.05)
+    context = tiny_jobs.workspace(tmp_path / "home")
+    population, unit = parameters.data.population, "unit (Establishment)"
+    before = Charge.of(context, parameters, ["2016"])
+    assert [(one.cohort, one.spent) for one in before.accounts] == [("2016", 0), (ALL_COHORTS, 0)]
+    ledger = Ledger.open(ledger_url(context, parameters.release))
+    claim = {"epsilon": 19.0, "privacy_unit": unit, "max_records_per_unit": 3}
+    ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",), population=population))
+    told = Charge.of(context, parameters, ["2016"])
+    assert [(one.cohort, one.spent, one.left) for one in told.accounts] == [("2016", 0, 20), (ALL_COHORTS, 19, 1)]
+    assert f"{population}/{ALL_COHORTS}: 1 of 20 left" in told.budget
+    assert not told.exceeds
+    assert {line.account.cohort: line.epsilon_left for line in ledger.budget() if line.account.sequence} == {
+        "2015": 1,
+        ALL_COHORTS: 1,
+    }
+    about_records = parameters.model_copy(update={"data": parameters.data.model_copy(update={"ingest": _of_records()})})
+    told = Charge.of(context, about_records, ["2016"])
+    assert told.exceeds
+    assert f"{population}: earlier releases protect a {unit}; these can't be added" in told.budget
+
+
+def _of_records() -> Any:
+    from storage.ingest import IngestConfig
+
+    return IngestConfig()
+
+
+ROWS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "its cohorts alone": (lambda row: row | {"charges": row["charges"][:1]}, "accounts charged"),
+    "a sum of its own": (
+        lambda row: row | {"charges": [row["charges"][0], row["charges"][1] | {"epsilon_before": "0"}]},
+        "add up",
+    ),
+    "over the cap": (
+        lambda row: row | {"epsilon": "4", "charges": [_of(c, "4") for c in row["charges"]]},
+        "exceeds the cap",
+    ),
+    "as if of records": (
+        lambda row: row | {"privacy_unit": "record", "charges": [row["charges"][0] | {"privacy_unit": "record"}]},
+        "another privacy unit",
+    ),
+    "with charges of records": (
+        lambda row: row | {"charges": [charge | {"privacy_unit": "record"} for charge in row["charges"]]},
+        "another privacy unit",
+    ),
+    "of another unit": (
+        lambda row: (
+            row
+            | {"privacy_unit": "unit (Site)", "charges": [c | {"privacy_unit": "unit (Site)"} for c in row["charges"]]}
+        ),
+        "another privacy unit",
+    ),
+    "of no unit": (lambda row: row | {"privacy_unit": None}, "accounts charged"),
+    "of a cohort with the account's name": (
+        lambda row: row | {"cohorts": [ALL_COHORTS], "charges": row["charges"][1:] * 2},
+        "accounts charged",
+    ),
+}
+
+
+def _of(charge: dict[str, Any], epsilon: str) -> dict[str, Any]:
+    before = Decimal(charge["epsilon_before"])
+    return charge | {"epsilon": epsilon, "epsilon_after": str(before + Decimal(epsilon))}
+
+
+@pytest.mark.postgres
+def test_rows_by_the_pipelines_role(postgres_site: Site) -> None:
+    """Past the program, by the one procedure: each is refused, and the row that follows is taken."""
+    site = postgres_site
+    ledger = site.open(FIVE)
+    reserve(ledger, "a", 2, "2015")
+    body = json.loads(site.rows("SELECT body FROM ledger_row ORDER BY sequence DESC LIMIT 1")[0][0])
+    new, other = ({"epsilon_before": "0", "epsilon_after": "2", "epsilon": "2", "delta_before": "0",
+                   "delta_after": "0.00001", "delta": "0.00001"},
+                  {"epsilon_before": "2", "epsilon_after": "4", "epsilon": "2", "delta_before": "0.00001",
+                   "delta_after": "0.00002", "delta": "0.00001"})  # fmt: skip
+    row = body | {
+        "release_id": "f" * 16,
+        "idempotency_key": "b",
+        "cohorts": ["2016"],
+        "charges": [body["charges"][0] | {"cohort": "2016"} | new, body["charges"][1] | other],
+    }
+
+    def call(content: dict[str, Any]) -> None:
+        sequence, row_hash = site.rows("SELECT sequence, hash FROM ledger_row ORDER BY sequence DESC LIMIT 1")[0]
+        linked = chain.canonical(content | {"sequence": sequence + 1, "previous_hash": row_hash})
+        site.sql("SELECT ledger_append('" + linked.replace("'", "''").replace("%", "%%") + "')")
+
+    for name, (change, problem) in ROWS.items():
+        with pytest.raises(exc.DBAPIError, match="append-only") as error:
+            call(change(row))
+        assert problem in str(error.value.orig), name
+    call(row)
+    with pytest.raises(BudgetRefused, match="spent 4"):
+        reserve(ledger, "c", 2, "2017")
