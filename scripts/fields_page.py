@@ -102,7 +102,9 @@ class Study:
         """Each field by a fit of its own on the records that have it, at its share of the total."""
         whole = PriorDescent().plan(self.task(len(self.labels["train"]), self.fields.sizes, epsilon, delta))
         assert whole.event is not None
-        each = gaussian_cost.separately(whole.event, fields=len(self.names), delta=delta).each_epsilon
+        apart = separately.priced(whole.event, fields=len(self.names), delta=delta)
+        assert apart is not None
+        each = apart.each_epsilon
         found = {}
         for at, (name, span) in enumerate(zip(self.names, self.fields.spans, strict=True)):
             labels = self.labels["train"][:, at]
