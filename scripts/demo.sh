@@ -9,7 +9,7 @@ echo "== narratives"
 "$BIN/autocoder" demo-data --out "$HOME_FOLDER/data"
 echo "== retrain and release: one draw by SWAG-PPM, whose epsilon is estimated on these records"
 "$BIN/autocoder" retrain --profile demo --data "$HOME_FOLDER/data/injuries.csv" --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER"
-echo "== and the release to choose where an epsilon has to be believed: a formally private fit of all records"
+echo "== and the release to choose where an epsilon has to be believed: a formally private fit of two thirds of the records"
 "$BIN/autocoder" retrain --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" --codelist "$HOME_FOLDER/data/codelist.csv" \
   --home "$HOME_FOLDER" --release
 echo "== ledger"

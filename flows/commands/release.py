@@ -50,7 +50,7 @@ def release(
 
     [bold]Example[/bold]
 
-      autocoder retrain --data injuries.csv --set release.enabled=false
+      autocoder retrain --data injuries.csv
 
       autocoder release workspace/private/plans/0123456789abcdef.json
     """

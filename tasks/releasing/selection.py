@@ -93,7 +93,8 @@ def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
         wrong = "; ".join([*(f"without `{x}`" for x in true if x not in said), *_unknown(said, true)])
         raise MechanismError(
             f"release plan: unprotected_inputs are not what its fit and the ledger's rows on these records say "
-            f"({wrong or 'another order'}); plan again"
+            f"({wrong or 'another order'}); plan again: other fits or audits of these records were recorded since. Run "
+            "the command that made the plan again (finished stages are used), then release"
         )
 
 
