@@ -503,7 +503,8 @@ def _identity(file: Path) -> dict[str, str] | None:
         said = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return said if isinstance(said, dict) and "key" in said else None
+    needed = {"key", *_OTHER} - {"start"}
+    return said if isinstance(said, dict) and needed <= said.keys() else None
 
 
 def _write(file: Path, identity: Mapping[str, str]) -> None:
