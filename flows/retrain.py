@@ -24,9 +24,9 @@ from flows.server.settings import home_of
 from storage.ledger.siblings import other_names, others_names, siblings
 from tasks.branches.origin import Origin
 from tasks.parameters import FanOut
-from tasks.releasing import approval, code_lists, plan_page, prefect_page, publish
+from tasks.releasing import approval, plan_page, prefect_page, publish
+from tasks.releasing.at_hand import AtHand
 from tasks.releasing.publish import Released
-from tasks.releasing.records import record_set
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
 from tasks.running.progress import listening
@@ -89,12 +89,10 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
     planned, plan_file = publish.keep_plan(context, made.planned, settings)
     origin.save(plan_file)
     ledger = publish.open_ledger(context, settings)
-    stands, records = approval.standing(context, ledger, planned), record_set(context, planned.candidate.dataset)
-    lists = code_lists.of_plan(context, planned)
-    prefect_page.publish_plan(
-        plan_page.plan_markdown(planned, ledger, stands, file=str(plan_file), records=records, lists=lists)
-    )
-    names = others_names(planned.plan, siblings(ledger, planned.plan, records=records))
+    stands, found = approval.standing(context, ledger, planned), AtHand.of(context, ledger, planned)
+    page = plan_page.page_of(planned, ledger, stands, file=str(plan_file), found=found)
+    prefect_page.publish_plan(plan_page.markdown(page))
+    names = others_names(planned.plan, siblings(ledger, planned.plan, records=found.records))
     released, asked = None, None
     if settings.enabled and settings.deployment:
         asked = request(context, planned, plan_file, settings, settings.deployment)
@@ -111,5 +109,5 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
         running=made.running,
     )
     warned = (other_names(names, planned.plan.population),) if names else ()
-    warned += tuple(word.warning for word in lists or () if word.warning is not None)
+    warned += tuple(word.warning for word in found.lists or () if word.warning is not None)
     return RetrainResult(plan=str(plan_file), release=released, release_run=asked, warnings=() if released else warned)

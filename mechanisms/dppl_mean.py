@@ -27,10 +27,11 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from mechanisms.formal_head import features_of, linear_head
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, alike, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.fields import Fields
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import Event, GaussianReleaseEvent
+from mechanisms.privacy.likeness import alike
 
 
 @registered

@@ -49,7 +49,7 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.exact_posterior import SAMPLED, draws_of, parameters_of, put
 from mechanisms.formal_head import features_of
-from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, alike, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.fields import Fields
 from mechanisms.model.training import Progress
@@ -58,6 +58,7 @@ from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
+from mechanisms.privacy.likeness import alike
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool

@@ -22,13 +22,14 @@ from torch.func import functional_call, grad, vmap
 
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.seeding import seeded
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.likeness import alike
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tables.columns import Columns, features_of
 from mechanisms.tables.once import once

@@ -11,14 +11,10 @@ The event that ran, and nothing else, says what is claimed (`mechanisms.privacy.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
-import math
 import pkgutil
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,7 +22,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
-import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -44,10 +39,12 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.export import Codes, Precision, Shapes
 from mechanisms.model.export import save as export
 from mechanisms.model.fields import Fields
+from mechanisms.model.identity import Identity, contents
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import AnyEvent, Event
+from mechanisms.privacy.likeness import alike_up_to
 
 if TYPE_CHECKING:
     from mechanisms.audit.gradient_canaries import GradientCanaries
@@ -262,7 +259,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         target = getattr(self, "target_epsilon", None)
         other = self if target is None else self.model_copy(update={"target_epsilon": louder * target})
         moved = other.plan(task.model_copy(update={"target_epsilon": louder * (task.target_epsilon or 1.0)})).event
-        return moved is not None and _up_to(event.model_dump(), planned.model_dump(), moved.model_dump())
+        return moved is not None and alike_up_to(event, planned, moved)
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the claim counts."""
@@ -358,163 +355,24 @@ class ClassifierModel:
         return ClassifierModel(classifier)
 
 
-def alike(event: Event | None, other: Event) -> bool:
-    """Whether they are the same event but for rounding."""
-    return event is not None and type(event) is type(other) and _alike(event.model_dump(), other.model_dump())
-
-
-def _alike(found: Any, other: Any) -> bool:
-    if isinstance(found, float) and isinstance(other, float):
-        return math.isclose(found, other, rel_tol=1e-12)
-    return _by_part(_alike, found, other, otherwise=found == other)
-
-
-def _up_to(found: Any, planned: Any, moved: Any) -> bool:
-    """Whether it is as planned wherever the other target moved nothing."""
-    number = isinstance(found, float) and isinstance(planned, float) and isinstance(moved, float)
-    return _by_part(_up_to, found, planned, moved, otherwise=found == planned or (number and planned != moved))
-
-
-def _by_part(compare: Callable[..., bool], *of: Any, otherwise: bool) -> bool:
-    """The comparison of every part of dumps of the same shape; of leaves, and where shapes differ, what is given."""
-    if all(isinstance(one, dict) for one in of) and len({frozenset(one) for one in of}) == 1:
-        return all(compare(*(one[name] for one in of)) for name in of[0])
-    if all(isinstance(one, list | tuple) for one in of) and len({len(one) for one in of}) == 1:
-        return all(compare(*parts) for parts in zip(*of, strict=True))
-    return otherwise
-
-
-IDENTITY = "identity.json"
-"""In a fit's folder: whose it is, in digests under a key of its own."""
-_OTHER = {
-    "plan": "another event or config",
-    "records": "other records",
-    "seed": "another seed",
-    "classes": "other classes, fields or columns",
-    "canaries": "other canaries of an audit",
-    "start": "another untrained model",
-}
-_AT_ONCE = 4096
-
-
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
     """The run, once its folder says that it is this fit's; it is made so before anything is drawn.
-
-    A finished or broken fit is gone on with whatever lies in its folder, under the claim of the plan that goes on: so
-    it has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that lie beside them: to whom
-    the folder is not open they say nothing, and folders of the same records have none in common. A folder with files
-    and without identity is anybody's, and refused: starting over costs time, believing it could cost a claim.
 
     Raises:
         MechanismError: it is another's, or does not say whose.
     """
-    file = folder / IDENTITY
-    folder.mkdir(parents=True, exist_ok=True)
-    known = _identity(file)
-    if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
-        raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
-    key = secrets.token_bytes(32) if known is None else bytes.fromhex(known["key"])
-    coins = run.canaries
-    found = {
-        "plan": _digest(key, [plan.model_dump_json()]),
-        "records": _digest(key, _contents(records)),
-        "seed": _digest(key, [str(run.seed)]),
-        "classes": _digest(
-            key, [str(run.classes), str(run.fields), "" if run.schema is None else run.schema.model_dump_json()]
-        ),
-        "canaries": _digest(key, [] if coins is None else [coins.axes, coins.included]),
-    }
-    found = (known or {}) | {"key": key.hex()} | _same(folder, known or {}, found)
-    if found != known:
-        _write(file, found)
-    looked = False
-
-    def classifier() -> Classifier:
-        """The run's; the first of a fit, which it starts from, has to be the same each time."""
-        nonlocal looked, found
-        made = run.classifier()
-        if not looked:
-            start = _same(folder, found, {"start": _digest(key, _parameters(made))})
-            if "start" not in found:
-                found = found | start
-                _write(file, found)
-        looked = True
-        return made
-
-    return replace(run, classifier=classifier)
-
-
-def _same(folder: Path, known: Mapping[str, str], found: dict[str, str]) -> dict[str, str]:
-    """What was found, where nothing else is known.
-
-    Raises:
-        MechanismError: says in words what differs.
-    """
-    others = [_OTHER[name] for name, digest in found.items() if known.get(name, digest) != digest]
-    if others:
-        raise MechanismError(f"folder {folder} belongs to {' and '.join(others)}; remove it to start over")
-    return found
-
-
-def _contents(records: Records) -> Iterator[str | Tensor]:
-    """Labels, and all that a classifier reads of the records, block by block."""
-    yield records.labels
-    inputs, cpu = records.inputs, torch.device("cpu")
-    for index in torch.arange(len(inputs)).split(_AT_ONCE):
-        if len(index):
-            batch = inputs.batch(index, cpu)
-            for name in sorted(batch):
-                yield name
-                yield batch[name]
-
-
-def _parameters(classifier: Classifier) -> Iterator[str | Tensor]:
-    """What a fit starts from: its configuration, what trains, and what does not."""
-    yield classifier.config.model_dump_json()
-    yield classifier.flat
-    trained = {id(parameter) for parameter in classifier.parameters}
-    for name, tensor in chain(classifier.whole.named_parameters(), classifier.whole.named_buffers()):
-        if id(tensor) not in trained:
-            yield name
-            yield tensor
-
-
-def _digest(key: bytes, parts: Iterable[str | Tensor]) -> str:
-    hasher = hashlib.blake2b(key=key, digest_size=32)
-    for part in parts:
-        if isinstance(part, Tensor):
-            head = f"{part.dtype} {tuple(part.shape)}"
-            body = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        else:
-            head, body = "text", part.encode()
-        for piece in (head.encode(), body):
-            hasher.update(len(piece).to_bytes(8, "big"))
-            hasher.update(piece)
-    return hasher.hexdigest()
-
-
-def _partial(file: Path) -> Path:
-    return file.with_name(file.name + ".partial")
-
-
-def _identity(file: Path) -> dict[str, str] | None:
-    """What a folder says of itself; None where it says nothing."""
-    try:
-        said = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    needed = {"key", *_OTHER} - {"start"}
-    return said if isinstance(said, dict) and needed <= said.keys() else None
-
-
-def _write(file: Path, identity: Mapping[str, str]) -> None:
-    """All or nothing, and for nobody else to read."""
-    partial = _partial(file)
-    partial.touch(mode=0o600)
-    partial.write_text(json.dumps(identity))
-    checkpoint.sync(partial)
-    partial.replace(file)
-    checkpoint.sync(file.parent)
+    coins, schema = run.canaries, "" if run.schema is None else run.schema.model_dump_json()
+    identity = Identity.of(
+        folder,
+        {
+            "plan": [plan.model_dump_json()],
+            "records": chain([records.labels], contents(records.inputs)),
+            "seed": [str(run.seed)],
+            "classes": [str(run.classes), str(run.fields), schema],
+            "canaries": [] if coins is None else [coins.axes, coins.included],
+        },
+    )
+    return replace(run, classifier=identity.starting(run.classifier))
 
 
 M = TypeVar("M", bound=type[Mechanism])

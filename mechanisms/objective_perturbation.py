@@ -22,9 +22,10 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.privacy import replaced
 from mechanisms.privacy.events import Event, LaplaceReleaseEvent, ObjectivePerturbationEvent, ReplacedComposedEvent
+from mechanisms.privacy.likeness import alike
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tables import linear
 from mechanisms.tables.columns import Columns, features_of

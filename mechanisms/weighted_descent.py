@@ -19,10 +19,11 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from mechanisms import dp_sgd
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, alike, registered
+from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.likeness import alike
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tables import linear
 from mechanisms.tables.columns import Columns, features_of

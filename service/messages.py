@@ -96,6 +96,10 @@ class Origin(BaseModel):
     classification: str
     classification_version: str
     bundle_digest: str = Field(description="SHA-256 of the bundle's content, as in the ledger.")
+    score_temperature: str = Field(
+        description="What logits were divided by, `0.94`, or `nature 0.94 part 1` of several fields: scores of another "
+        "one are not comparable."
+    )
 
 
 class CodeResponse(Origin):

@@ -31,6 +31,20 @@ def test_each_reader_has_a_page_to_begin_at(site: Path) -> None:
         assert (site / "start" / f"{name}.html").is_file()
 
 
+def test_links_lead_somewhere_in_the_repository_too() -> None:
+    """Where these pages are read as often as on the site."""
+    files = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    pages = files.stdout.splitlines()
+    assert len(pages) > 30
+    lost = [
+        f"{page}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8"))
+        if ":" not in target and not (ROOT / page).parent.joinpath(target).exists()
+    ]
+    assert lost == []
+
+
 @pytest.mark.parametrize("page", ["start/received.md", "coding.md"])
 def test_a_partners_commands_name_the_bundle(page: str) -> None:
     """A partner has no workspace whose newest release would be taken."""

@@ -141,13 +141,14 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> 
         terms=release_terms(planned.plan),
         reason=reason,
     )
-    say(f"signed: digest {planned.digest[:12]}…", err=True)
     if to.only_print:
-        say(decision.token)
+        outcome = decision.token
     elif to.post:
-        say(f"{answer}: handed to run {_post(plan, decision)}")
+        outcome = f"{answer}: handed to run {_post(plan, decision)}"
     else:
-        say(_keep(planned, decision, workspace, to.ledger_url))
+        outcome = _keep(planned, decision, workspace, to.ledger_url)  # refuses a key that is none of the policy's
+    say(f"signed: digest {planned.digest[:12]}…", err=True)
+    say(outcome)
 
 
 def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
@@ -170,7 +171,7 @@ def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str
     say(f"  {page.summary}; all of it: autocoder plan show {plan}", err=True)
 
 
-_QUOTED = ("leakage", "cost", "siblings")
+_QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signature is given in the light of."""
 
 

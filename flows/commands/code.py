@@ -205,7 +205,7 @@ def _survey(data: Path, files: FileOptions, output: options.OutputOptions) -> Ta
         options.require_place("--out", files.out)
     with output.progress() as console:
         console.started("read the table through")
-        return survey(data, text_columns=files.columns)
+        return survey(data, text_columns=files.columns, said_by=dict.fromkeys(files.columns, "--column"))
 
 
 def _lines(text: str, coding: Coding | Case) -> str:

@@ -56,15 +56,15 @@ def drift(
         if field and field not in fields:
             raise InputError(f"--field: the table was coded in {', '.join(filter(None, fields)) or 'one field'}")
         chosen = (field,) if field else fields
-        golden = {}
+        golden, periods = {}, {name: measure.read_period(coded, "CODED", field=name) for name in chosen}
         if bundle is not None:
             with opened(bundle.expanduser()) as folder:
-                golden = measure.golden_periods(folder, "--bundle")
+                golden = measure.golden_periods(folder, "--bundle", like=periods)
             if missing := [name for name in chosen if name not in golden]:
                 raise InputError(f"--bundle: it does not code {missing[0] or 'one field alone'}")
         found = {}
         for name in chosen:
-            now = measure.read_period(coded, "CODED", field=name)
+            now = periods[name]
             before = golden.get(name) or measure.read_period(reference or Path(), "--reference", field=name)
             found[name] = measure.compare(now, before)
             if plot is not None:

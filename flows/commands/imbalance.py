@@ -20,7 +20,11 @@ def imbalance(
         Path | None, typer.Option(help="YAML of sets, epsilons and branches.", show_default="suites/imbalance.yaml")
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Write the page there, and its cells beside it, which a later run takes up.")
+        Path | None,
+        typer.Option(
+            help="Write the page there, and its cells beside it, which a later run takes up.",
+            show_default="private/imbalance/page/imbalance.md of the workspace",
+        ),
     ] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Fit nothing: the page of what is finished.")] = False,
     home: options.Home = None,
@@ -59,6 +63,8 @@ def imbalance(
         tables = suites.read_sets(given, data.expanduser(), chosen_sets)
         workspace = Workspace(place)
         workspace.create()
+        written = results or workspace.private / "imbalance" / "page" / "imbalance.md"
+        written.parent.mkdir(parents=True, exist_ok=True)
         before = run.kept(page.cells_beside(results)) if results else {}
         with output.progress():
             cells = run.run(
@@ -72,10 +78,9 @@ def imbalance(
             )
         if not cells:
             raise InputError("nothing is finished" if finished else "the suite limits these branches to other sets")
-        if results is not None:
-            page.write(results, given, chosen, tables, cells, suite=(suite or suites.STANDARD).name)
-    said = f"{len(cells):,} cells of {len(chosen)} systems on {len(tables)} sets"
-    output.answer(run.Summary(cells=len(cells), page=str(results) if results else None), said)
+        page.write(written, given, chosen, tables, cells, suite=(suite or suites.STANDARD).name)
+    said = f"{len(cells):,} cells of {len(chosen)} systems on {len(tables)} sets; the page: {written}"
+    output.answer(run.Summary(cells=len(cells), page=str(written)), said)
 
 
 def _chosen(option: str, given: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,6 +80,7 @@ def serve(
     from tasks.running.failures import private_errors
 
     _check_tls(tls)
+    _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
         try:
@@ -113,6 +115,19 @@ def serve(
         address = f"{'https' if tls.tls_certificate else 'http'}://{host}:{port}/"
         say(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
         uvicorn.Server(config).run()
+
+
+def _require_free(host: str, port: int) -> None:
+    """Try the port before a model is loaded; who takes it meanwhile is told by the server."""
+    from storage.errors import InputError
+
+    try:
+        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise InputError(f"--host {host}, --port {port}: {error.strerror}; choose another") from None
 
 
 def _check_tls(tls: TlsOptions) -> None:

@@ -17,8 +17,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from storage.errors import InputError
 from storage.ledger import Decision, Ledger
 from tasks.releasing import approval, plan_page, prefect_page
+from tasks.releasing.at_hand import AtHand
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.records import record_set
 from tasks.running.stage import Context
 
 
@@ -52,8 +52,8 @@ def wait(context: Context, planned: PlannedRelease, ledger: Ledger, *, plan: str
             return
         decision = _answer(number)
         if decision is None:
-            records = record_set(context, planned.candidate.dataset)
-            text = plan_page.plan_markdown(planned, ledger, stands, file=plan, records=records)
+            found = AtHand.of(context, ledger, planned)
+            text = plan_page.markdown(plan_page.page_of(planned, ledger, stands, file=plan, found=found))
             prefect_page.publish_plan(text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
             decision = _ask(number, warning + text, days=days)

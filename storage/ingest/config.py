@@ -96,7 +96,8 @@ class ImageFeatures(BaseModel):
 
 FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
 _TAKEN = frozenset(
-    {"model", "classification", "classification_version", "bundle_digest", "coded_fields", "needs_review", "conflicts"}
+    {"model", "classification", "classification_version", "bundle_digest", "score_temperature", "coded_fields"}
+    | {"needs_review", "conflicts"}
 )
 """Columns that coding adds to a table whatever the fields are called."""
 _BESIDE = re.compile(r"(score_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)")

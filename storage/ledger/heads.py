@@ -88,9 +88,12 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
+        content = path.read_bytes()
+        if b"PUBLIC KEY" in content:
+            raise InputError(f"{path}: this is a public key; sign with the private one that was made with it")
         if path.stat().st_mode & 0o077:
             raise InputError(f"{path}: others may read this private key; chmod 600 it")
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        key = serialization.load_pem_private_key(content, password=None)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:

@@ -152,13 +152,18 @@ def open_table(
     return Table(source, source.columns, rows, sha256, schema)
 
 
-def survey(path: Path, *, text_columns: Sequence[str], option: str = "data") -> Table:
+def survey(
+    path: Path, *, text_columns: Sequence[str], option: str = "data", said_by: Mapping[str, str] | None = None
+) -> Table:
     """Read a table to its end, keeping nothing but what `Table` says: what is wrong with it shows before work starts.
+
+    Args:
+        said_by: what names each column, such as an option, for the message.
 
     Raises:
         InputError: no such file or column, or a row that does not read; names the row, counted from 1.
     """
-    table = open_table(path, text_columns, option=option)
+    table = open_table(path, text_columns, option=option, said_by=said_by)
     for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
         pass
     for _ in table.read():

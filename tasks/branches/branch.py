@@ -14,10 +14,9 @@ from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.classifier import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.parameters import DataParameters, RetrainParameters
+from tasks.releasing.made_with import RELEASED
 
 STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
-RELEASED = "release"
-"""The name that stands for what a retrain with the same parameters releases from."""
 
 
 class Branch(BaseModel):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mechanisms.model import encoders, export
 from mechanisms.model.classifier import ModelConfig
-from storage.artifacts import digest
+from storage.artifacts import ArtifactRef, digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_spaces, load_split, split_file
@@ -160,14 +160,14 @@ def _expected(
         golden_texts={name: golden.texts(codes) for name, codes in spaces.items()},
         statement=claimed,
         identities=tuple(
-            name for name in leaks.identities(*places) if name.casefold() not in _own_words(spaces, claimed)
+            name for name in leaks.identities(*places) if name.casefold() not in own_words(spaces, claimed)
         ),
-        narratives=_narratives(context, candidate, spaces, licence_id),
+        narratives=narratives_of(context, candidate.dataset, spaces, licence_id),
         licence_is_public=licence_id is not None,
     )
 
 
-def _own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
+def own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
     """Words that every such bundle has, whoever made it: an account of that name is not told by them."""
     pages = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
     said = (claimed.get(name, "") for name in ("trust_model", "randomness_source", "floating_point_caveat"))
@@ -189,7 +189,7 @@ def _own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
     return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
-def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_id: str | None) -> SequenceFilter:
+def narratives_of(context: Context, dataset: ArtifactRef, spaces: Spaces, licence_id: str | None) -> SequenceFilter:
     """The filter of this data set, kept in the private workspace; made anew when what is public changes.
 
     Public are the titles of published lists and what every bundle says, whoever made it: a record of one or two words,
@@ -201,17 +201,17 @@ def _narratives(context: Context, candidate: Candidate, spaces: Spaces, licence_
     public = [
         *golden.public(published),
         *published,
-        *rows_of(spaces, context.store.figures(candidate.dataset)),
+        *rows_of(spaces, context.store.figures(dataset)),
         *own,
         *(line for meant in DOES_NOT_MEAN.values() for line in meant),
     ]
     folder = context.workspace.private / "egress"
     key = load_key(folder / "key")
-    file = folder / f"{digest({'form': 2, 'dataset': candidate.dataset.sha256, 'public': public})[:32]}.sequences"
+    file = folder / f"{digest({'form': 2, 'dataset': dataset.sha256, 'public': public})[:32]}.sequences"
     if not file.is_file():
-        dataset = context.store.open(candidate.dataset)
-        splits = [split for split in ("train", "test", "holdout") if split_file(dataset, split).is_file()]
-        records = [load_split(dataset, split) for split in splits]
+        folder_of = context.store.open(dataset)
+        splits = [split for split in ("train", "test", "holdout") if split_file(folder_of, split).is_file()]
+        records = [load_split(folder_of, split) for split in splits]
         texts = (text for split in records for text in split["text"])
         units = (unit for split in records for unit in split["unit"])
         SequenceFilter.of(texts, key=key, units=units, public=public).save(file)

@@ -23,6 +23,7 @@ from storage.tables.formulas import unquoted
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, reached, read_thresholds
 from tasks.coding.agreement import near_tie
 from tasks.coding.groups import Groups, groups_of
+from tasks.coding.names import TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -173,12 +174,21 @@ class Coder:
             "classification": self.classification,
             "classification_version": self.version,
             "bundle_digest": self.digest,
+            TEMPERATURE: f"{self.temperature:g}",
         }
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by before they are probabilities; 1 where nothing was fitted."""
+        return float(self.thresholds["temperature"]) if self.thresholds else 1.0
+
+    def at(self, temperature: float) -> Coder:
+        """The same coder with this temperature; its thresholds would be of other scores, and are left out."""
+        return replace(self, thresholds={"temperature": temperature})
 
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Probability of every code, float32 [n, codes], calibrated where a temperature is known."""
-        temperature = self.thresholds["temperature"] if self.thresholds else 1.0
-        return (self.model.logits(texts) / temperature).softmax(-1)
+        return (self.model.logits(texts) / self.temperature).softmax(-1)
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Code narratives. A blank one gets no code."""

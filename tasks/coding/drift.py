@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
 from storage.tables.reading import survey
-from tasks.coding.names import code_column, fields_of, score_column
+from tasks.coding.names import TEMPERATURE, code_column, fields_of, score_column, temperature_of
 
 Verdict = Literal["stable", "look", "drift"]
 
@@ -49,6 +50,8 @@ class Period:
     scores: NDArray[np.float64]
     version: str
     model: str
+    temperature: str = ""
+    """What its logits were divided by; "" where its table is of before that was told."""
 
 
 def fields_in(path: Path, option: str) -> tuple[str, ...]:
@@ -71,6 +74,7 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
     """
     wanted = [code_column(field), score_column(field), "model", *_VERSION]
     table = survey(path, text_columns=wanted, option=option)
+    wanted += [TEMPERATURE] if TEMPERATURE in table.columns else []
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()
@@ -86,13 +90,16 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
             raise InputError(f"{option}: {path}, row {number}: the score is no number")
         scores.append(value)
         codes.append(code)
-        origins[tuple(origin)] += 1
+        model, name, version, *temperature = origin
+        origins[model, name, version, temperature_of("".join(temperature), field)] += 1
     if len(codes) < _FEWEST:
         raise InputError(f"{option}: {path} has {len(codes)} coded rows; a comparison needs {_FEWEST}")
     if len(origins) > 1:
-        raise InputError(f"{option}: {path} holds rows of {len(origins)} models or versions; compare one with one")
-    ((model, name, version),) = origins
-    return Period(np.array(codes), np.array(scores), f"{name} {version}", model)
+        raise InputError(
+            f"{option}: {path} holds rows of {len(origins)} models, versions or temperatures; compare one with one"
+        )
+    ((model, name, version, temperature),) = origins
+    return Period(np.array(codes), np.array(scores), f"{name} {version}", model, temperature)
 
 
 @dataclass(frozen=True)
@@ -134,11 +141,17 @@ def compare(now: Period, reference: Period) -> Drift:
     """Compare two periods.
 
     Raises:
-        InputError: they were coded by other models or versions: that difference would be the model's.
+        InputError: they were coded by other models or versions, or with other thresholds files, whose temperature moves
+            every score: that difference would not be the narratives'.
     """
     if (now.version, now.model) != (reference.version, reference.model):
         what = "another release" if now.model != reference.model else "the codes of another version"
         raise InputError(f"the periods are not alike: one was coded with {what}; code both with one bundle")
+    if now.temperature and reference.temperature and now.temperature != reference.temperature:
+        raise InputError(
+            f"the periods are not alike: scores of one have temperature {now.temperature}, of the other "
+            f"{reference.temperature}; code both with the same thresholds (--thresholds of `autocoder code`)"
+        )
     rng = np.random.default_rng(0)
     now, reference = _at_most(now, rng), _at_most(reference, rng)
     names, codes = _pooled(now.codes, reference.codes)
@@ -232,8 +245,11 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def golden_periods(folder: Path, option: str) -> dict[str, Period]:
+def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> dict[str, Period]:
     """A bundle's golden texts, coded with it, by field: a coarse reference, for they are nobody's records.
+
+    Args:
+        like: periods to compare them with, whose temperatures they are coded at.
 
     Raises:
         InputError: the folder is no bundle, or has no golden texts.
@@ -241,7 +257,9 @@ def golden_periods(folder: Path, option: str) -> dict[str, Period]:
     from tasks.coding.joint import open_bundle
 
     opened, found = open_bundle(folder), {}
-    for name, coder in opened.fields.items():
+    for name, own in opened.fields.items():
+        temperature = like[name].temperature if name in like else ""
+        coder = own.at(float(temperature)) if temperature else own
         file = folder / name / GOLDEN
         try:
             texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
@@ -249,5 +267,6 @@ def golden_periods(folder: Path, option: str) -> dict[str, Period]:
             raise InputError(f"{option}: {file} cannot be read") from None
         answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
         codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
-        found[name] = Period(codes, scores, f"{opened.classification} {opened.version}", opened.release)
+        version = f"{opened.classification} {opened.version}"
+        found[name] = Period(codes, scores, version, opened.release, temperature)
     return found

@@ -19,7 +19,7 @@ from storage.errors import InputError
 from storage.rules import Rule, Rules, read_rules
 from tasks.bundle.thresholds import read_thresholds
 from tasks.coding.coder import Coder, Coding, loaded
-from tasks.coding.names import FIELDS
+from tasks.coding.names import FIELDS, TEMPERATURE
 
 Threshold = float | Mapping[str, float]
 """Score below which a person must look: of all fields, or of each."""
@@ -74,17 +74,15 @@ class JointCoder:
             "classification": self.classification,
             "classification_version": self.version,
             "bundle_digest": self.digest,
+            TEMPERATURE: " ".join(f"{name} {coder.temperature:g}" for name, coder in self.fields.items()),
             FIELDS: " ".join(self.fields),
         }
 
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Probability of every code within its field, float32 [n, codes of all fields], calibrated where known."""
         logits = self.model.logits(texts)
-        parts = []
-        for name, span in self.model.spans.items():
-            known = self.fields[name].thresholds
-            parts.append((logits[:, span] / (known["temperature"] if known else 1.0)).softmax(-1))
-        return torch.cat(parts, 1)
+        spans = self.model.spans.items()
+        return torch.cat([(logits[:, span] / self.fields[name].temperature).softmax(-1) for name, span in spans], 1)
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: Threshold | None = None) -> list[Case]:
         """Code narratives. A blank one gets no code."""

@@ -8,6 +8,15 @@ from storage.tables.reading import Table
 FIELDS = "coded_fields"
 """Of a table that was coded in several fields: their names, in every row."""
 
+TEMPERATURE = "score_temperature"
+"""In every row: what logits were divided by, `0.94`; of several fields, `nature 0.94 part 1`."""
+
+
+def temperature_of(cell: str, field: str) -> str:
+    """That of one field; "" where the table is of before this column was."""
+    words = cell.split()
+    return dict(zip(words[::2], words[1::2], strict=False)).get(field, "") if field else cell.strip()
+
 
 def code_column(field: str) -> str:
     """Where the code of a field stands; that of the only field under `code`."""

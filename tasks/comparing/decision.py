@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.durable import write_atomically
+from storage.ledger.policy import ALL_COHORTS
 from tasks.comparing import figures, protocols
 from tasks.comparing.judged import Judged, recommended
 from tasks.comparing.run import Compared
@@ -172,7 +173,7 @@ def _budget(one: Decided) -> Answer:
     lines = [
         line
         for line in ledger.budget()
-        if line.account.population in (population, "*") and line.account.cohort in (*cohorts, "*")
+        if line.account.population in (population, "*") and line.account.cohort in (*cohorts, "*", ALL_COHORTS)
     ]
     over = [row for row in one.rows if row.figures.refused and "over the cap" in row.figures.refused]
     text = f"Under policy {ledger.policy().name}" + (

@@ -23,7 +23,7 @@ class Summary(BaseModel, frozen=True):
     """What the command answers."""
 
     cells: int
-    page: str | None
+    page: str
 
 
 def places(suite: Suite, branches: Mapping[str, Branch], *, sets: tuple[str, ...], seeds: int) -> list[Place]:

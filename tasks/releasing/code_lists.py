@@ -24,7 +24,6 @@ from storage.egress.sequences import SequenceFilter
 from storage.errors import InputError
 from tasks.bundle import fill, golden, licence
 from tasks.fitting import data
-from tasks.fitting.candidate import Candidate
 from tasks.parameters import RetrainParameters
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
@@ -140,7 +139,7 @@ def _of_dataset(home: str, dataset: ArtifactRef, *, licence_id: str | None, enco
     facts = context.store.figures(dataset)
     named = (facts.get("classification", ""), facts.get("classification_version", ""))
     # the release's own filter: what it leaves out as public, and which windows it keeps, decides as much as the lists
-    narratives = fill._narratives(context, Candidate.model_construct(dataset=dataset), spaces, licence_id)
+    narratives = fill.narratives_of(context, dataset, spaces, licence_id)
     return _words(spaces, _faults(context, spaces, named, encoder=encoder, narratives=narratives), read=True)
 
 
@@ -154,7 +153,7 @@ def _faults(
 ) -> dict[str, UnsoundBundle]:
     """What the gate says first of each list that it refuses, by its field."""
     found = Path(encoders.resolve(encoder))
-    own_words = fill._own_words(spaces, {})
+    own_words = fill.own_words(spaces, {})
     identities = leaks.identities(context.workspace.home, *((found,) if found.is_dir() else ()))
     faults: dict[str, UnsoundBundle] = {}
     for fault in faults_of_lists(

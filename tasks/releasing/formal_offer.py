@@ -15,11 +15,13 @@ from storage.ingest import IngestConfig
 from storage.ledger import BudgetRefused, Ledger
 from storage.ledger.amounts import short
 from storage.ledger.records import RecordSet
+from tasks.parameters import DEMO
 from tasks.releasing.allowed_delta import of_policy
+from tasks.releasing.made_with import made_with, private_of, section
 from tasks.releasing.plan import PlannedRelease
 
-PROFILE, OF_FIELDS = "osha-formal", "osha-fields"
-"""The profiles that release formally: one field, and several."""
+PROFILE, OF_FIELDS, OF_DEMO = "osha-formal", "osha-fields", "demo-formal"
+"""The profiles that release formally: one field, several, and the invented narratives."""
 _PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
 USUAL = Decimal(5)
 """Asked for where more remains: the epsilon that docs/formal.md has figures of."""
@@ -31,8 +33,8 @@ def command(planned: PlannedRelease, epsilon: Decimal | float) -> str:
     With files and columns where what the plan was made with lies beside it; else whoever runs it names them.
     """
     shown = short(epsilon) if isinstance(epsilon, Decimal) else f"{epsilon:g}"
-    made = _made_with(planned)
-    data, known = _section(made, "data"), bool(made)
+    made = section(made_with(planned), "parameters")
+    data, known = section(made, "data"), bool(made)
     fields = _fields(data)
     files = [("--data", data.get("source") or "RECORDS")]
     if not planned.fields and (data.get("codelist") or not known):
@@ -45,27 +47,15 @@ def command(planned: PlannedRelease, epsilon: Decimal | float) -> str:
     for key, value in _other(name, made, planned).items():
         words += ["--set", f"{key}={_written(value)}"]
     if known:
-        words += ["--home", str(_private(planned).parent)]
+        words += ["--home", str(private_of(planned).parent)]
     return shlex.join([*words, "--target-epsilon", shown])
 
 
 def formal_profile(planned: PlannedRelease) -> str:
-    """The profile that releases as many fields formally."""
-    return OF_FIELDS if planned.fields else PROFILE
-
-
-def _private(planned: PlannedRelease) -> Path:
-    return Path(planned.candidate.dataset.path).parent.parent.parent
-
-
-def _made_with(planned: PlannedRelease) -> dict[str, Any]:
-    """The parameters of the run that planned, from the settings beside the plan; empty where there are none."""
-    try:
-        kept = _private(planned) / "plans" / f"{planned.plan.idempotency_key[:16]}.settings"
-        made = json.loads(kept.read_text(encoding="utf-8"))["parameters"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return made if isinstance(made, dict) and _section(made, "data") else {}
+    """The profile that releases as many fields formally, of invented narratives their own."""
+    if planned.fields:
+        return OF_FIELDS
+    return OF_DEMO if planned.plan.population == DEMO else PROFILE
 
 
 _COLUMNS = ("text_columns", "template", "label_column", "id_column", "unit_column", "max_per_unit", "date_column",
@@ -73,11 +63,6 @@ _COLUMNS = ("text_columns", "template", "label_column", "id_column", "unit_colum
 _NAMES = ("population", "classification", "classification_version", "public")
 _ASKED = ("text_columns", "label_column", "fields")
 """Where one of these is other than the profile's, `retrain` wants all names said."""
-
-
-def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _written(value: Any) -> str:
@@ -90,14 +75,14 @@ def _written(value: Any) -> str:
 
 
 def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    return _section(_section(data, "ingest"), "fields")
+    return section(section(data, "ingest"), "fields")
 
 
 def _other(name: str, made: Mapping[str, Any], planned: PlannedRelease) -> dict[str, Any]:
     """What the profile has otherwise, by its keys: names, columns, and what it has for its own records alone."""
     profile = yaml.safe_load((_PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))
-    theirs, data = profile["data"], _section(made, "data") | {"population": planned.plan.population}
-    own, ingest = theirs["ingest"], _section(data, "ingest")
+    theirs, data = profile["data"], section(made, "data") | {"population": planned.plan.population}
+    own, ingest = theirs["ingest"], section(data, "ingest")
     columns = {key: ingest[key] for key in _COLUMNS if key in ingest and ingest[key] != _default(own, key)}
     if _fields(data) and _labels(_fields(data)) != _labels(own.get("fields", {})):
         columns["fields"] = None
@@ -107,7 +92,7 @@ def _other(name: str, made: Mapping[str, Any], planned: PlannedRelease) -> dict[
     if made and (asked or "population" in names or not _both_sides(planned.plan.cohorts, own["train_before"])):
         columns["train_before"] = ingest.get("train_before")
     of_others = asked or "classification" in names
-    model = {} if not made else _of_the_prior(profile["model"], _section(made, "model"), data, of_others=of_others)
+    model = {} if not made else _of_the_prior(profile["model"], section(made, "model"), data, of_others=of_others)
     return (
         {f"data.{key}": value for key, value in names.items()}
         | {f"data.ingest.{key}": value for key, value in columns.items()}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim
@@ -41,7 +41,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     """For one unit more or less."""
     confidence: float
     reach: float | None = None
-    """The bound that perfect guesses would have given; None in rows from before it was recorded."""
+    """The bound that perfect guesses would have given; None in rows from before it was recorded as it is now."""
     trials: int = 0
     gradient_runs: int = 0
     auc: float
@@ -55,6 +55,14 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     refuted_delta_by_densities: float | None = None
     delta_rate: float | None = None
     """n^(-1/2): densities that refute no larger delta say nothing of a claim that is asymptotic."""
+    withheld: bool = False
+    """Whether it, or one before it, would have refuted the claim as a first audit, and being a later one does not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reach_that_counts(cls, row: Any) -> Any:
+        """Rows from before looks were counted by kind took for what could be shown what could refute nothing."""
+        return row if not isinstance(row, Mapping) or "looks" in row else {**row, "reach": None}
 
     def delta_refuted(self, claimed: float) -> float | None:
         """The largest delta for which this claim stays refuted; None where it names one, or was not measured."""
@@ -108,6 +116,7 @@ class Measured(BaseModel):
     trials: int
     gradient_runs: int
     look: int
+    withheld: bool
     verdict: str
     ledger_sequence: int
 
@@ -130,6 +139,8 @@ class Measured(BaseModel):
 
     @property
     def _told(self) -> str:
+        if self.verdict == INCONCLUSIVE and self.withheld:
+            return f"inconclusive: {_WITHHELD}"
         if self.verdict == INCONCLUSIVE and self.epsilon_reach is None:
             return "inconclusive: what it could have shown was not recorded then; audit again"
         if self.verdict == INCONCLUSIVE:
@@ -137,6 +148,12 @@ class Measured(BaseModel):
         if self.verdict == CONTRADICTED and self.delta_refuted:
             return f"contradicted for every δ up to {round_down(self.delta_refuted)}"
         return self.verdict
+
+
+_WITHHELD = (
+    "as a first audit it, or one before it, would have refuted the claim; a later one may not say so, nor that the "
+    "claim withstood it"
+)
 
 
 def _not_enough(reach: float | None, claimed: float | None) -> str:
@@ -227,6 +244,7 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
         trials=found.trials,
         gradient_runs=found.gradient_runs,
         look=found.look,
+        withheld=found.withheld,
         verdict=found.verdict(plan.claim, minimum=minimum),
         ledger_sequence=number,
     )
@@ -292,6 +310,8 @@ def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | No
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
         why = "was audited without reruns of its mechanism (--trials 0), which refute next to nothing"
+    elif any(one.withheld for one in reran):
+        why = f"was audited without result: {_WITHHELD}"
     else:
         most = max(one.reach or 0.0 for one in reran)
         why = f"was audited without result: {_not_enough(most, of_one_record(planned.plan.claim))}"

@@ -21,8 +21,10 @@ from tasks.bundle.sentences import said_of
 from tasks.pages.render import Table, render
 from tasks.releasing import formal_offer, gate, recorded
 from tasks.releasing.approval import Standing
+from tasks.releasing.at_hand import AtHand
 from tasks.releasing.budget_table import down, up
 from tasks.releasing.code_lists import Word
+from tasks.releasing.made_with import RELEASED, made_with
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, loss_of, recommend
 
@@ -84,21 +86,16 @@ class PlanPage:
 
 
 def page_of(
-    planned: PlannedRelease,
-    ledger: Ledger,
-    standing: Standing,
-    *,
-    file: str,
-    records: RecordSet | None = None,
-    lists: Sequence[Word] | None = None,
+    planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str, found: AtHand | None = None
 ) -> PlanPage:
     """Ask all that an officer would ask of a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
-        records: what it is made from: earlier releases of them, by whatever name, are charged and named with it.
-        lists: what the gate will say of its code lists; empty where that cannot be told here, None: nobody asks.
+        found: what the workspace says of it; None: the records are not at hand.
     """
+    found = found or AtHand()
+    records = found.records
     claim = planned.plan.claim
     said = said_of(
         {
@@ -119,7 +116,8 @@ def page_of(
         _cost(planned, ledger, records),
         _accuracy(own, _better(recommended.reference, recorded.own_reference(ledger, planned))),
         _alone(own),
-        *([] if lists is None else [_lists(lists)]),
+        *([] if found.lists is None else [_lists(found.lists)]),
+        *([] if found.outdated is None else [Answer("outdated", "warning", {"why": found.outdated})]),
         *([_formal(planned, ledger, recommended, own, records)] if estimated else []),
         *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
         _siblings(planned, ledger, records),
@@ -127,19 +125,6 @@ def page_of(
     ]
     assumed = tuple(one for one in said if one["status"] == "assumed")
     return PlanPage(planned, standing, file, tuple(answers), assumed)
-
-
-def plan_markdown(
-    planned: PlannedRelease,
-    ledger: Ledger,
-    standing: Standing,
-    *,
-    file: str,
-    records: RecordSet | None = None,
-    lists: Sequence[Word] | None = None,
-) -> str:
-    """The page as Markdown, for the run's page."""
-    return markdown(page_of(planned, ledger, standing, file=file, records=records, lists=lists))
 
 
 def markdown(page: PlanPage) -> str:
@@ -291,10 +276,16 @@ def _formal(
 def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
     found = recorded.diagnosed(ledger, planned.plan)
     if found is None:
-        return Answer("diagnostics", "look", {"found": None, "file": shlex.quote(file)})
+        return Answer("diagnostics", "look", {"found": None, "file": shlex.quote(file), "branch": _branch(planned)})
     told = {verdict: [key for key, one in found.items() if one == verdict] for verdict in ("warning", "look", "fine")}
     verdict: Verdict = "warning" if told["warning"] else "look" if told["look"] else "fine"
     return Answer("diagnostics", verdict, {"found": told, "of": len(found)})
+
+
+def _branch(planned: PlannedRelease) -> str | None:
+    """The branch of a comparison that a plan is of, which `diagnose` cannot look at; None of a retrain, or unknown."""
+    branch = made_with(planned).get("branch", RELEASED)
+    return None if branch == RELEASED else str(branch)
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:

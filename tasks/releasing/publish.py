@@ -184,7 +184,6 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         }
         named = others_names(plan, earlier)
         warnings = [*([other_names(named, plan.population)] if named else []), *_of_thresholds(folder)]
-        figures |= {"warnings": "; ".join(warnings)} if warnings else {}
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.errors import InputError, StorageError
-from storage.ledger.records import RecordSet
-from storage.paths import Workspace
+from storage.errors import InputError
 from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, code_lists, plan_page
+from tasks.releasing import approval, plan_page
+from tasks.releasing.at_hand import AtHand
 from tasks.releasing.delta import ledger_at_hand
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.records import record_set
 from tasks.running.stage import Context
 
 
@@ -31,17 +29,4 @@ def read(context: Context, planned: PlannedRelease, *, file: Path, url: str | No
             "--ledger-url or AUTOCODER_LEDGER_URL"
         )
     stands = approval.standing(context, ledger, planned)
-    records = records_at_hand(context, planned)
-    lists = () if records is None else code_lists.of_plan(context, planned)
-    return plan_page.page_of(planned, ledger, stands, file=str(file), records=records, lists=lists)
-
-
-def records_at_hand(context: Context, planned: PlannedRelease) -> RecordSet | None:
-    """Marks of a plan's records, None where they do not lie here, as on an officer's own machine."""
-    folder, private = Path(planned.candidate.dataset.path), Workspace(Path(context.home)).private
-    if not folder.is_dir() or not folder.resolve().is_relative_to(private.resolve()):
-        return None
-    try:
-        return record_set(context, planned.candidate.dataset)
-    except StorageError:
-        return None
+    return plan_page.page_of(planned, ledger, stands, file=str(file), found=AtHand.of(context, ledger, planned))

@@ -21,6 +21,7 @@ from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, Row
 from storage.ledger.records import SAMPLE, same_records
 from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
+from tasks.releasing.made_with import RELEASED
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, LOOKED, PlannedRelease, looked
 from tasks.releasing.records import record_set
 from tasks.running.stage import Context
@@ -139,7 +140,7 @@ def _fits(row: Row) -> list[str]:
 
 def _branch(row: Row) -> str:
     compared = _COMPARED.fullmatch(row.label)
-    return "release" if compared is None else compared[1]
+    return RELEASED if compared is None else compared[1]
 
 
 @cache

@@ -94,11 +94,18 @@ def failures_told(label: str) -> Iterator[None]:
         raise
 
 
+_MOST = 12
+"""Figures that a line still has; of more, those of a single bin or level are left out, which have a number in it."""
+
+
 def line_of(figures: Mapping[str, Any]) -> str:
-    """Figures as one line: `records 2,354, loss 0.61`."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in figures.items() if _is_scalar(value)
-    )
+    """Figures as one line: `records 2,354, loss 0.61`. What it leaves out of a long one it counts."""
+    scalars = {name: value for name, value in figures.items() if _is_scalar(value)}
+    told = scalars
+    if len(scalars) > _MOST:
+        told = {name: value for name, value in scalars.items() if not any(sign.isdigit() for sign in name)}
+    more = [f"and {len(scalars) - len(told)} more"] if len(told) < len(scalars) else []
+    return ", ".join([*(f"{name.replace('_', ' ')} {_shown(value)}" for name, value in told.items()), *more])
 
 
 def _is_scalar(value: Any) -> bool:

@@ -16,7 +16,7 @@ from storage.artifacts import ArtifactRef
 from storage.ledger import Evaluation
 from tasks.fitting import data
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import publish, rows
+from tasks.releasing import publish, reading, rows
 from tasks.releasing.claims import MATCHED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
@@ -98,6 +98,22 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     again = replanned(context, planned)
     assert fits(again) == before + 10
     assert again.digest != first.digest  # officers sign it anew
+
+
+def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path) -> None:
+    """`plan show` and Prefect's pages speak against what the release refuses; away from its records nobody can tell."""
+    context, planned = made
+    first, file = replanned(context, planned), tmp_path / "plan.json"
+    fresh = reading.read(context, first, file=file)
+    assert "outdated" not in {one.key for one in fresh.answers}
+    look(context, planned, 600, "sensitivity of the weighted posterior, no release")
+    (told,) = (one for one in reading.read(context, first, file=file).answers if one.key == "outdated")
+    assert told.verdict == "warning"
+    assert "plan again: other fits or audits of these records were recorded since" in told.text
+    assert "outdated" not in {one.key for one in reading.read(context, replanned(context, planned), file=file).answers}
+    url = f"sqlite:///{context.workspace.home / 'ledger.db'}"
+    away = reading.read(Context(home=str(tmp_path / "officer")), first, file=file, url=url)
+    assert "outdated" not in {one.key for one in away.answers}
 
 
 def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Chosen) -> None:

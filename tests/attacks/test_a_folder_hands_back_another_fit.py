@@ -14,8 +14,9 @@ from small_heads import head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import IDENTITY, Fitted, Plan, Records, Run, Task, kinds
+from mechanisms.mechanism import Fitted, Plan, Records, Run, Task, kinds
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FeatureColumn, FeatureSchema
 from mechanisms.own_models import dp_sgd

@@ -177,7 +177,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     command("ledger", "certificate", release, "--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
     planned = PlannedRelease.load(Path(site.plan))
     stands = approval.standing(Context(home=str(site.job.home)), site.ledger, planned)
-    plan = plan_page.plan_markdown(planned, site.ledger, stands, file=site.plan)
+    plan = plan_page.markdown(plan_page.page_of(planned, site.ledger, stands, file=site.plan))
     certificate = (tmp_path / "certificate" / "certificate.md").read_text()
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):

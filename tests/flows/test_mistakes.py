@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import socket
 from pathlib import Path
 
 import pytest
-from in_process import Told
+from in_process import Told, command
 
 from storage.demo_data import write_demo_data
 from storage.ledger import Evaluation, Ledger
@@ -44,6 +45,31 @@ def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) ->
         status, error = told(*arguments)
         assert (status, error.startswith(f"error: {said}"), error.count("\n")) == (2, True, 1), error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy.yaml"]
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: Told, tmp_path: Path) -> None:
+    """With both options, and what to do; the folder has no bundle, which would be told later."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, error = told("serve", "--no-key", "--allow-unsigned", "--port", port, "--home", tmp_path)
+    assert (status, error) == (2, f"error: --host 127.0.0.1, --port {port}: Address already in use; choose another\n")
+
+
+def test_a_column_that_is_missing_names_its_option(told: Told, tmp_path: Path) -> None:
+    """`code` reads `Final Narrative` where nobody says another."""
+    (tmp_path / "n.csv").write_text("Narrative,Nature\nfell,1\n")
+    status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--home", tmp_path)
+    assert (status, "has no column 'Final Narrative' (--column)" in error) == (2, True), error
+
+
+def test_a_public_key_signs_nothing(told: Told, tmp_path: Path) -> None:
+    """Whoever gives the wrong one of the two files is told so, whatever its mode."""
+    command("keys", "new", "--out", tmp_path / "officer")
+    (public,) = (file for file in (tmp_path / "officer").iterdir() if b"PUBLIC" in file.read_bytes())
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("name: strict\ndefault: {asymptotic-local: {epsilon: 100}}\n")
+    status, error = told("approve", "--policy", policy, "--key", public)
+    assert (status, "this is a public key; sign with the private one" in error) == (2, True), error
 
 
 def test_the_population_demo_is_of_the_invented_narratives_alone(told: Told, tmp_path: Path) -> None:

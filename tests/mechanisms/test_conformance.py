@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
-    IDENTITY,
     Aimed,
     ClassifierModel,
     Fitted,
@@ -37,6 +36,7 @@ from mechanisms.mechanism import (
 )
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import convergence

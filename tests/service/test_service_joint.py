@@ -38,7 +38,8 @@ def test_answers_are_nested_by_field(client: TestClient) -> None:
     assert first["conflicts"][0]["why"] == "never"
     assert blank["fields"]["event"]["codes"] == []
     assert blank["conflicts"] == []
-    assert set(told) == {"model", "classification", "classification_version", "bundle_digest", "results"}
+    origin = {"model", "classification", "classification_version", "bundle_digest", "score_temperature"}
+    assert set(told) == {*origin, "results"}
 
 
 def test_what_runs_is_told(client: TestClient) -> None:

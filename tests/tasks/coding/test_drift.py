@@ -83,6 +83,24 @@ def test_two_models_are_not_compared() -> None:
         compare(period(100), Period(other.codes, other.scores, "OIICS 3.01", "m"))
 
 
+def test_scores_of_two_temperatures_are_not_compared(tmp_path: Path) -> None:
+    """That difference would be the thresholds file's. Tables of before the column was are compared all the same."""
+    header = ["nature", "nature_score", "part", "part_score", "model", "classification", "classification_version"]
+    row = ["111", "0.5", "32", "0.4", "m", "OIICS", "2.01"]
+
+    def read(field: str, *temperature: str) -> Period:
+        with (tmp_path / "p.csv").open("w", newline="") as file:
+            told = ["score_temperature"] if temperature else []
+            csv.writer(file).writerows([[*header, *told], *[[*row, *temperature]] * 50])
+        return read_period(tmp_path / "p.csv", "CODED", field=field)
+
+    own, fitted = "nature 0.94 part 1", "nature 0.89 part 1"
+    with pytest.raises(InputError, match=r"temperature 0\.89, of the other 0\.94; code both with the same thresholds"):
+        compare(read("nature", fitted), read("nature", own))
+    assert compare(read("part", fitted), read("part", own)).verdict == "stable"
+    assert compare(read("nature", fitted), read("nature")).verdict == "stable"
+
+
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     """A PNG of some size."""
     now, before = period(100, seed=1), period(100)
@@ -104,7 +122,7 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
     assert (len(found.codes), found.version, found.model) == (45, "OIICS 2.01", "m")
     for rows, said in (
         (good[:10], "has 10 coded rows"),
-        ([*good, ["111", "0.5", "other", "OIICS", "2.01"]], "2 models or versions"),
+        ([*good, ["111", "0.5", "other", "OIICS", "2.01"]], "2 models, versions or temperatures"),
         ([*good, ["111", "high", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
         ([*good, ["111", "nan", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
         ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is no number"),

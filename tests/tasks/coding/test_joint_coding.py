@@ -105,7 +105,7 @@ def test_columns_are_named_after_the_fields(coder: JointCoder, tmp_path: Path) -
         *("id", "text"),
         *("nature", "nature_title", "nature_score", "nature_2", "nature_score_2"),
         *("event", "event_title", "event_score", "event_2", "event_score_2"),
-        *("model", "classification", "classification_version", "bundle_digest", "coded_fields"),
+        *("model", "classification", "classification_version", "bundle_digest", "score_temperature", "coded_fields"),
     ]
     assert rows[0]["coded_fields"] == "nature event"
     assert rows[1]["nature"] == rows[1]["event"] == ""
@@ -291,10 +291,16 @@ def test_periods_are_compared_field_by_field(joint: Sealed, coder: JointCoder, t
     """The same period drifts in no field; a bundle's golden narratives are a reference for each."""
     coded(coder, table_of(tmp_path, 90), tmp_path / "out.csv")
     assert drift.fields_in(tmp_path / "out.csv", "CODED") == ("nature", "event")
-    for field in ("nature", "event"):
-        period = drift.read_period(tmp_path / "out.csv", "CODED", field=field)
-        assert drift.compare(period, period).verdict == "stable"
-    assert set(drift.golden_periods(joint.folder, "--bundle")) == {"nature", "event"}
+    periods = {field: drift.read_period(tmp_path / "out.csv", "CODED", field=field) for field in coder.fields}
+    assert [drift.compare(one, one).verdict for one in periods.values()] == ["stable", "stable"]
+    golden = drift.golden_periods(joint.folder, "--bundle", like=periods)
+    assert golden.keys() == periods.keys() == {"nature", "event"}
+    at_two = {field: replace(one, temperature="2") for field, one in periods.items()}
+    flatter = drift.golden_periods(joint.folder, "--bundle", like=at_two)
+    for field, one in golden.items():
+        assert one.temperature == periods[field].temperature == f"{coder.fields[field].temperature:g}"
+        assert (one.codes == flatter[field].codes).all()
+        assert one.scores.mean() > flatter[field].scores.mean(), "coded at the temperature of what it is compared with"
 
 
 def test_a_column_that_lies_about_the_fields_is_refused(coder: JointCoder, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str
             details={
                 "epsilon_lower_bound": bound,
                 "reach": 9.0,
+                "looks": {"natural": 1},
                 "confidence": 0.95,
                 "auc": 0.878,
                 "tpr_at_fpr_0.001": 0.177,
@@ -144,7 +145,14 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
     Where a claim has one number (formal, or of an older row), against that.
     """
     claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
-    row = {"epsilon_lower_bound": bound, "confidence": 0.95, "reach": 9.0, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    row = {
+        "epsilon_lower_bound": bound,
+        "confidence": 0.95,
+        "reach": 9.0,
+        "looks": {},
+        "auc": 0.6,
+        "tpr_at_fpr_0.001": 0.0,
+    }
     assert gate.Evidence.model_validate(row).verdict(claim) == expected
 
 
@@ -161,7 +169,14 @@ def test_what_could_not_have_failed_says_nothing(reach: float | None, minimum: f
     """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
     for more; a row that does not say has none either. What contradicts does so all the same.
     """
-    row = {"epsilon_lower_bound": 0.5, "confidence": 0.95, "reach": reach, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    row = {
+        "epsilon_lower_bound": 0.5,
+        "confidence": 0.95,
+        "reach": reach,
+        "looks": {},
+        "auc": 0.6,
+        "tpr_at_fpr_0.001": 0.0,
+    }
     assert gate.Evidence.model_validate(row).verdict(CLAIM, minimum=minimum) == expected
     refuted = gate.Evidence.model_validate(row | {"epsilon_lower_bound": 4.1})
     assert refuted.verdict(CLAIM, minimum=minimum) == "contradicted"
@@ -317,6 +332,27 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     _audit(ledger, planned, 99.0)
     assert "contradicts the claim" in str(gate.obstacle(ledger, planned))
     assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
+
+
+def test_a_later_audit_that_may_not_refute_clears_nothing(tmp_path: Path, planned: PlannedRelease) -> None:
+    """What as a first audit would have refuted the claim says why it is without result, in place of a reach of 0."""
+    plain = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(plain))
+    _audit(ledger, planned, 3.0, reach=0.0, withheld=True, look=3)
+    said = "would have refuted the claim; a later one may not say so"
+    with pytest.raises(BudgetRefused, match=f"audited without result: as a first audit it, or one before it, {said}"):
+        gate.check(ledger, planned)
+    found = gate.measured(ledger, planned)
+    assert found is not None
+    assert said in found.line
+
+
+def test_the_reach_of_earlier_code_is_none(planned: PlannedRelease) -> None:
+    """It counted tests that could refute nothing; what was measured then stands, and refutes as it did."""
+    row = {"epsilon_lower_bound": 0.5, "confidence": 0.95, "reach": 9.0, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    assert gate.Evidence.model_validate(row).verdict(CLAIM) == "inconclusive"
+    assert gate.Evidence.model_validate(row | {"looks": {"natural": 1}}).verdict(CLAIM) == "not contradicted"
+    assert gate.Evidence.model_validate(row | {"epsilon_lower_bound": 4.1}).verdict(CLAIM) == "contradicted"
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:

@@ -24,6 +24,7 @@ from storage.ledger.records import RecordSet
 from tasks.branches.origin import Origin
 from tasks.fitting.candidate import Candidate
 from tasks.releasing import allowed_delta, approval, formal_offer, gate, plan_page
+from tasks.releasing.at_hand import AtHand
 from tasks.releasing.code_lists import Word
 from tasks.releasing.plan import PlannedRelease
 
@@ -77,7 +78,14 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
     """An audit of a plan's candidate that could have shown 9."""
-    details = {"epsilon_lower_bound": bound, "reach": 9.0, "confidence": 0.95, "auc": 0.878, "tpr_at_fpr_0.001": 0.17}
+    details: dict[str, Any] = {
+        "epsilon_lower_bound": bound,
+        "reach": 9.0,
+        "looks": {"natural": 1},
+        "confidence": 0.95,
+        "auc": 0.878,
+        "tpr_at_fpr_0.001": 0.17,
+    }
     ledger.record(
         Evaluation(
             kind="audit",
@@ -111,9 +119,9 @@ def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = No
 
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
-    """The page of a plan that nobody signed."""
+    """The page of a plan that nobody signed, whose records lie elsewhere or are as the options say."""
     stands = approval.weigh(ledger.policy(), plan, [])
-    return plan_page.page_of(plan, ledger, stands, file="plans/k.json", **options)
+    return plan_page.page_of(plan, ledger, stands, file="plans/k.json", found=AtHand(**options))
 
 
 def answer(found: plan_page.PlanPage, key: str) -> plan_page.Answer:
@@ -156,7 +164,7 @@ def test_what_the_gate_will_say_of_the_code_lists(ledger: Ledger) -> None:
         assert "event: refused by the gate at the release: event/codelist.csv holds" in text
     away = answer(page(ledger, planned(), lists=[]), "lists")
     assert (away.verdict, away.text.split(",")[0]) == ("look", "Not looked at")
-    assert "lists" not in {one.key for one in page(ledger, planned()).answers}
+    assert "lists" not in {one.key for one in page(ledger, planned(), lists=None).answers}
 
 
 @pytest.mark.parametrize("claim", [LOCAL, FORMAL])
@@ -264,6 +272,25 @@ def test_diagnostics_are_those_of_the_same_method_on_the_same_records(ledger: Le
     assert told.verdict == "warning"
     assert "warnings at: Has the model learned its records by heart?" in told.text
     assert "to be looked at: Would more draws have given a larger ε?" in told.text
+
+
+def test_diagnostics_are_not_advised_where_they_would_refuse(tmp_path: Path, ledger: Ledger) -> None:
+    """Of a branch of a comparison `diagnose` looks at nothing: said in place of the command."""
+    plan = beside(tmp_path, {"source": "x.csv"}, population="injuries")
+    assert "autocoder diagnose" in answer(page(ledger, plan), "diagnostics").text
+    file = tmp_path / "home" / "private" / "plans" / "0123456789abcdef.settings"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"branch": "censored-swag"}))
+    told = answer(page(ledger, plan), "diagnostics")
+    assert (told.verdict, "Nobody can look: it is of branch censored-swag" in told.text) == ("look", True)
+
+
+def test_invented_narratives_are_offered_their_own_profile(tmp_path: Path) -> None:
+    """Which has no sentence of OSHA's, nor its days."""
+    plan = beside(tmp_path, {"source": "x.csv", "codelist": "c.csv"}, population="demo")
+    words = shlex.split(formal_offer.command(plan, 2.5))
+    assert words[words.index("--profile") + 1] == "demo-formal"
+    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    assert parameters("demo-formal", [*said, "data.source=x.csv"]).data.population == "demo"
 
 
 def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> None:

@@ -1,0 +1,151 @@
+"""Whose fit a folder holds, in digests under a key of its own.
+
+A finished or broken fit is gone on with whatever lies in its folder, under the claim of the plan that goes on: so it
+has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that lie beside them: to whom the
+folder is not open they say nothing, and folders of the same records have none in common. A folder with files and
+without identity is anybody's, and refused: starting over costs time, believing it could cost a claim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import Inputs
+
+IDENTITY = "identity.json"
+_START = "start"
+_OTHER = {
+    "plan": "another event or config",
+    "records": "other records",
+    "seed": "another seed",
+    "classes": "other classes, fields or columns",
+    "canaries": "other canaries of an audit",
+    _START: "another untrained model",
+}
+_AT_ONCE = 4096
+
+
+class Identity:
+    """What a folder says of the fit in it. `Identity.of` reads and writes it."""
+
+    def __init__(self, folder: Path, said: Mapping[str, str]) -> None:
+        self._folder, self._said = folder, dict(said)
+
+    @classmethod
+    def of(cls, folder: Path, parts: Mapping[str, Iterable[str | Tensor]]) -> Identity:
+        """The identity of a fit's folder; of one without files it is made so, before anything is drawn.
+
+        Args:
+            parts: what the fit is of, by the names of `_OTHER`: all but the model that it starts from.
+
+        Raises:
+            MechanismError: it is another fit's, or does not say whose.
+        """
+        file = folder / IDENTITY
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _read(file)
+        if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
+            raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
+        made = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
+        made._hold(parts)
+        return made
+
+    def starting(self, build: Callable[[], Classifier]) -> Callable[[], Classifier]:
+        """The builder of the untrained model, whose first, which the fit starts from, has to be the same each time.
+
+        Raises:
+            MechanismError: when it is called, and builds another.
+        """
+        looked = False
+
+        def classifier() -> Classifier:
+            nonlocal looked
+            made = build()
+            if not looked:
+                self._hold({_START: _parameters(made)})
+            looked = True
+            return made
+
+        return classifier
+
+    def _hold(self, parts: Mapping[str, Iterable[str | Tensor]]) -> None:
+        """Take the digests of parts over, or refuse those that differ from what is known."""
+        key = bytes.fromhex(self._said["key"])
+        found = {name: _digest(key, content) for name, content in parts.items()}
+        others = [_OTHER[name] for name, digest in found.items() if self._said.get(name, digest) != digest]
+        if others:
+            raise MechanismError(f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over")
+        if not found.keys() <= self._said.keys():
+            self._said |= found
+            _write(self._folder / IDENTITY, self._said)
+
+
+def contents(inputs: Inputs) -> Iterator[str | Tensor]:
+    """All that a classifier reads of records, block by block."""
+    cpu = torch.device("cpu")
+    for index in torch.arange(len(inputs)).split(_AT_ONCE):
+        if len(index):
+            batch = inputs.batch(index, cpu)
+            for name in sorted(batch):
+                yield name
+                yield batch[name]
+
+
+def _parameters(classifier: Classifier) -> Iterator[str | Tensor]:
+    """What a fit starts from: its configuration, what trains, and what does not."""
+    yield classifier.config.model_dump_json()
+    yield classifier.flat
+    trained = {id(parameter) for parameter in classifier.parameters}
+    for name, tensor in chain(classifier.whole.named_parameters(), classifier.whole.named_buffers()):
+        if id(tensor) not in trained:
+            yield name
+            yield tensor
+
+
+def _digest(key: bytes, parts: Iterable[str | Tensor]) -> str:
+    hasher = hashlib.blake2b(key=key, digest_size=32)
+    for part in parts:
+        if isinstance(part, Tensor):
+            head = f"{part.dtype} {tuple(part.shape)}"
+            body = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        else:
+            head, body = "text", part.encode()
+        for piece in (head.encode(), body):
+            hasher.update(len(piece).to_bytes(8, "big"))
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(file.name + ".partial")
+
+
+def _read(file: Path) -> dict[str, str] | None:
+    """What a folder says of itself; None where it says nothing."""
+    try:
+        said = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    needed = {"key", *_OTHER} - {_START}
+    return said if isinstance(said, dict) and needed <= said.keys() else None
+
+
+def _write(file: Path, identity: Mapping[str, str]) -> None:
+    """All or nothing, and for nobody else to read."""
+    partial = _partial(file)
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(identity))
+    checkpoint.sync(partial)
+    partial.replace(file)
+    checkpoint.sync(file.parent)
