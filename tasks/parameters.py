@@ -158,6 +158,8 @@ class FanOut(Spread, frozen=True, extra="forbid", title="Shards"):
     )
 
 
+RELEASED = "release"
+"""The name that stands for what a retrain releases from, where the others are a comparison's branches."""
 DEMO = "demo"
 """The population of invented narratives: deployments release it without approval until a policy is in force."""
 

@@ -11,8 +11,7 @@ from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
 from tasks.branches.branch import Branch, choose
-from tasks.parameters import RetrainParameters
-from tasks.releasing.made_with import RELEASED
+from tasks.parameters import RELEASED, RetrainParameters
 
 FEWEST_TRIALS = 16
 """Fewer leave no reference runs to speak of."""

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.classifier import ModelConfig, Prior
 from storage.errors import InputError
-from tasks.parameters import DataParameters, RetrainParameters
-from tasks.releasing.made_with import RELEASED
+from tasks.parameters import RELEASED, DataParameters, RetrainParameters
 
 STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
 

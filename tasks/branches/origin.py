@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from storage.durable import write_atomically
 from storage.errors import InputError
 from tasks.branches.branch import CompareParameters
-from tasks.parameters import RetrainParameters
-from tasks.releasing.made_with import RELEASED
+from tasks.parameters import RELEASED, RetrainParameters
 from tasks.releasing.plan import PlannedRelease
 
 

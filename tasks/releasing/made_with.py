@@ -9,9 +9,6 @@ from typing import Any
 
 from tasks.releasing.plan import PlannedRelease
 
-RELEASED = "release"
-"""The name that stands for what a retrain releases from, where the others are a comparison's branches."""
-
 
 def made_with(planned: PlannedRelease) -> dict[str, Any]:
     """What `tasks.branches.origin` keeps: `parameters`, `branch` and `compare`; empty where it is not at hand.

@@ -19,12 +19,13 @@ from storage.ledger.records import RecordSet
 from storage.ledger.siblings import others_names, siblings
 from tasks.bundle.sentences import said_of
 from tasks.pages.render import Table, render
+from tasks.parameters import RELEASED
 from tasks.releasing import formal_offer, gate, recorded
 from tasks.releasing.approval import Standing
 from tasks.releasing.at_hand import AtHand
 from tasks.releasing.budget_table import down, up
 from tasks.releasing.code_lists import Word
-from tasks.releasing.made_with import RELEASED, made_with
+from tasks.releasing.made_with import made_with
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, loss_of, recommend
 

@@ -20,8 +20,8 @@ from mechanisms.errors import MechanismError
 from storage.artifacts import ArtifactRef
 from storage.ledger import Ledger, Row
 from storage.ledger.records import SAMPLE, same_records
+from tasks.parameters import RELEASED
 from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
-from tasks.releasing.made_with import RELEASED
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, LOOKED, PlannedRelease, looked
 from tasks.releasing.records import record_set
 from tasks.running.stage import Context
