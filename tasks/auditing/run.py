@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mechanisms.mechanism import Batched
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
@@ -98,7 +99,8 @@ def expected(
             pass
     noises = (1.0, 0.5) if settings.power else (1.0,)
     labels = {trials.label_of(branch.name, noise=noise): branch.name for branch in chosen for noise in noises}
-    return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws)
+    batched = [b.name for b in chosen if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)]
+    return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
 
 
 def seconds_of_reruns(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mechanisms.model import encoders
@@ -15,6 +15,8 @@ _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
 """Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
+_SIDE_BY_SIDE = 5.0
+"""Times as many reruns of a linear head a second, where they are one product, as one by one (benchmarks/audit.py)."""
 _LABELS, _BATCH = 100, 8
 _OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
 """Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
@@ -56,9 +58,10 @@ class Estimate:
         """Seconds of these stages together, by their labels."""
         return _START + sum(self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages)
 
-    def with_fits(self, names: Iterable[str], *, epochs: int) -> Estimate:
-        """With the fits of branches that are one fit each."""
-        return replace(self, stages=dict(self.stages) | dict.fromkeys(names, epochs * self.stages["epoch"]))
+    def with_fits(self, epochs: Mapping[str, float]) -> Estimate:
+        """With the fits of branches that are one fit each: how often each passes over its records, by name."""
+        fits = {name: passes * self.stages["epoch"] for name, passes in epochs.items()}
+        return replace(self, stages=dict(self.stages) | fits)
 
     def with_studies(self, *, draws: int, refits: int) -> Estimate:
         """With the stages of diagnostics: passes over so many draws in all, and so many refits of one round."""
@@ -68,15 +71,21 @@ class Estimate:
         }
         return replace(self, stages=dict(self.stages) | studies)
 
-    def with_trials(self, labels: Mapping[str, str], *, trials: int, draws: int) -> Estimate:
+    def with_trials(
+        self, labels: Mapping[str, str], *, trials: int, draws: int, batched: Collection[str] = ()
+    ) -> Estimate:
         """With the stages of an audit's reruns, each rerun with so many draws for risks and for Delta.
 
         Args:
             labels: with the branch that each reruns: one fit, where `with_fits` has it, else all rounds.
+            batched: branches whose reruns are made side by side.
         """
         rounds = max(self.counts["fine-tune"], 1)
         fits = rounds * (self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws)
-        reruns = {label: trials * self.stages.get(branch, fits) for label, branch in labels.items()}
+        reruns = {
+            label: trials * self.stages.get(branch, fits) / (_SIDE_BY_SIDE if branch in batched else 1)
+            for label, branch in labels.items()
+        }
         return replace(self, stages=dict(self.stages) | reruns)
 
     @staticmethod
