@@ -174,9 +174,15 @@ def _artifacts(sections: Sequence[Mapping[str, Any]], decided: Sequence[Decided]
 
 
 def weights_by_quartile(context: Context, prepared: ArtifactRef, weights: ArtifactRef) -> tuple[np.ndarray, np.ndarray]:
-    """Risk weights of training records in the (largest, smallest) quarter of codes."""
+    """Risk weights of training records in the (largest, smallest) quarter of codes.
+
+    Of several fields the quarters are those of all codes together, and a record counts once for each of its own.
+    """
     alpha = checkpoint.load(context.store.open(weights) / "weights.safetensors")[0]["alpha"].numpy()
     labels = load_inputs(context.store.open(prepared), "train")[1].numpy()
+    each = labels.reshape(len(labels), -1)
+    record, field = np.nonzero(each >= 0)
+    alpha, labels = alpha[record], each[record, field] * each.shape[1] + field
     code, size = np.unique(labels, return_counts=True)
     order = code[np.lexsort((code, size))]
     quarter = -(-len(order) // 4)

@@ -22,7 +22,7 @@ from storage.ledger.content import anticipated
 from tasks.auditing.settings import choose_branches
 from tasks.branches.branch import CompareParameters, choose, standard
 from tasks.bundle import fill
-from tasks.comparing import judged, protocols, summary, tables
+from tasks.comparing import judged, protocols, report, summary, tables
 from tasks.comparing import run as comparison
 from tasks.diagnosing.run import DiagnoseParameters, diagnose
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
@@ -144,6 +144,13 @@ def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, 
         drawn = planned.candidate.sensitivity_at(context, planned.candidate.take(context))
         assert drawn is not None
         assert 0 < drawn < 10 * outcome.event.model_dump()["sensitivity"]
+    if branch == "swag-ppm":
+        assert outcome.sensitivity is not None
+        largest, smallest = report.weights_by_quartile(context, compared.study.prepared, outcome.sensitivity)
+        labels = load_inputs(context.store.open(compared.study.prepared), "train")[1]
+        codes = sum(len(labels[:, at][labels[:, at] >= 0].unique()) for at in range(2))
+        assert 0 < len(smallest) < len(largest) <= int((labels >= 0).sum())
+        assert len(smallest) >= codes // 4, "a record at least of each code"
 
 
 def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) -> None:
