@@ -62,7 +62,8 @@ Profile = Annotated[
     str,
     typer.Option(
         "--profile",
-        help="demo, demo-formal, osha-formal, osha-head, osha-fields, paper, table, images, digits, or a YAML file.",
+        help="demo, demo-formal, osha-formal, osha-formal-lora, osha-head, osha-fields, paper, table, images, digits, "
+        "or a YAML file.",
     ),
 ]
 Settings = Annotated[

@@ -70,6 +70,10 @@ class Branch(BaseModel):
             }
         )
 
+    def passes(self, parameters: RetrainParameters, settings: CompareParameters) -> int:
+        """How often a fit passes over its records: the mechanism's own epochs, or the run's."""
+        return getattr(self.settled(parameters, settings), "epochs", None) or settings.epochs
+
 
 class CompareParameters(BaseModel):
     """What all branches share, and branches of one's own."""

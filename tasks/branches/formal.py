@@ -86,7 +86,9 @@ def _settled(branch: Branch, wanted: FormalParameters) -> Branch:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(("formal.mechanism", *(str(part) for part in first["loc"])))
         raise InputError(f"{where}: {first['msg']}") from None
-    return branch.model_copy(update={"mechanism": settled})
+    # what the branch has otherwise on tokens gives way too, to what was asked for
+    own = branch.on_tokens | wanted.mechanism if branch.on_tokens else branch.on_tokens
+    return branch.model_copy(update={"mechanism": settled, "on_tokens": own})
 
 
 def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> tuple[Study, Outcome]:

@@ -57,9 +57,8 @@ def refuse_early(
     refused = [branch.name for branch in chosen if not branch.mechanism.several]
     if parameters.data.ingest.fields and refused:
         raise InputError(f"--branches: {refused[0]} codes one field, and data.ingest.fields names several")
-    settled = {branch.name: branch.settled(parameters, settings) for branch in chosen if branch.name in single}
-    epochs = {name: getattr(mechanism, "epochs", None) or settings.epochs for name, mechanism in settled.items()}
-    return preflight.check(context, parameters).with_fits(epochs)
+    passes = {branch.name: branch.passes(parameters, settings) for branch in chosen if branch.name in single}
+    return preflight.check(context, parameters).with_fits(passes)
 
 
 def expected(estimate: Estimate, settings: CompareParameters, chosen: Sequence[Branch]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mechanisms.privacy.separately import Separately
@@ -48,7 +48,16 @@ def refuse_early(context: Context, parameters: RetrainParameters, *, to_release:
     """
     if parameters.formal is not None:
         formal.branch_of(parameters)
-    return preflight.check(context, parameters, to_release=to_release)
+    return _with_its_fit(preflight.check(context, parameters, to_release=to_release), parameters)
+
+
+def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate:
+    """With the one fit of a formal release."""
+    if parameters.formal is None:
+        return estimate
+    branch, settings = formal.branch_of(parameters)
+    made = estimate.with_fits({branch.name: branch.passes(parameters, settings)})
+    return replace(made, counts=dict(made.counts) | {branch.name: 1})
 
 
 def settled(
@@ -180,6 +189,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         looked = look(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
         estimate = preflight.estimated(context, parameters, device=device, sampled=looked.sampled)
+        estimate = _with_its_fit(estimate, parameters)
         planned = None
         if parameters.formal is not None:
             dataset = formal.look(context, parameters, look_at)

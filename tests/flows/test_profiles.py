@@ -8,7 +8,9 @@ import pytest
 
 from flows.commands.parameters_page import parameters_page
 from flows.commands.profiles import available, load_profile, override, parameters
+from mechanisms.dp_sgd import DpSgd
 from storage.errors import InputError
+from tasks.branches import formal
 
 DATA = Path("injuries.csv")
 
@@ -66,9 +68,21 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
     """With what to do about it."""
     with pytest.raises(InputError, match="--data"):
         parameters("demo", [])
-    known = "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-head, paper, table"
+    known = "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-formal-lora, "
+    known += "osha-head, paper, table"
     with pytest.raises(InputError, match=known):
         parameters("dmeo", [], data=DATA)
+
+
+def test_what_a_formal_release_is_told_holds_for_an_encoder_too() -> None:
+    """A branch has settings of its own where it trains on tokens; those that the release names came second to them."""
+    told = parameters("osha-formal-lora", ["formal.target_epsilon=5"], data=DATA, codelist=DATA)
+    branch, settings = formal.branch_of(told)
+    fitted = branch.settled(told, settings)
+    assert isinstance(fitted, DpSgd)
+    assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (4, 0.1, "adamw", 0.01)
+    assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
+    assert branch.passes(told, settings) == 4
 
 
 def test_override_does_not_touch_other_sections() -> None:

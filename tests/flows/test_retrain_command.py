@@ -107,7 +107,7 @@ MISTAKES = (
     (
         "--profile",
         "dmeo",
-        "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-head, paper, table",
+        "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-formal-lora",
     ),
     ("--device", "tpu9", "tpu9"),
     ("--set", "release.policy=/nowhere.yaml", "no file /nowhere.yaml"),
