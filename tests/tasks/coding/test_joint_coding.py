@@ -295,8 +295,8 @@ def test_periods_are_compared_field_by_field(joint: Sealed, coder: JointCoder, t
     assert [drift.compare(one, one).verdict for one in periods.values()] == ["stable", "stable"]
     golden = drift.golden_periods(joint.folder, "--bundle", like=periods)
     assert golden.keys() == periods.keys() == {"nature", "event"}
-    at_two = {field: replace(one, temperature="2") for field, one in periods.items()}
-    flatter = drift.golden_periods(joint.folder, "--bundle", like=at_two)
+    hotter = {field: replace(one, temperature=f"{4 * float(one.temperature):g}") for field, one in periods.items()}
+    flatter = drift.golden_periods(joint.folder, "--bundle", like=hotter)
     for field, one in golden.items():
         assert one.temperature == periods[field].temperature == f"{coder.fields[field].temperature:g}"
         assert (one.codes == flatter[field].codes).all()
