@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim
@@ -58,11 +58,12 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     withheld: bool = False
     """Whether it, or one before it, would have refuted the claim as a first audit, and being a later one does not."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _reach_that_counts(cls, row: Any) -> Any:
-        """Rows from before looks were counted by kind took for what could be shown what could refute nothing."""
-        return row if not isinstance(row, Mapping) or "looks" in row else {**row, "reach": None}
+    def of(cls, told: Mapping[str, Any]) -> Evidence:
+        """As a row's details have it; those from before looks were counted by kind took for what could be shown what
+        could refute nothing.
+        """
+        return cls.model_validate(told if "looks" in told else {**told, "reach": None})
 
     def delta_refuted(self, claimed: float) -> float | None:
         """The largest delta for which this claim stays refuted; None where it names one, or was not measured."""
@@ -216,7 +217,7 @@ def measured(ledger: Ledger, planned: PlannedRelease) -> Measured | None:
     subjects = {same_method(fingerprint, event) for fingerprint in _alike(ledger, plan.data_fingerprint)}
     own = audits_of(ledger, planned.candidate.fitted.sha256)
     others = [row for row in _audits(ledger) if same_method(row.data_fingerprint, row.event) in subjects]
-    told = {row.sequence: Evidence.model_validate(row.details) for row in [*others, *own]}
+    told = {row.sequence: Evidence.of(row.details) for row in [*others, *own]}
 
     def against(rows: Sequence[Row]) -> list[int]:
         numbers = [row.sequence for row in rows]
@@ -301,7 +302,7 @@ def obstacle(ledger: Ledger, planned: PlannedRelease) -> str | None:
 def _require_audit(ledger: Ledger, planned: PlannedRelease, found: Measured | None) -> None:
     """Refuse a plan whose candidate no audit put to a test that it could have failed."""
     policy = ledger.policy()
-    rows = [Evidence.model_validate(row.details) for row in audits_of(ledger, planned.candidate.fitted.sha256)]
+    rows = [Evidence.of(row.details) for row in audits_of(ledger, planned.candidate.fitted.sha256)]
     usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
     reran = [one for one in rows if tried(one)]
     if any(one.verdict(planned.plan.claim, minimum=policy.audit_reach) != INCONCLUSIVE for one in reran):

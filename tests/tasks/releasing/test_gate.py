@@ -350,9 +350,9 @@ def test_a_later_audit_that_may_not_refute_clears_nothing(tmp_path: Path, planne
 def test_the_reach_of_earlier_code_is_none(planned: PlannedRelease) -> None:
     """It counted tests that could refute nothing; what was measured then stands, and refutes as it did."""
     row = {"epsilon_lower_bound": 0.5, "confidence": 0.95, "reach": 9.0, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
-    assert gate.Evidence.model_validate(row).verdict(CLAIM) == "inconclusive"
-    assert gate.Evidence.model_validate(row | {"looks": {"natural": 1}}).verdict(CLAIM) == "not contradicted"
-    assert gate.Evidence.model_validate(row | {"epsilon_lower_bound": 4.1}).verdict(CLAIM) == "contradicted"
+    assert gate.Evidence.of(row).verdict(CLAIM) == "inconclusive"
+    assert gate.Evidence.of(row | {"looks": {"natural": 1}}).verdict(CLAIM) == "not contradicted"
+    assert gate.Evidence.of(row | {"epsilon_lower_bound": 4.1}).verdict(CLAIM) == "contradicted"
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
