@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -118,7 +119,7 @@ def serve(
 
 
 def _require_free(host: str, port: int) -> None:
-    """Try the port before a model is loaded; who takes it meanwhile is told by the server."""
+    """Try the port before a model is loaded; whatever else may be wrong with it is told by the server."""
     from storage.errors import InputError
 
     try:
@@ -127,7 +128,9 @@ def _require_free(host: str, port: int) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
-        raise InputError(f"--host {host}, --port {port}: {error.strerror}; choose another") from None
+        # of a name's addresses some may not be this machine's, such as ::1 where there is no IPv6
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise InputError(f"--host {host}, --port {port}: {error.strerror}; choose another") from None
 
 
 def _check_tls(tls: TlsOptions) -> None:

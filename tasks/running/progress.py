@@ -95,7 +95,7 @@ def failures_told(label: str) -> Iterator[None]:
 
 
 _MOST = 12
-"""Figures that a line still has; of more, those of a single bin or level are left out, which have a number in it."""
+"""Figures that a line still has; of more, those of a single bin or level are left out, which a number in them names."""
 
 
 def line_of(figures: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def line_of(figures: Mapping[str, Any]) -> str:
     scalars = {name: value for name, value in figures.items() if _is_scalar(value)}
     told = scalars
     if len(scalars) > _MOST:
-        told = {name: value for name, value in scalars.items() if not any(sign.isdigit() for sign in name)}
+        told = {name: value for name, value in scalars.items() if not any(w[:1].isdigit() for w in name.split("_"))}
     more = [f"and {len(scalars) - len(told)} more"] if len(told) < len(scalars) else []
     return ", ".join([*(f"{name.replace('_', ' ')} {_shown(value)}" for name, value in told.items()), *more])
 

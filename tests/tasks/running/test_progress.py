@@ -59,3 +59,11 @@ def test_runs_side_by_side_do_not_hear_each_other() -> None:
         for thread in threads:
             thread.join()
     assert (outer.reports, inner.reports, apart.reports) == ([("inner", 1)], [("inner", 1)], [("apart", 1)])
+
+
+def test_a_long_line_leaves_out_single_bins_and_says_how_many() -> None:
+    """Of twelve figures and fewer, all are told."""
+    few = {"weighted_f1": 0.5, "support_0_19_codes": 7}
+    assert progress.line_of(few) == "weighted f1 0.5, support 0 19 codes 7"
+    many = {"weighted_f1": 0.5, "support_0_19_macro_f1": 0.25, "top_3": 0.7} | {f"alone_at_{n}": 0.1 for n in range(12)}
+    assert progress.line_of({"records": 3} | many) == "records 3, weighted f1 0.5, and 14 more"
