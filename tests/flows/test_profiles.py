@@ -74,9 +74,11 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
         parameters("dmeo", [], data=DATA)
 
 
-def test_what_a_formal_release_is_told_holds_for_an_encoder_too() -> None:
+@pytest.mark.parametrize("name", ["dp-sgd", "dp-sgd-tuned"])
+def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> None:
     """A branch has settings of its own where it trains on tokens; those that the release names came second to them."""
-    told = parameters("osha-formal-lora", ["formal.target_epsilon=5"], data=DATA, codelist=DATA)
+    chosen = ["formal.target_epsilon=5", f"formal.branch={name}", "formal.mechanism.momentum=0.0"]
+    told = parameters("osha-formal-lora", chosen, data=DATA, codelist=DATA)
     branch, settings = formal.branch_of(told)
     fitted = branch.settled(told, settings)
     assert isinstance(fitted, DpSgd)
