@@ -3,20 +3,28 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# What `make demo` needs is a part of it; either stamp serves it.
+RUN_STAMP := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-run)
 
 export DO_NOT_TRACK := 1
+# Python keeps what it compiled: without that every command compiles its libraries anew, up to seven seconds of it.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack screenshots docs test test-stack test-containers test-long gpu check format lock clean setup
+.PHONY: help demo stack screenshots docs test test-stack test-containers test-long gpu wheel check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
 setup: $(STAMP)  ## create .venv with the pinned versions
 
 $(STAMP): requirements.lock pyproject.toml scripts/setup.sh
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh dev
 	@touch $@
 
-demo: $(STAMP)  ## generate narratives, run the whole method on them, code three with the release
+$(VENV)/.installed-run: requirements.lock pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh run
+	@touch $@
+
+demo: $(RUN_STAMP)  ## make up reports, train and release formally, code three reports with the release
 	@bash scripts/demo.sh "$(BIN)" "$(or $(DEMO_HOME),demo-workspace)"
 
 stack: $(STAMP)  ## PostgreSQL, Redis, Prefect's server and services, three workers, on free ports; Ctrl-C stops
@@ -26,7 +34,7 @@ screenshots: $(STAMP)  ## the pictures in docs/, of a stack of its own; needs ch
 	$(BIN)/python scripts/screenshots.py
 
 docs: $(STAMP)  ## the documentation as a site in site/, to be read from the disk; needs no network
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: open site/index.html"
 
 PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
@@ -46,11 +54,18 @@ test-long: $(STAMP)  ## random kills, long races, searches: nightly
 gpu:  ## on a machine with a GPU: its tests, its speed, the whole chain; GPU_WHEELS=folder (scripts/gpu.sh)
 	bash scripts/gpu.sh run "$(or $(GPU_WHEELS),gpu-wheels)" --json benchmarks/gpu.json
 
-check: $(STAMP)  ## formatter, linters, types, import arrows, docker-compose.yml
+wheel: $(STAMP)  ## build the wheel, install it outside the checkout and run the main job there
+	@bash scripts/check_wheel.sh "$(BIN)"
+
+check: $(STAMP)  ## formatter, linters, types, import arrows, names, tests, prose, docker-compose.yml
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_vocabulary.py
+	$(BIN)/python scripts/check_tests.py
+	$(BIN)/python scripts/check_prose.py
+	$(BIN)/codespell -D - -D scripts/prose_words.txt README.md PRIVACY.md CONTRIBUTING.md docs tasks/pages/templates
 	$(BIN)/hadolint deployments/images/autocoder.Dockerfile
 	@bash scripts/check_compose.sh
 

@@ -5,61 +5,74 @@ round) side by side as `autocoder audit` does them are at least 3 times as many 
 one after the other, for the same records, epochs and draws; hundreds of them take minutes on two cores. Features are
 random, of the size of the public OSHA reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide).
 Both sides start at the same seeds and must come to the same draw. Prints one JSON object.
+
+`--bounds`, in place of that: the epsilon that this project and jax_privacy 2.0.0 conclude from the same 1,000 coins of
+one run, at the noise of epsilon 5 (delta 1e-5) and at half of it, medians of 20. Claim: the one-run bound is the same.
+Of jax_privacy only `auditing.py` is loaded, which needs no JAX: `uv pip install --no-deps jax-privacy==2.0.0`.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import importlib.util
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import workload
 from torch import Tensor, nn
 
+from mechanisms.audit import curves, gradient_canaries
 from mechanisms.audit import trials as audit_trials
-from mechanisms.audit.trials import Drawn, Records, Round
-from mechanisms.model import training
+from mechanisms.audit.bounds import Guesses, one_run_bound
+from mechanisms.audit.trials import Drawn, Records
+from mechanisms.mechanism import Records as OwnRecords
+from mechanisms.mechanism import Run, Task
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.threads import using
 from mechanisms.model.training import OptimiserPhase
-from mechanisms.posterior import risks as pseudo_posterior
-from mechanisms.posterior import swag
+from mechanisms.posterior import risks
 from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.rounds import ROUNDS, RoundName
 from mechanisms.posterior.swag import SwagConfig
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
 
 CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
-ROUNDS = tuple(Round(name, weighted=name != "base", bounded=None) for name in ("base", "weighted", "reweighted"))
 
 
 def main() -> None:
-    """Time both sides, in turns."""
+    """Times both sides, in turns."""
     parser = workload.arguments(__doc__, records=4713, repeats=2)
     parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
     parser.add_argument("--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)")
     parser.add_argument("--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)")
+    parser.add_argument("--bounds", action="store_true", help="compare bounds with jax_privacy's instead")
     options = parser.parse_args()
+    if options.bounds:
+        workload.report(_bounds(), options.json)
+        return
     pool = _pool(options)
     start = audit_trials.from_flat(torch.zeros(CODES * (WIDTH + 1)), classes=CODES)
 
-    with tempfile.TemporaryDirectory() as folder:
-        theta = _one_chain(options, pool, Path(folder) / "check")
-        drawn = audit_trials.chain(_some(pool, range(1)), start, rounds=ROUNDS, **_settings(options))
-        off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
-        if off > 0.01:
-            raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
-        times = workload.interleaved(
-            {
-                "one": lambda: _one_chain(options, pool, Path(folder) / "one"),
-                "many": lambda: _side_by_side(options, pool, start),
-            },
-            repeats=options.repeats,
-            device=torch.device("cpu"),
-            warm_up=False,
-        )
+    theta = _one_chain(options, pool)
+    drawn = audit_trials.chain(_some(pool, range(1)), start, **_settings(options))
+    off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
+    if off > 0.01:
+        raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
+    times = workload.interleaved(
+        {
+            "one": lambda: _one_chain(options, pool),
+            "many": lambda: _side_by_side(options, pool, start),
+        },
+        repeats=options.repeats,
+        device=torch.device("cpu"),
+        warm_up=False,
+    )
     one, many = times["one"], [taken / options.trials for taken in times["many"]]
     ratio = workload.ratio(one, many)
     workload.report(
@@ -80,9 +93,60 @@ def main() -> None:
     )
 
 
+def _bounds() -> dict[str, Any]:
+    """Returns medians of each bound, by the share of the noise."""
+    theirs, delta, alpha, coins = _jax_auditing(), 1e-5, 0.05, 1000
+    mu = 1.1212
+    event = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=1, noise_multiplier=1 / mu, l2_clip_norm=1.0),))
+    random, medians = np.random.default_rng(0), {}
+    largest = 0.0
+    for share in (1.0, 0.5):
+        rows = []
+        for _ in range(20):
+            taken = random.random(coins) < 0.5
+            scores = taken * mu / share + random.normal(size=coins)
+            right = int(((scores > mu / share / 2) == taken).sum())
+            guesses = Guesses(right, coins, coins)
+            runs = [curves.Runs((right,), coins, right)]
+            scored = theirs.CanaryScoreAuditor(scores[taken], scores[~taken])
+            rows.append(
+                {
+                    "one run": one_run_bound(guesses, delta=delta),
+                    "one run, jax_privacy": theirs._epsilon_one_run(0.0, coins, coins, right, alpha, delta),
+                    "curve": curves.epsilon_at(
+                        event, factor=curves.noise_at_most(runs, event, alpha=alpha), delta=delta
+                    ),
+                    "curve, jax_privacy": theirs._epsilon_one_run_fdp(0.0, coins, coins, right, alpha, delta),
+                    "Gaussian noise": gradient_canaries.bound(
+                        event, right=right, coins=coins, delta=delta, alpha=alpha
+                    ).epsilon,
+                    "Gaussian noise, jax_privacy": scored.epsilon_from_gdp(alpha, delta),
+                }
+            )
+            largest = max(largest, abs(rows[-1]["one run"] - rows[-1]["one run, jax_privacy"]))
+        medians[f"noise x {share:g}"] = {name: round(float(np.median([r[name] for r in rows])), 3) for name in rows[0]}
+    return {"benchmark": "audit bounds", "device": "cpu", "one_run_differs_by_at_most": round(largest, 6), **medians}
+
+
+def _jax_auditing() -> Any:
+    found = importlib.util.find_spec("jax_privacy")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("jax_privacy is missing. Install it: uv pip install --no-deps jax-privacy==2.0.0")
+    file = Path(found.submodule_search_locations[0]) / "auditing.py"
+    spec = importlib.util.spec_from_file_location("jax_privacy_auditing", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     epochs, collected = options.epochs
     return {
+        "names": ROUNDS["reweighted"],
+        "bounded": None,
         "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=epochs, batch_size=8),
         "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=collected, batch_size=8),
         "moments": SwagConfig(rank=min(RANK, collected)),
@@ -109,18 +173,17 @@ def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> 
     """Chunks of reruns, one a core, each on one thread: what the audit's stage does."""
     chunks = [range(first, min(first + AT_ONCE, options.trials)) for first in range(0, options.trials, AT_ONCE)]
 
-    def run(chunk: range) -> dict[str, Drawn]:
-        return audit_trials.chain(_some(pool, chunk), start, rounds=ROUNDS, **_settings(options))
+    def run(chunk: range) -> dict[RoundName, Drawn]:
+        return audit_trials.chain(_some(pool, chunk), start, **_settings(options))
 
     workers = torch.get_num_threads()
     with using(1), ThreadPoolExecutor(workers) as several:
         list(several.map(run, chunks))
 
 
-def _one_chain(options: argparse.Namespace, pool: Records, folder: Path) -> Tensor:
+def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
     """The first rerun by the code of the retrain; its last draw, float32 [P]."""
     settings, seed, own = _settings(options), pool.seeds[0], pool.included[0]
-    config: PseudoPosteriorConfig = settings["config"]
     part = nn.Linear(WIDTH, CODES)
     head = Classifier(
         config=ModelConfig(encoder="none", trainable="head", pooling="mean"),
@@ -129,27 +192,19 @@ def _one_chain(options: argparse.Namespace, pool: Records, folder: Path) -> Tens
         pool=None,
         device=torch.device("cpu"),
     )
-    inputs, labels = FeatureInputs(features=pool.features[own]), pool.labels[own]
-    alpha: Tensor | None = None
-    measured = None
-    for this in ROUNDS:
-        if this.name == "reweighted" and alpha is not None and measured is not None:
-            alpha = pseudo_posterior.reweight(alpha, measured.risk, k=config.k)
-        weights = alpha if this.weighted else None
-        head.flat.zero_()
-        state = swag.init(head.num_parameters, rank=settings["moments"].rank, folder=folder / this.name)
-        common: Any = {"seed": seed, "weights": weights}
-        training.train(head, inputs, labels, phase=settings["fine_tune"], purpose="fine-tune", **common)
-        training.train(head, inputs, labels, phase=settings["collect"], purpose="swag", state=state, **common)
-        swag.save(state)
-        post = swag.load(folder / this.name)
-        purpose = "risk" if this.name == "base" else "sensitivity"
-        measured = pseudo_posterior.risk_pass(
-            head, inputs, labels, post, draws=range(options.draws), seed=seed, purpose=purpose, weights=weights
-        )
-        if this.name == "base":
-            alpha = pseudo_posterior.risk_weights(measured.risk, c=config.c, g=config.g)
-        pseudo_posterior.load_draw(head, post, seed=seed, purpose="audit", draw=0)
+    head.flat.zero_()
+    mechanism = SwagPpm(
+        round="reweighted",
+        fine_tune=settings["fine_tune"],
+        collect=settings["collect"],
+        moments=settings["moments"],
+        pseudo_posterior=settings["config"],
+    )
+    records = OwnRecords(FeatureInputs(features=pool.features[own]), pool.labels[own])
+    plan = mechanism.plan(Task(records=len(records.labels), classes=CODES))
+    fitted = plan.fit(records, Run(CODES, seed, lambda: head)).model
+    assert isinstance(fitted, PosteriorDraw)
+    risks.load_draw(head, fitted.posterior, seed=seed, purpose="audit", draw=0)
     return head.flat.clone()
 
 

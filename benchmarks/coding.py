@@ -6,7 +6,7 @@ The pipeline is the feature-extraction one for a mean-pooled bundle (whose head 
 favour) and the text-classification one for a standard head: with its defaults, which take one narrative at a time, and
 with batch 32, in float32 and, where the processor has instructions for it, in bfloat16; the faster one counts. Ours is
 the whole job of `autocoder code`: the file read twice, coded in length-sorted batches of a token budget side by side,
-near ties once more in float32, answers kept for a resume, the output written. No narrative is spared because it
+near ties once more in float32, answers saved for a resume, the output written. No narrative is spared because it
 occurred before. All take the same narratives in turn, a few hundred at a time; a ratio is the median over the rounds.
 """
 
@@ -32,14 +32,14 @@ from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import fastest
 from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added
+from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
 
 _CPU = torch.device("cpu")
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True, help="a released bundle")
     parser.add_argument("--narratives", type=Path, required=True, help="CSV")
@@ -143,8 +143,8 @@ def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def _cosine(model: export.Released, texts: list[str]) -> float | None:
-    """Of the features of the packed encoder to those of float32, the smallest; None where the head is no linear one."""
-    if not isinstance(model.model, MeanPooled) or (packed := PackedEncoder.of(model.model.encoder)) is None:
+    """Returns the smallest cosine of the packed encoder's features and float32's; None unless the head is linear."""
+    if not isinstance(model.model, MeanPooled) or (packed := PackedEncoder.of(model.model.encoder, "bfloat16")) is None:
         return None
     tokens = encoders.token_inputs(model.tokenizer, texts, max_length=model.max_length)
     smallest = 1.0
@@ -172,14 +172,14 @@ def _pipeline(bundle: Path, precision: str) -> Any:
 
 
 def _ours(coder: Coder, texts: list[str]) -> None:
-    from storage.tables.reading import survey
+    from storage.tables.reader import survey
 
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "in.csv", Path(folder) / "out.csv"
         with source.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["Text"], *([text] for text in texts)])
         table = survey(source, text_columns=["Text"])
-        run(coder, CodingJob(table, out, Narratives(("Text",)), Added(1, None, None, grouped=False)))
+        run(coder, CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False)))
 
 
 def _streaming() -> dict[str, float]:
@@ -187,7 +187,7 @@ def _streaming() -> dict[str, float]:
     import resource
 
     from mechanisms.model.export import Released
-    from storage.tables.reading import survey
+    from storage.tables.reader import survey
 
     class Nothing(Released):
         def logits(self, texts: Any) -> torch.Tensor:
@@ -204,7 +204,9 @@ def _streaming() -> dict[str, float]:
         table = survey(source, text_columns=["Text"])
         run(
             coder,
-            CodingJob(table, Path(folder) / "out.csv", Narratives(("Text",)), Added(1, None, None, grouped=False)),
+            CodingJob(
+                table, Path(folder) / "out.csv", Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False)
+            ),
         )
         took = time.perf_counter() - start
         size = source.stat().st_size

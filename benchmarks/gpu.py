@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""What a GPU has to show, in one run: the tests marked `cuda`, achieved speed against the card's own, the whole chain.
+"""Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the whole chain.
 
-    make gpu                                       # on the machine with the card; docs/operations.md says what it needs
+    make gpu                                       # on the machine with the card; docs/scale.md lists what it needs
     python benchmarks/gpu.py --device card --small # the rehearsal: the same parts, small, on a pretended card
 
 A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card refuses: a tensor that
@@ -36,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.mechanism import Plan, Records, Run, Task
+from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import TokenInputs
@@ -53,7 +53,7 @@ SHARE_OF_PEAK, MINUTES = 0.40, 30
 
 
 def main() -> None:
-    """Run every part and write the report."""
+    """Runs every part and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda (default), cpu, or card: a pretended one")
     parser.add_argument("--small", action="store_true", help="two narrow layers and few records: a rehearsal")
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class Scale:
-    """How much each part does."""
+    """Sets the size of each part."""
 
     records, draws, steps, batch, matrix = 20_000, 4, 4, 512, 8192
     chain_records, chain_epochs, chain_draws = 2000, 2, 10
@@ -157,16 +157,16 @@ def tests(device: str) -> dict[str, Any]:
 
 def peaks(device: torch.device, scale: Scale) -> dict[str, Any]:
     """TFLOP/s of a square matrix product, the best of ten, by precision."""
-    found = {}
+    speeds = {}
     for name, kind in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         a = torch.randn(scale.matrix, scale.matrix, device=device, dtype=kind)
         times = [workload.seconds(lambda a=a: a @ a, device) for _ in range(13)][3:]
-        found[f"{name}_tflops"] = round(2 * scale.matrix**3 / min(times) / 1e12, 3)
-    return found
+        speeds[f"{name}_tflops"] = round(2 * scale.matrix**3 / min(times) / 1e12, 3)
+    return speeds
 
 
 def forward_flops(trained: Classifier, inputs: TokenInputs) -> float:
-    """Of one forward pass a record, padding not counted: records one by one, over a sample of 32."""
+    """Counts the operations of a forward pass per record, without padding, over a sample of 32 records."""
     sample = range(0, len(inputs), max(1, len(inputs) // 32))
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
         for i in sample:
@@ -221,14 +221,15 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
         trained = made(encoder, device, part)
 
         def steps(n: int, trained: Classifier = trained) -> None:
-            config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd")
+            config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd", learning_rate=1e-3)
             segment = NoiseSegment(steps=n, noise_multiplier=1.0, l2_clip_norm=1.0)
             event = DpSgdEvent(sampling_prob=scale.batch / scale.chain_records, segments=(segment,))
             dp_sgd.run_plan(
                 trained,
                 inputs,
                 labels,
-                plan=Plan(mechanism=config, event=event, records=scale.chain_records),
+                config=config,
+                event=event,
                 num_labels=workload.LABELS,
             )
 

@@ -22,14 +22,14 @@ ONE_CORE = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
 
 
 def measure(what: str, source: Path, out: Path, cap: int) -> dict[str, float]:
-    """Run one measurement in a fresh process: seconds and the peak memory of that process, imports included."""
+    """Runs one measurement in a fresh process: seconds and the peak memory of that process, imports included."""
     command = [sys.executable, __file__, "--measure", what, str(source), str(out), "--cap", str(cap)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | ONE_CORE)
     return json.loads(done.stdout)
 
 
 def inside(what: str, source: Path, out: Path, cap: int) -> dict[str, float]:
-    """What the process measures of itself."""
+    """Measures this process."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if what == "pandas":
         import pandas as pd
@@ -53,7 +53,7 @@ def inside(what: str, source: Path, out: Path, cap: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Generate, measure, print one JSON object."""
+    """Generates; measures and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--cap", type=int, default=200, help="records a code at most; 0: all")

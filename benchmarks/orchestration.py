@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What Prefect costs: a retrain with and without it, many shards, two workers against one.
+"""Measures the cost of Prefect: a retrain with and without it, many shards, two workers against one.
 
     python benchmarks/orchestration.py overhead --data osha.csv --codelist oiics201_nature.csv [--profile osha-head]
     python benchmarks/orchestration.py overhead --profile demo
@@ -36,7 +36,7 @@ PLAIN = """
 import time
 before = time.perf_counter()
 import prefect.flows, prefect.tasks, prefect.client.orchestration, prefect.artifacts
-said = {"import": time.perf_counter() - before, "stages": {}}
+result = {"import": time.perf_counter() - before, "stages": {}}
 import json, sys
 from pathlib import Path
 from flows.commands import profiles
@@ -47,7 +47,7 @@ from tasks.running.stage import Context, run_step
 
 class Seconds(Listener):
     def finished(self, label, figures, *, reused, seconds):
-        said["stages"][label] = seconds
+        result["stages"][label] = seconds
 
 home, profile, data, codelist = sys.argv[1:]
 parameters = profiles.parameters(profile, [], data=Path(data), codelist=Path(codelist))
@@ -57,13 +57,13 @@ with listening(Seconds()):
     made = retraining.run(context, parameters, lambda step: run_step(context, step), prefect_run_id=None)
     planned, _ = publish.keep_plan(context, made.planned, parameters.release)
     publish.release.fn(context, planned, parameters.release)
-print(json.dumps(said))
+print(json.dumps(result))
 """
 """A retrain without a flow, a task or a server."""
 
 
 def main() -> None:
-    """Run the part that was asked for."""
+    """Runs the requested part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("overhead", "submission", "workers"))
     parser.add_argument("--data", type=Path, help="records (default: invented ones)")
@@ -89,7 +89,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     job = [options.profile, str(data), str(codelist)]
     sides: dict[str, list[dict[str, Any]]] = {"plain": [], "orchestrated": []}
     with server(folder, options.database) as api:
-        env = environment() if options.own_server else environment(PREFECT_API_URL=api)
+        env = environment() if options.ephemeral_server else environment(PREFECT_API_URL=api)
         for repeat in range(options.repeats):
             for side in sorted(sides, reverse=repeat % 2 == 0):
                 home = folder / f"{side}-{repeat}"
@@ -99,7 +99,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     costs = [b["wall"] - a["wall"] for a, b in pairs]
     return {
         "profile": options.profile,
-        "server": "started by the command" if options.own_server else "running",
+        "server": "started by the command" if options.ephemeral_server else "running",
         "seconds": {side: [shown(one) for one in runs] for side, runs in sides.items()},
         "costs_s": [round(cost, 1) for cost in costs],
         "cost_s": round(statistics.median(costs), 1),
@@ -112,10 +112,10 @@ def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def plain(home: Path, *job: str) -> dict[str, Any]:
     """Seconds of the plain process, by the clock and of its processor, and of its stages; without Prefect's import."""
     with processor() as used:
-        wall, said = timed([sys.executable, "-c", PLAIN, str(home), *job], environment())
-    told = json.loads(said)
-    away = told["import"]
-    return {"wall": wall - away, "processor": used[0] - away, "import": away, "stages": told["stages"]}
+        wall, output = timed([sys.executable, "-c", PLAIN, str(home), *job], environment())
+    inner = json.loads(output)
+    away = inner["import"]
+    return {"wall": wall - away, "processor": used[0] - away, "import": away, "stages": inner["stages"]}
 
 
 def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Mapping[str, str]) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Map
     with processor() as used:
         wall, _ = timed(command, env)
     samples = worker_metrics.read(home / "private").items()
-    found = {dict(labels)["stage"]: s for (name, labels), s in samples if name == "autocoder_stage_last_seconds"}
-    return {"wall": wall, "processor": used[0], "stages": found}
+    seconds = {dict(labels)["stage"]: s for (name, labels), s in samples if name == "autocoder_stage_last_seconds"}
+    return {"wall": wall, "processor": used[0], "stages": seconds}
 
 
 def shown(one: dict[str, Any]) -> dict[str, Any]:
@@ -155,12 +155,11 @@ def processor() -> Iterator[list[float]]:
 
 
 def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Ask for many shards that nobody computes; seconds of each request, and of a look at all of them."""
+    """Asks for many shards that nobody computes; seconds of each request, and of a look at all of them."""
     from storage.artifacts import ArtifactRef, digest
-    from tasks.fitting.draws import Draws
-    from tasks.fitting.fan_out import ShardParameters
+    from tasks.fitting.risks import Draws
     from tasks.parameters import FanOut
-    from tasks.running.shard_runs import ShardRuns
+    from tasks.running.shard_runs import ShardRuns, StageRequest
     from tasks.running.shards import place_of
     from tasks.running.stage import Context
 
@@ -171,11 +170,11 @@ def submission(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     times, ids = [], []
     with server(folder, options.database) as api, deployed(api, folder):
         context = Context(home=str(folder), fan_out=FanOut(shards=options.shards))
-        with ShardRuns.at(context.fan_out.deployment, place_of(context)) as runs:
+        with ShardRuns.connect(context.fan_out.deployment, place_of(context)) as runs:
             for draws in shards:
-                asked = ShardParameters(draws=draws, inputs=refs, key=digest(draws.first)[:32])
+                request = StageRequest[Draws](settings=draws, inputs=refs, key=digest(draws.first)[:32])
                 started = time.perf_counter()
-                ids.append(runs.start(asked, label=draws.label))
+                ids.append(runs.start(request, label=draws.label))
                 times.append(time.perf_counter() - started)
             started = time.perf_counter()
             seen = len(runs.states(ids))
@@ -225,10 +224,9 @@ def workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         """The pass; what it reads is there already, but in the first workspace."""
         dataset = run_step(context, data.ingest(chosen.data))
         prepared = run_step(context, data.prepare(model, dataset, seed=fit.seed))
-        common: Any = {"dataset": dataset, "prepared": prepared, "weights": None, "weighted": False, "bounded": None}
-        tuned = run_step(context, train.fine_tune("base", model, fit, **common))
-        swag = run_step(context, train.collect_swag("base", model, fit, tuned=tuned, **common))
-        return posterior.risks(model, fit, config, dataset=dataset, prepared=prepared, posterior=swag)
+        base = train.Round("base", model, fit, dataset, prepared)
+        tuned = run_step(context, train.fine_tune(base))
+        return posterior.measure(base, config, posterior=run_step(context, train.collect_swag(base, tuned=tuned)))
 
     risks(fitted)
     seconds: dict[str, float] = {}
@@ -274,14 +272,14 @@ def records(options: argparse.Namespace, folder: Path, *, number: int) -> tuple[
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Of a user who has set nothing of ours or of Prefect's."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
+    """Returns the environment of a user without settings of ours or of Prefect's."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
     quiet = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "OMP_WAIT_POLICY": "PASSIVE"}
-    return kept | quiet | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)} | changes
+    return inherited | quiet | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)} | changes
 
 
 def timed(command: list[str], env: Mapping[str, str]) -> tuple[float, str]:
-    """Wall seconds of a command that must succeed, and what it said."""
+    """Wall seconds of a command that must succeed, and its output."""
     started = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -351,12 +349,12 @@ def serving(api: str, folder: Path, number: int) -> Iterator[None]:
 
 
 def wait_for_workers(api: str, number: int) -> None:
-    """Return when so many workers of the pool have told the server that they live."""
+    """Returns when so many workers of the pool have reported to the server."""
     import httpx
 
     for _ in range(300):
-        found = httpx.post(f"{api}/work_pools/gpu/workers/filter", json={}, timeout=30).json()
-        if sum(w["name"].startswith(f"worker-{number}-") for w in found) == number:
+        pool_workers = httpx.post(f"{api}/work_pools/gpu/workers/filter", json={}, timeout=30).json()
+        if sum(w["name"].startswith(f"worker-{number}-") for w in pool_workers) == number:
             return
         time.sleep(0.2)
     sys.exit("the workers did not start")

@@ -68,7 +68,7 @@ def command(options: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    """Run a piece; exit with 3 while there is more to do."""
+    """Runs a piece; exits with 3 while there is more to do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--codelist", required=True)
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--branches", default="all")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--home", default="paper-workspace", help="kept between the pieces")
+    parser.add_argument("--home", default="paper-workspace", help="reused between the pieces")
     parser.add_argument("--out", default="paper-results")
     parser.add_argument("--minutes", type=float, default=9.0, help="of one piece")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any parameter; repeatable")
@@ -89,7 +89,7 @@ def main() -> None:
     # a session of its own, so that the server which Prefect starts for it ends with it
     piece = subprocess.Popen(command(options), stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        told, _ = piece.communicate(timeout=60 * options.minutes)
+        output, _ = piece.communicate(timeout=60 * options.minutes)
     except subprocess.TimeoutExpired:
         os.killpg(piece.pid, signal.SIGTERM)  # stages and checkpoints survive it
         with suppress(subprocess.TimeoutExpired):
@@ -101,9 +101,9 @@ def main() -> None:
         sys.exit(UNFINISHED)
     if piece.returncode:
         sys.exit(piece.returncode)
-    result = json.loads(told)
-    kept = {name: result[name] for name in ("target_epsilon", "delta", "seeds", "branches")}
-    (out / "comparison.json").write_text(json.dumps(kept, indent=1) + "\n")
+    result = json.loads(output)
+    summary = {name: result[name] for name in ("target_epsilon", "delta", "seeds", "branches")}
+    (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps({"finished": True, "seconds_of_this_piece": round(time.monotonic() - started), "out": str(out)}))
 
 

@@ -20,7 +20,7 @@ TARGET_SECONDS = 240.0
 
 
 def main() -> None:
-    """Run the job in a new workspace and print one JSON object."""
+    """Runs the job in a new workspace and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--codelist", required=True)

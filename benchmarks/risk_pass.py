@@ -37,7 +37,7 @@ HEAD_DRAWS = 500
 
 
 def main() -> None:
-    """Run the parts that were asked for."""
+    """Runs the requested parts."""
     parser = workload.arguments(__doc__, records=400, repeats=3)
     parser.add_argument("--rank", type=int, default=20, help="K (default: 20)")
     parser.add_argument("--draws", type=int, nargs=2, default=(2, 6), help="draws for the memory claim (default: 2 6)")
@@ -79,7 +79,7 @@ def _made(options: argparse.Namespace, trainable: Any) -> tuple[Classifier, Toke
 
 
 def _spread(made: Classifier) -> None:
-    """Widen the last layer of the new head, so that likelihoods differ between records as a trained model's do."""
+    """Widens the last layer of the new head, so that likelihoods differ between records as a trained model's do."""
     with torch.no_grad():
         made.parameters[-2].mul_(30)
 

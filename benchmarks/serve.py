@@ -4,7 +4,7 @@
 
 Requests of one narrative arrive at random (Poisson) whatever the answers take. The claim is of the highest rate of
 those tried at which every request is answered and the queue does not grow: p99 under 4 x one forward pass of a full
-batch, which is what a narrative may have to wait for before its own. p50 in passes of one is told beside it.
+batch, which is what a narrative may have to wait for before its own. p50 in passes of one is given next to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FEWEST = 200
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True, help="a released bundle")
     parser.add_argument("--seconds", type=float, default=10, help="of each rate (default: 10)")
@@ -46,9 +46,9 @@ def main() -> None:
         np.median([_seconds(lambda at=at: coder.scores(texts[at : at + _BATCH])) for at in range(0, 160, _BATCH)])
     )
     capacity = _BATCH / full
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     app = create_app(coder, Settings(narratives_per_minute=10**9))
     server = uvicorn.Server(uvicorn.Config(app, port=port, access_log=False, log_level="warning"))
     thread = threading.Thread(target=server.run)
@@ -94,14 +94,14 @@ async def _load(url: str, texts: list[str], rate: float, seconds: float) -> dict
         failed += answer.status_code != 200
 
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=200)) as client:
-        asked, begun = [], time.perf_counter()
-        due = begun
-        while due < begun + seconds:
+        requests, start = [], time.perf_counter()
+        due = start
+        while due < start + seconds:
             due += rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            asked.append(asyncio.create_task(ask(client)))
+            requests.append(asyncio.create_task(ask(client)))
         offered = time.perf_counter()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
         left = time.perf_counter() - offered
     half = len(took) // 2
     # With a queue that grows, the second half waits longer than the first and much is left over at the end.

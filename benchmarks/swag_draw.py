@@ -20,7 +20,7 @@ from mechanisms.posterior import swag
 
 
 def main() -> None:
-    """Measure draws and copies in turn."""
+    """Measures draws and copies in turn."""
     parser = workload.arguments(__doc__, repeats=15)
     parser.add_argument("--parameters", type=int, default=22_713_216, help="P (default: MiniLM-L6)")
     parser.add_argument("--rank", type=int, default=20, help="K (default: 20)")

@@ -25,7 +25,7 @@ from mechanisms.model.training import OptimiserPhase, epoch_batches, train
 
 
 def main() -> None:
-    """Time an epoch of each in turn."""
+    """Times an epoch of each in turn."""
     parser = workload.arguments(__doc__, records=160, repeats=3)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of both sides")
     options = parser.parse_args()

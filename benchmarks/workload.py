@@ -1,4 +1,4 @@
-"""What the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to measure."""
+"""Holds what the benchmarks of the mechanisms share: synthetic narratives, a posterior, and ways to measure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def median(times: list[float]) -> float:
 
 
 def report(result: Mapping[str, Any], to: Path | None) -> None:
-    """Print the result as one JSON object, with what it was measured on."""
+    """Prints the result as one JSON object, with what it was measured on."""
     on_cuda = str(result["device"]).startswith("cuda")
     machine = torch.cuda.get_device_name() if on_cuda else f"{torch.get_num_threads()} threads"
     text = json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)

@@ -1,4 +1,4 @@
-"""Data of one's own: a CSV with its code in column `label`, through ingest, three branches and their claims.
+"""Compares three methods on your CSV, whose code is in column `label`, and prints their claims.
 
     python examples/own_data.py mine.csv      # every other column numeric; without a file, an invented table
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.branches.branch import CompareParameters, choose
+from tasks.branches.branch import Terms, choose
 from tasks.comparing.run import run
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
 FEATURES = {"length": [0, 1], "mass": [0, 1]}  # public bounds, to which values are clipped
-OWN = {"gentle": {"title": "Formal head, ten steps", "mechanism": {"kind": "formal-head", "steps": 10}}}
+BRANCHES = {"gentle": {"title": "Formal head, ten steps", "mechanism": {"kind": "formal-head", "steps": 10}}}
 PHASE = {"learning_rate": 0.05, "batch_size": 16}
 
 
-def invented(file: Path) -> Path:
-    """Two sorts that differ in length and mass, 400 records of nobody."""
+def write_invented(file: Path) -> Path:
+    """Writes 400 invented records of two sorts that differ in length and mass."""
     rng = np.random.default_rng(0)
     heavy = rng.integers(0, 2, 400)
     cells = np.clip(rng.normal(0.35 + 0.3 * heavy[:, None], 0.1, (400, 2)), 0, 1)
@@ -33,10 +33,10 @@ def invented(file: Path) -> Path:
 
 
 def main() -> None:
-    """Compare in a workspace that goes at the end; a run of one's own would keep it."""
+    """Compares in a temporary workspace; in your run, keep it."""
     with tempfile.TemporaryDirectory() as folder:
         given = [Path(name) for name in sys.argv[1:2]]
-        source = given[0] if given else invented(Path(folder) / "invented.csv")
+        source = given[0] if given else write_invented(Path(folder) / "invented.csv")
         ingest = {"kind": "table", "label_column": "label", "table": {} if given else {"numeric": FEATURES}}
         parameters = RetrainParameters.model_validate(
             {
@@ -47,8 +47,8 @@ def main() -> None:
                 "release": {"enabled": False},
             }
         )
-        settings = CompareParameters(target_epsilon=4.0, seeds=1, branches=OWN)
-        chosen = choose("non-private,swag-ppm,gentle", model=parameters.model, known=settings.known)
+        settings = Terms(target_epsilon=4.0, branches=BRANCHES)
+        chosen = choose("non-private,swag-ppm,gentle", model=parameters.model, branches=settings.all_branches)
         context = Context(home=folder, device="cpu")
         for outcome in run(context, parameters, settings, chosen, do=partial(run_step, context)).outcomes:
             claim, accuracy = outcome.claim, outcome.figures["accuracy"]

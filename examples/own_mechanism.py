@@ -1,4 +1,4 @@
-"""A mechanism in one file: class means of directions, with noise. docs/adding-a-mechanism.md walks through it."""
+"""Defines a mechanism in one file: class means of directions, with noise. See docs/adding-a-mechanism.md."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,8 @@ from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, regist
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import ModelConfig, build
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.privacy import claims, gaussian_cost, noise
+from mechanisms.privacy import claims, noise
 from mechanisms.privacy.events import GaussianReleaseEvent
-
-
-def _event(sigma: float) -> GaussianReleaseEvent:  # a record adds a vector of norm <= 1 and a count to one row
-    return GaussianReleaseEvent(what="class sums and counts", noise_multiplier=sigma, l2_sensitivity=2**0.5)
 
 
 def _directions(inputs: Inputs) -> torch.Tensor:
@@ -39,10 +35,9 @@ class OutputPerturbation(Aimed, frozen=True):
     kind: Literal["output-perturbation"] = "output-perturbation"
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features"})
 
-    def plan(self, task: Task) -> Plan:
-        own = self.at(task)
-        aim = {"target_epsilon": own.target_epsilon, "delta": own.delta, "records_per_unit": task.records_per_unit}
-        return Plan(mechanism=own, event=_event(gaussian_cost.calibrate(_event, **aim)), records=task.records)
+    def event(self, noise: float, task: Task) -> GaussianReleaseEvent:
+        # a record adds a vector of norm <= 1 and a count to one row
+        return GaussianReleaseEvent(what="class sums and counts", noise_multiplier=noise, l2_sensitivity=2**0.5)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, GaussianReleaseEvent)
@@ -51,7 +46,7 @@ class OutputPerturbation(Aimed, frozen=True):
         vectors = torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0)
         table = torch.zeros(run.classes, vectors.shape[1]).index_add_(0, records.labels, vectors)
         std = plan.event.noise_multiplier * plan.event.l2_sensitivity
-        noise.SecretStream(noise.new_key()).add_normal_(table, std=std, purpose="table", step=0)
+        noise.SecretStream(run.new_key()).add_normal_(table, std=std, purpose="table", step=0)
         model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=1))
         if run.folder:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -63,15 +58,14 @@ class OutputPerturbation(Aimed, frozen=True):
 
 
 def main() -> None:
-    """Plan for epsilon 2 of a record, fit on records of nobody, say what is claimed and how good it is."""
+    """Plans for epsilon 2 per record, fits on invented records, prints accuracy and claim."""
     labels = torch.arange(600) % 3
     training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
     run = Run(classes=3, seed=0, classifier=lambda: build(ModelConfig(pooling="none"), num_labels=3, seed=0, width=8))
     plan = OutputPerturbation(target_epsilon=2.0, delta=1e-5).plan(Task(records=600, classes=3))
-    fitted = plan.fit(Records(training, labels), run)
-    unit = {"privacy_unit": "record", "max_records_per_unit": 1, "unprotected_inputs": ()}
-    claim = claims.claim_of(fitted.event, delta=1e-5, **unit)
-    right = fitted.model.log_probabilities(test).argmax(1) == labels
+    fit = plan.fit(Records(training, labels), run)
+    claim = claims.claim_of(fit.event, delta=1e-5, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+    right = fit.model.log_probabilities(test).argmax(1) == labels
     print(f"accuracy {right.double().mean():.3f}\n{claim.model_dump_json(indent=2)}")
 
 

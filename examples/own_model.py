@@ -1,7 +1,7 @@
-"""A torch model of one's own, trained by DP-SGD and drawn by SWAG-PPM: one call each, and what each may claim.
+"""Trains your torch model by DP-SGD and by SWAG-PPM, with one call each, and prints what each claims.
 
-Any `nn.Module` that looks at each record alone goes in place of the layers below. `own_model.ipynb` beside this file is
-the longer story, with pictures.
+Any `nn.Module` that treats each record alone can replace the layers below. `own_model.ipynb` next to this file is
+the longer version, with pictures.
 """
 
 import torch
@@ -14,14 +14,14 @@ WIDTH, CLASSES = 8, 3
 
 
 def invented(n: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features around one corner for each class: records of nobody."""
+    """Returns invented features around one corner for each class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % CLASSES
     return 2 * torch.eye(CLASSES, WIDTH)[labels] + torch.randn(n, WIDTH, generator=generator), labels
 
 
 def main() -> None:
-    """Print accuracy and claim of both."""
+    """Prints accuracy and claim of both."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, CLASSES))
     loss, training, (x, y) = nn.functional.cross_entropy, invented(300, seed=1), invented(300, seed=2)

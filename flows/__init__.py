@@ -1,1 +1,1 @@
-"""Flows compose tasks; nothing else. `cli` is the `autocoder` command."""
+"""Composes tasks into flows, and has the `autocoder` command (`cli`)."""

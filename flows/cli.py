@@ -1,4 +1,4 @@
-"""The `autocoder` command."""
+"""Runs the `autocoder` command."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from flows.commands import (
     approve,
     audit,
+    budget,
     calibrate,
     code,
     compare,
@@ -21,6 +22,7 @@ from flows.commands import (
     diagnose,
     doctor,
     drift,
+    estimate,
     handover,
     imbalance,
     keys,
@@ -32,8 +34,10 @@ from flows.commands import (
     qa,
     release,
     retrain,
+    revise,
     serve,
     status,
+    successor,
     verify,
 )
 from flows.commands.terminal import Group, say
@@ -43,21 +47,26 @@ _INTERRUPTED = 130
 app = typer.Typer(
     name="autocoder", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
-for _command in (
-    *(retrain.retrain, compare.compare, diagnose.diagnose, audit.audit, override.override, release.release),
-    *(approve.approve, approve.refuse, verify.verify, handover.handover, handover.revoke, code.code, drift.drift),
-    *(calibrate.calibrate, serve.serve, demo_data.demo_data, deploy.deploy, doctor.doctor, status.status),
-    *(metrics.metrics, imbalance.imbalance),
-):
-    app.command()(options.grouped(_command))
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(plan.app, name="plan")
-app.add_typer(qa.app, name="qa")
-app.add_typer(keys.app, name="keys")
+_PANELS = {
+    "Everyday": (estimate.estimate, retrain.retrain, audit.audit, release.release, code.code, status.status),
+    "Approve": (approve.approve, approve.refuse, override.override),
+    "Partner": (verify.verify, calibrate.calibrate, drift.drift, revise.revise, serve.serve),
+    "Agency": (handover.handover, handover.revoke, successor.successor),
+    "Research": (compare.compare, diagnose.diagnose, imbalance.imbalance),
+    "Server and setup": (demo_data.demo_data, doctor.doctor, deploy.deploy, metrics.metrics),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(options.expand_groups(_command))
+app.add_typer(plan.app, name="plan", rich_help_panel="Everyday")
+app.add_typer(keys.app, name="keys", rich_help_panel="Approve")
+app.add_typer(qa.app, name="qa", rich_help_panel="Partner")
+app.add_typer(budget.app, name="budget", rich_help_panel="Agency")
+app.add_typer(ledger.app, name="ledger", rich_help_panel="Agency")
 
 
-def _version(wanted: bool) -> None:
-    if not wanted:
+def _version(requested: bool) -> None:
+    if not requested:
         return
     from importlib.metadata import version
 
@@ -71,14 +80,14 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _autocoder(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit.")
     ] = False,
 ) -> None:
-    """Train an autocoder on confidential narratives and release one private draw of it."""
+    """Train an autocoder on confidential narratives, and release it under a privacy claim."""
 
 
 def main() -> None:
-    """Run the command; errors of the user's or the machine's making end in one line, not in a traceback."""
+    """Run the command; expected errors end in one line, not in a traceback."""
     # Before torch starts its threads: waiting ones sleep instead of spinning, which halves the time on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # The libraries make a million objects that live as long as the process. Looking for garbage among them as often as
@@ -96,12 +105,13 @@ def main() -> None:
         _end(str(error), code=2)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
-            _end("interrupted; the same command goes on where it stopped", code=_INTERRUPTED)
+            _end("interrupted. Run the same command to resume.", code=_INTERRUPTED)
         raise
 
 
 def _end(text: str, *, code: int) -> None:
-    indented = text.replace("\n", "\n  ")  # so that no line but the first begins with what somebody wrote
+    # guard: a name begins no line of a verdict
+    indented = text.replace("\n", "\n  ")  # so that a text from elsewhere cannot start a line
     say(f"error: {indented}", err=True)
     sys.stderr.flush()
     sys.exit(code)

@@ -1,28 +1,25 @@
-"""A closer look at a retrain: its finished stages, refits of it, and one private page. Releases nothing."""
+"""Diagnoses a retrain from its finished stages and refits, and writes one private page. Releases nothing."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import flow
-from prefect.artifacts import create_markdown_artifact
-from prefect.runtime import flow_run
-
-from flows.server.form import OnDevice, PlanFile, Workspace, section, titled
-from flows.server.settings import home_of, same_house
-from storage.artifacts import ArtifactRef
-from tasks.branches.origin import Origin
+from flows.server.form import DeviceChoice, PlanFile, Workspace, section, with_title
+from flows.server.settings import home_of, require_same_workspace
+from tasks.branches import search
+from tasks.branches.plan import Origin
 from tasks.diagnosing import run
 from tasks.diagnosing.page import NOTICE
 from tasks.diagnosing.run import DiagnoseResult
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page
-from tasks.retraining.run import settled
 from tasks.running.failures import private_errors
+from tasks.running.flow_run import job, publish_markdown, run_id
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Step, submit
+from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
@@ -30,50 +27,39 @@ DiagnoseSection: Any = section(DiagnoseParameters)
 _USUAL = DiagnoseSection()
 
 
-@flow(
-    name="diagnose",
-    description="Look closely at what a plan releases. Private: nothing is released.",
-    persist_result=False,
-    result_serializer="json",
-    log_prints=False,
-)
+@job(name="diagnose", description="Diagnose what a plan releases. Private: nothing is released.")
 def diagnose(
     plan: PlanFile,
-    settings: Annotated[DiagnoseSection, titled("Studies")] = _USUAL,  # type: ignore[valid-type]
+    settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL,  # type: ignore[valid-type]
     home: Workspace = None,
-    device: OnDevice = "auto",
+    device: DeviceChoice = "auto",
 ) -> DiagnoseResult:
-    """Look at the retrain of a plan, with the settings and records that it was made with.
+    """Diagnose the retrain of a plan, with its settings and records.
 
     Args:
         plan: path of the plan that `retrain` wrote.
-        settings: how closely to look.
-        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        settings: effort of the studies.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
 
     Raises:
-        InputError: no plan, one of a formal fit, or of a comparison.
+        InputError: the plan is missing, or is one of a formal fit or a comparison.
     """
     with private_errors("diagnose"):
-        same_house(Path(plan), home_of(home))
+        require_same_workspace(Path(plan), home_of(home))
         origin = Origin.of(Path(plan))[1]
         origin.require_retrain(Path(plan))
     studies = DiagnoseParameters.model_validate(settings.model_dump())
     return _diagnose(origin.parameters, studies, home=home, device=device)
 
 
-@flow(
-    name="diagnose-retrain",
-    description="Look closely at a retrain. Private: nothing is released.",
-    persist_result=False,
-    result_serializer="json",
-    log_prints=False,
-    validate_parameters=False,
+@job(
+    name="diagnose-retrain", description="Diagnose a retrain. Private: nothing is released.", validate_parameters=False
 )
 def diagnose_retrain(
     parameters: RetrainParameters, settings: DiagnoseParameters, home: str = "workspace", device: str = "auto"
 ) -> DiagnoseResult:
-    """Reuse what the retrain of these parameters finished (or run it), look at it, and write the page.
+    """Reuse or run the retrain of these parameters, diagnose it, and write the page.
 
     Raises:
         InputError: records cannot be left out of this kind of model.
@@ -88,19 +74,15 @@ def _diagnose(
     with private_errors("diagnose"):
         estimate = run.refuse_early(context, parameters, settings)
     private = context.workspace.private
-    heard = MetricsListener(private, "diagnose"), TimingsListener(private, estimate.stages)
-    with private_errors("diagnose"), listening(prefect_page.PrefectListener(), *heard):
+    listeners = MetricsListener(private, "diagnose"), TimingsListener(private, estimate.stages)
+    with private_errors("diagnose"), listening(prefect_page.PrefectListener(), *listeners):
         context.workspace.create()
-        run_id = str(flow_run.get_id() or "") or None
-
-        def do(step: Step) -> ArtifactRef:
-            return submit(context, step)
-
-        parameters = settled(context, parameters, do, prefect_run_id=run_id)
-        result = run.diagnose(context, parameters, settings, do, prefect_run_id=run_id)
-        create_markdown_artifact(
+        number, do = run_id(), partial(submit, context)
+        parameters = search.meet_target(context, parameters, do, prefect_run_id=number)
+        result = run.diagnose(context, parameters, settings, do, prefect_run_id=number)
+        publish_markdown(
             key="diagnostics",
             markdown=f"{NOTICE}\n\nThe page: `{result.report}`",
-            description="Where the diagnostics page lies.",
+            description="Path of the diagnostics page.",
         )
         return result

@@ -1,8 +1,8 @@
-"""What keeps the house running: runs that died are taken up again, and low budgets are told.
+"""Resumes runs that died, and reports low budgets.
 
 A run whose worker or host died is `Crashed`: the worker says so, or, where the worker died too, the rule `zombies` of
 deployments/automations.yaml when its heartbeat stops, or, where the rule missed it, this flow. Stages resume from their
-own files, a release from the ledger, so taking a run up again is always safe; it is done a few times, not for ever.
+files and a release from the ledger, so resuming a run is always safe; it is done a few times, not for ever.
 """
 
 from __future__ import annotations
@@ -10,57 +10,51 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from prefect import flow
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.server.dead_runs import declare_dead, take_up
-from flows.server.form import titled
+from flows.server.dead_runs import declare_dead, resume
+from flows.server.form import with_title
 from flows.server.settings import home_of
 from storage.ledger.amounts import short
 from tasks.parameters import LedgerParameters
-from tasks.releasing import publish
+from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
+from tasks.running.flow_run import job
 from tasks.running.stage import Context
 
 RESUMED = ("retrain", "compare", "audit", "diagnose", "release", "code-batch")
-"""Flows whose runs go on where they stopped. A shard's run is asked for anew by the run that wants it."""
+"""Flows whose runs resume. A shard is requested again by the run that needs it."""
 
-AT_WORK = (*RESUMED, "risk-shard", "trials-shard", "branch-shard", "code-shard")
+AT_WORK = (*RESUMED, "shard")
 """Flows whose runs send heartbeats while they are at work: those of the rule `zombies`, and `release`."""
 
 
-class Kept(BaseModel, frozen=True):
-    """What one round did."""
+class HousekeepingReport(BaseModel, frozen=True):
+    """Reports one round."""
 
     dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
-    resumed: tuple[str, ...] = Field(description="runs taken up again")
+    resumed: tuple[str, ...] = Field(description="runs that were resumed")
     given_up: tuple[str, ...] = Field(description="runs that died too often")
     low_budgets: tuple[str, ...] = Field(description="accounts with little left")
 
 
-@flow(
-    name="housekeeping",
-    description="Take up runs that died, and tell of budgets that run low.",
-    persist_result=False,
-    result_serializer="json",
-    log_prints=False,
-)
+@job(name="housekeeping", description="Resume runs that died, and report low budgets.")
 def housekeeping(
-    home: Annotated[str | None, titled("Workspace")] = None,
-    ledger: Annotated[LedgerParameters | None, titled("Ledger")] = None,
-    attempts: Annotated[int, Field(ge=1, le=100), titled("Starts of a run")] = 4,
-    days: Annotated[int, Field(ge=1, le=365), titled("Days looked back")] = 7,
-    pending_minutes: Annotated[int, Field(ge=1, le=1440), titled("Minutes to begin")] = 15,
-    silent_minutes: Annotated[int, Field(ge=30, le=1440), titled("Minutes of silence")] = 30,
-    low_share: Annotated[float, Field(ge=0, le=1), titled("Low budget")] = 0.2,
-) -> Kept:
-    """One round.
+    home: Annotated[str | None, with_title("Workspace")] = None,
+    ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None,
+    attempts: Annotated[int, Field(ge=1, le=100), with_title("Starts of a run")] = 4,
+    days: Annotated[int, Field(ge=1, le=365), with_title("Days looked back")] = 7,
+    pending_minutes: Annotated[int, Field(ge=1, le=1440), with_title("Minutes to begin")] = 15,
+    silent_minutes: Annotated[int, Field(ge=30, le=1440), with_title("Minutes of silence")] = 30,
+    low_share: Annotated[float, Field(ge=0, le=1), with_title("Low budget")] = 0.2,
+) -> HousekeepingReport:
+    """Do one round.
 
     Args:
-        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
         ledger: which ledger.
-        attempts: how often a run is started in all, before somebody has to look.
+        attempts: how often a run is started before a person must act.
         days: runs that died longer ago are left alone.
         pending_minutes: a run that was handed to a worker so long ago and has not begun lost that worker.
         silent_minutes: a run at work of which no heartbeat came for so long lost its process.
@@ -70,14 +64,14 @@ def housekeeping(
     with private_errors("housekeeping"):
         age = timedelta(days=days)
         dead = declare_dead(AT_WORK, silent=timedelta(minutes=silent_minutes), age=age)
-        resumed, given_up = take_up(RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes))
+        resumed, given_up = resume(RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes))
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
-    return Kept(dead=dead, resumed=resumed, given_up=given_up, low_budgets=low)
+    return HousekeepingReport(dead=dead, resumed=resumed, given_up=given_up, low_budgets=low)
 
 
 def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> tuple[str, ...]:
     low = []
-    for line in publish.open_ledger(context, settings).budget():
+    for line in ledger_access.open_ledger(context, settings).budget():
         account, cap = line.account, line.cap
         if cap is None or not account.sequence or line.epsilon_left >= cap.epsilon * int(share * 1000) / 1000:
             continue

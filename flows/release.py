@@ -1,7 +1,7 @@
-"""Releasing what a retrain or a comparison has planned: one draw, bundled, recorded, once those who must have approved.
+"""Releases a plan of a retrain or a comparison once it is approved: one draw, bundled and recorded.
 
-As a deployment the run suspends until the approvals that the policy asks for are there: it holds no worker meanwhile,
-and starts from the top at each answer, which Prefect keeps. Called without a deployment it refuses instead.
+A run of the deployment suspends until it has the approvals that the policy requires: it holds no worker meanwhile, and
+starts from the top at each answer, which Prefect stores. A run without a deployment is refused instead.
 """
 
 from __future__ import annotations
@@ -9,45 +9,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, cast
 
-from prefect import flow
 from prefect.client.schemas.objects import FlowRun
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
 from flows.server import approvals
-from flows.server.form import OnDevice, PlanFile, Workspace, titled
-from flows.server.settings import home_of, same_house
+from flows.server.form import DeviceChoice, PlanFile, Workspace, with_title
+from flows.server.settings import home_of, require_same_workspace
 from storage.errors import InputError
-from storage.ledger import Ledger
 from tasks.parameters import BundleParameters
-from tasks.releasing import prefect_page, preflight, publish, selection
+from tasks.releasing import ledger_access, prefect_page, preflight, publish
+from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
+from tasks.running.flow_run import call_task, in_flow_run, job
 from tasks.running.progress import listening
 from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
 
 
-@flow(
-    name="release",
-    description="Release what is planned: wait for approvals, reserve the budget, draw once, bundle, commit.",
-    persist_result=False,
-    result_serializer="json",
-    log_prints=False,
-)
+@job(name="release", description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.")
 def release(
     plan: PlanFile,
     home: Workspace = None,
-    device: OnDevice = "auto",
-    ledger: Annotated[BundleParameters | None, titled("Ledger and bundle")] = None,
-    wait_days: Annotated[int, Field(ge=1, le=365), titled("Days to wait for approvals")] = 30,
+    device: DeviceChoice = "auto",
+    ledger: Annotated[BundleParameters | None, with_title("Ledger and bundle")] = None,
+    wait_days: Annotated[int, Field(ge=1, le=365), with_title("Days to wait for approvals")] = 30,
 ) -> Released:
-    """Release a plan; one that is released already returns its release, one that died goes on.
+    """Release a plan; return the release of one that was released before, and resume one that died.
 
     Args:
         plan: path of the plan that `retrain` or `compare` wrote.
-        home: workspace folder; empty: the worker's own (AUTOCODER_HOME).
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         ledger: which ledger, under which policy.
         wait_days: how long a run waits for approvals before it fails.
@@ -56,30 +50,25 @@ def release(
     settings = ledger or BundleParameters()
     metrics = MetricsListener(context.workspace.private, "release")
     with private_errors("release"), listening(prefect_page.PrefectListener(), metrics):
-        same_house(Path(plan), Path(context.home))
+        require_same_workspace(Path(plan), Path(context.home))
         preflight.check_device(context)
-        publish.check(context, settings)
+        publish.check_signing(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
-        opened = publish.open_ledger(context, settings)
-        if opened.release_of(planned.plan) is None:
-            opened.require_here(planned.plan)  # before anybody is asked
-            selection.check(opened, context, planned)
-        _wait_for_approvals(context, planned, opened, plan=plan, days=wait_days)
+        checked = check(planned, ledger_access.open_ledger(context, settings))
+        checked.require_current(context)  # before anybody is asked
+        approvals.wait(context, checked, file=plan, days=wait_days, suspends=bool(deployment.id))
         prefect_page.publish_budget(context, settings)
-        return publish.release(context, planned, settings)
-
-
-def _wait_for_approvals(context: Context, planned: PlannedRelease, ledger: Ledger, *, plan: str, days: int) -> None:
-    """A run of a deployment may wait for them, any other has to have them."""
-    approvals.wait(context, planned, ledger, plan=plan, days=days, suspends=bool(deployment.id))
+        return call_task(publish.release, context, planned, settings)
 
 
 def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
     """Start the release deployment on a plan and return its run's id; the caller does not wait for it.
 
     Raises:
-        InputError: there is no such deployment, or no server.
+        InputError: there is no server, or it has no such deployment.
     """
+    if not in_flow_run():
+        raise InputError("release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out.")
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
 
@@ -101,7 +90,5 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
             ),
         )
     except ObjectNotFound:
-        raise InputError(
-            f"release.deployment: the server knows no deployment {name}; apply deployments/prefect.yaml"
-        ) from None
+        raise InputError(f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`.") from None
     return str(run.id)

@@ -1,4 +1,4 @@
-"""The main job: from a file of records to the plan of one release; to the release itself where that is asked for.
+"""Runs the main job: from a file of records to the plan of one release, or to the release itself on request.
 
 ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
@@ -11,94 +11,107 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from prefect import flow
-from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
-from flows.server.form import OnDevice, RetrainForm, Workspace, refuse_borrowed_names, titled
+from flows.server.form import DeviceChoice, RetrainForm, Workspace, with_own_population, with_title
 from flows.server.settings import home_of
-from storage.ledger.siblings import other_names, others_names, siblings
-from tasks.branches.origin import Origin
-from tasks.parameters import FanOut
-from tasks.releasing import approval, plan_page, prefect_page, publish
-from tasks.releasing.at_hand import AtHand
+from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
+from tasks.branches.plan import Origin
+from tasks.coding import succession
+from tasks.parameters import FanOut, RetrainParameters
+from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
+from tasks.releasing.checked_plan import check
+from tasks.releasing.plan_page import PlanContext
 from tasks.releasing.publish import Released
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
+from tasks.running.flow_run import call_task, job, run_id
 from tasks.running.progress import listening
-from tasks.running.stage import Context, submit
+from tasks.running.stage import Context, Device, submit
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
 
 class RetrainResult(BaseModel):
-    """What a retrain returns: references and the figures of the release, nothing of a record."""
+    """Holds references and the figures of the release, and nothing about a record."""
 
     model_config = ConfigDict(frozen=True)
 
     plan: str = Field(description="path of the release plan")
     release: Released | None
-    release_run: str | None = Field(default=None, description="run that was asked to release the plan")
-    warnings: tuple[str, ...] = Field(default=(), description="what whoever decides on the plan has to know")
+    release_run: str | None = Field(default=None, description="run that releases the plan")
+    warnings: tuple[str, ...] = Field(default=(), description="for those who decide on the plan")
 
 
-@flow(
+@job(
     name="retrain",
     description="Train an autocoder on confidential narratives and plan its release: one private draw (SWAG-PPM), or, "
     "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
-    persist_result=False,
-    result_serializer="json",
-    log_prints=False,
 )
 def retrain(
-    parameters: Annotated[RetrainForm, titled("What to train on, and how")],
+    parameters: Annotated[RetrainForm, with_title("Records and method")],
     home: Workspace = None,
-    device: OnDevice = "auto",
-    fan_out: Annotated[FanOut | None, titled("Shards")] = None,
+    device: DeviceChoice = "auto",
+    fan_out: Annotated[FanOut | None, with_title("Shards")] = None,
 ) -> RetrainResult:
-    """Run the whole method; stages that are finished for the same inputs, parameters and code are reused.
+    """Run the whole method; finished stages of the same inputs, parameters and code are reused.
 
     Args:
-        parameters: data, columns, population, mechanism and epsilon; all else under `advanced`.
-        home: workspace folder, which holds the private files, the bundles and the ledger; empty: the worker's own
-            (AUTOCODER_HOME).
+        parameters: data, columns, population, mechanism and epsilon; the rest under `advanced`.
+        home: workspace folder, which holds the private files, the bundles and the ledger; empty: that of the
+            worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         fan_out: whether passes over draws are spread over workers; it does not change what comes out.
     """
+    return run_retrain(lambda: with_own_population(parameters.parameters()), home=home, device=device, fan_out=fan_out)
+
+
+def run_retrain(
+    parameters: Callable[[], RetrainParameters],
+    *,
+    home: str | None,
+    device: Device = "auto",
+    fan_out: FanOut | None = None,
+) -> RetrainResult:
+    """Runs all stages of a form's parameters, which are read inside, so that an error of theirs is the run's."""
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):
         context.workspace.create()
-        wanted = parameters.parameters()
-        refuse_borrowed_names(wanted)
-        estimate = retraining.refuse_early(context, wanted)
+        run_parameters = parameters()
+        estimate = retraining.refuse_early(context, run_parameters)
     timed = TimingsListener(context.workspace.private, estimate.stages)
     with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured, timed):
-        run_id = str(flow_run.get_id() or "") or None
-        made = retraining.run(context, wanted, lambda step: submit(context, step), prefect_run_id=run_id)
-        return _release(context, made, Origin(parameters=wanted))
+        run = run_id()
+        made = retraining.run(context, run_parameters, lambda step: submit(context, step), prefect_run_id=run)
+        return _release(context, made, Origin(parameters=run_parameters))
 
 
-def _release(context: Context, made: retraining.Retrained, origin: Origin) -> RetrainResult:
-    """Keep the plan and what it was made with, show it, release it or hand it on where that is asked for."""
+def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -> RetrainResult:
+    """Save the plan and its settings, show it, and release it or request its release where the settings say so."""
     parameters, settings = made.parameters, made.parameters.release
-    planned, plan_file = publish.keep_plan(context, made.planned, settings)
+    planned, plan_file = publish.save_plan(context, made.planned, settings)
     origin.save(plan_file)
-    ledger = publish.open_ledger(context, settings)
-    stands, found = approval.standing(context, ledger, planned), AtHand.of(context, ledger, planned)
-    page = plan_page.page_of(planned, ledger, stands, file=str(plan_file), found=found)
+    ledger = ledger_access.open_ledger(context, settings)
+    uncompared = succession.compare_with_release(context, planned, ledger, lambda step: submit(context, step))
+    checked = check(planned, ledger)
+    status, plan_context = approval.approval_status(context, checked), PlanContext.of(context, checked)
+    page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
     prefect_page.publish_plan(plan_page.markdown(page))
-    names = others_names(planned.plan, siblings(ledger, planned.plan, records=found.records))
-    released, asked = None, None
+    names = other_population_names(
+        planned.plan, overlapping_releases(ledger, planned.plan, records=plan_context.records)
+    )
+    released, release_run = None, None
     if settings.enabled and settings.deployment:
-        asked = request(context, planned, plan_file, settings, settings.deployment)
+        release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
-        prefect_page.publish_budget(context, settings)  # before too: a refusal is when it is wanted
-        released = publish.release(context, planned, settings)
+        prefect_page.publish_budget(context, settings)  # before too: it is needed most after a refusal
+        released = call_task(publish.release, context, planned, settings)
     prefect_page.publish_artifacts(
         context,
         parameters,
@@ -108,6 +121,12 @@ def _release(context: Context, made: retraining.Retrained, origin: Origin) -> Re
         scores=made.scores,
         running=made.running,
     )
-    warned = (other_names(names, planned.plan.population),) if names else ()
-    warned += tuple(word.warning for word in found.lists or () if word.warning is not None)
-    return RetrainResult(plan=str(plan_file), release=released, release_run=asked, warnings=() if released else warned)
+    warned = (population_name_warning(names, planned.plan.population),) if names else ()
+    warned += () if uncompared is None else (uncompared,)
+    warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)
+    facts = context.store.figures(planned.candidate.dataset)
+    split = retraining.warn_of_split(parameters.data.ingest, train=facts["train"], test=facts["test"])
+    warned += () if split is None else (split,)
+    return RetrainResult(
+        plan=str(plan_file), release=released, release_run=release_run, warnings=() if released else warned
+    )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
-from mechanisms.exact_posterior import SAMPLED, draws_of, padded, parameters_of, put
+from mechanisms.exact_posterior import SAMPLED, draws_of, load_parameters, parameters_of, with_bias
 from mechanisms.formal_head import features_of
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
@@ -113,7 +113,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
     sampler: SamplerConfig = Field(default=SamplerConfig(chains=8), title="Sampler")
 
     @property
-    def aims(self) -> bool:
+    def has_target(self) -> bool:
         """The bound is half of a target."""
         return True
 
@@ -127,11 +127,11 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         if target is None:
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
         bound = BoundedLikelihood.for_epsilon(target / task.records_per_unit).bound
-        return Plan(
-            mechanism=self.model_copy(update={"target_epsilon": target}),
-            event=BoundedPosteriorEvent(bound=bound, prior_std=self.prior_std),
-            records=task.records,
-        )
+        return Plan(mechanism=self.model_copy(update={"target_epsilon": target}), task=task, noise=bound)
+
+    def event(self, noise: float, task: Task) -> BoundedPosteriorEvent:
+        """Returns a draw under this bound."""
+        return BoundedPosteriorEvent(bound=noise, prior_std=self.prior_std)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Sample, and keep one draw.
@@ -143,7 +143,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         assert isinstance(event, BoundedPosteriorEvent)
         run.layout.check(records.labels)
         start = parameters_of(classifier, run.classes)
-        target = self._posterior(event, padded(features_of(records)), records.labels, start, run.fields)
+        target = self._posterior(event, with_bias(features_of(records)), records.labels, start, run.fields)
         drawn, figures = draws_of(
             target,
             start,
@@ -153,7 +153,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
             run=run,
             progress=run.progress,
         )
-        put(classifier, drawn.theta[0])
+        load_parameters(classifier, drawn.theta[0])
         return Fitted(ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size})
 
     def fit_many(
@@ -163,14 +163,14 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         event = plan.event
         assert isinstance(event, BoundedPosteriorEvent)
         posteriors = [
-            self._posterior(event, pool.padded[own], pool.labels[own], initial, pool.fields) for own in pool.included
+            self._posterior(event, pool.with_bias[own], pool.labels[own], initial, pool.fields) for own in pool.included
         ]
         theta, _ = posterior_trials.sample(posteriors, initial, progress=progress)
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)
         return {self.kind: Reruns(ell, right, (event,) * len(theta))}
 
     def _posterior(
-        self, event: BoundedPosteriorEvent, padded: Tensor, labels: Tensor, start: Tensor, fields: Fields | None
+        self, event: BoundedPosteriorEvent, features: Tensor, labels: Tensor, start: Tensor, fields: Fields | None
     ) -> SoftmaxPosterior:
         bounded = BoundedLikelihood(bound=event.bound)
-        return SoftmaxPosterior(padded, labels, start, self.prior_std, bounded=bounded, fields=fields)
+        return SoftmaxPosterior(features, labels, start, self.prior_std, bounded=bounded, fields=fields)

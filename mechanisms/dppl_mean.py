@@ -26,12 +26,11 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.fields import Fields
-from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.events import Event, GaussianReleaseEvent
-from mechanisms.privacy.likeness import alike
+from mechanisms.privacy.events import GaussianReleaseEvent
 
 
 @registered
@@ -47,25 +46,13 @@ class DpplMean(Aimed, frozen=True):
         default=10.0, gt=0, le=1e4, allow_inf_nan=False, title="Scale", description="Of the cosines: confidences alone."
     )
 
-    def plan(self, task: Task) -> Plan:
-        """Solve the noise of the one release.
-
-        Raises:
-            MechanismError: the target cannot be met.
-        """
-        own = self.at(task)
-        assert own.target_epsilon is not None
-        assert own.delta is not None
-        event = partial(_event, len(task.fields) or 1)
-        solved = gaussian_cost.calibrate(
-            event, target_epsilon=own.target_epsilon, delta=own.delta, records_per_unit=task.records_per_unit
+    def event(self, noise: float, task: Task) -> GaussianReleaseEvent:
+        """Returns the one release."""
+        return GaussianReleaseEvent(
+            what="class sums of directions",
+            noise_multiplier=noise,
+            l2_sensitivity=math.sqrt(len(task.fields) or 1),
         )
-        return Plan(mechanism=own, event=event(solved), records=task.records)
-
-    def makes(self, event: Event | None, task: Task) -> bool:
-        """The release of these fields, at any noise."""
-        own = isinstance(event, GaussianReleaseEvent)
-        return own and alike(event, _event(len(task.fields) or 1, event.noise_multiplier))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release the sums, scale them. A finished fit is read back: its noise is drawn once.
@@ -76,21 +63,22 @@ class DpplMean(Aimed, frozen=True):
         fields, event = run.layout, plan.event
         assert isinstance(event, GaussianReleaseEvent)
         fields.check(records.labels)
-        if run.folder is not None and (run.folder / "theta.safetensors").exists():
-            return Fitted(ClassifierModel.load(run.folder, run), event)
-        classifier = run.classifier()
-        head, features = linear_head(classifier), features_of(records).cpu()
-        sums = class_sums(features, records.labels.cpu(), fields=fields)
-        std = event.noise_multiplier * event.l2_sensitivity
-        noise.SecretStream(noise.new_key()).add_normal_(sums, std=std, purpose="class sums", step=0)
-        with torch.no_grad():
-            head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1).float())
-            head.bias.zero_()
-        model = ClassifierModel(classifier)
-        if run.folder is not None:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            model.save(run.folder)
-        return Fitted(model, event)
+
+        def prototypes(state: KeyedState) -> ClassifierModel:
+            classifier = run.classifier()
+            head, features = linear_head(classifier), features_of(records).cpu()
+            sums = class_sums(features, records.labels.cpu(), fields=fields)
+            std = event.noise_multiplier * event.l2_sensitivity
+            state.stream.add_normal_(sums, std=std, purpose="class sums", step=0)
+            with torch.no_grad():
+                head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1).float())
+                head.bias.zero_()
+            return ClassifierModel(classifier)
+
+        load = partial(ClassifierModel.load, run=run)
+        return Fitted(
+            fit_or_load(run.folder, ClassifierModel.FILE, new_key=run.new_key, load=load, fit=prototypes), event
+        )
 
 
 def class_sums(features: Tensor, labels: Tensor, *, fields: Fields) -> Tensor:
@@ -99,9 +87,3 @@ def class_sums(features: Tensor, labels: Tensor, *, fields: Fields) -> Tensor:
     # a little below 1, so that rounding in float32 does not lift it above
     unit = nn.functional.normalize(features, dim=1) * (1 - 1e-6)
     return fields.sums(unit, labels)
-
-
-def _event(fields: int, noise_multiplier: float) -> GaussianReleaseEvent:
-    return GaussianReleaseEvent(
-        what="class sums of directions", noise_multiplier=noise_multiplier, l2_sensitivity=math.sqrt(fields)
-    )

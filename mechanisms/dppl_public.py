@@ -20,16 +20,16 @@ up: of F fields every choice has eps / F.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from mechanisms.errors import MechanismError
+from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
-from mechanisms.privacy import noise
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, Event
 
@@ -46,21 +46,19 @@ class PublicPrototypesEvent(Event, frozen=True):
 
 @claims(PublicPrototypesEvent, formal=True)
 def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """m F epsilon for a unit of m records in F fields, whatever the delta that it is stated at."""
-    if delta is None:
-        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+    """m F epsilon for a unit of m records in F fields, with delta 0 whatever was asked for."""
     of_record = event.fields * event.epsilon
     cost = int(unit["max_records_per_unit"]) * of_record
     return Claim(
         guarantee_kind="formal",
         epsilon=cost,
-        delta=delta,
+        delta=0.0,
+        delta_text="0 by proof",
         epsilon_add_remove=cost,
         neighbouring_relation="add-remove",
         accountant="exponential mechanism, monotone utility, parallel over classes",
         assumptions=(
-            f"neighbours differ by one unit added or removed; replacing one record costs epsilon {2 * of_record:.4g}",
-            "it holds with delta 0",
+            f"neighbours differ by one unit added or removed; replacing one costs epsilon {2 * cost:.4g}",
             "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
             "Gumbel noise is sampled in floating point (float64, from a secret AES-256 stream): attacks on low-order "
             "bits are not covered",
@@ -85,12 +83,14 @@ class DpplPublic(Aimed, frozen=True):
         default=10.0, ge=0, le=100, title="Own title", description="In nats, before any record: its head start."
     )
 
-    def plan(self, task: Task) -> Plan:
-        """There is no noise to solve: the target is the parameter, over the records of a unit and their fields."""
-        own, fields = self.at(task), len(task.fields) or 1
-        assert own.target_epsilon is not None
-        event = PublicPrototypesEvent(epsilon=own.target_epsilon / task.records_per_unit / fields, fields=fields)
-        return Plan(mechanism=own, event=event, records=task.records)
+    def calibrate(self, task: Task) -> float:
+        """Returns the epsilon of a choice: there is no noise to solve, and a unit has so many records and fields."""
+        assert self.target_epsilon is not None
+        return self.target_epsilon / task.records_per_unit / (len(task.fields) or 1)
+
+    def event(self, noise: float, task: Task) -> PublicPrototypesEvent:
+        """Returns choices of this epsilon."""
+        return PublicPrototypesEvent(epsilon=noise, fields=len(task.fields) or 1)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Choose a title for each class. A finished fit is read back: a choice is made once.
@@ -98,40 +98,34 @@ class DpplPublic(Aimed, frozen=True):
         Raises:
             MechanismError: the head is not linear.
         """
-        fields = run.layout
         assert isinstance(plan.event, PublicPrototypesEvent)
-        fields.check(records.labels)
-        if run.folder is not None and (run.folder / "theta.safetensors").exists():
-            return Fitted(ClassifierModel.load(run.folder, run), plan.event)
-        classifier = run.classifier()
+        run.layout.check(records.labels)
+        load, fit = partial(ClassifierModel.load, run=run), partial(self._choose, plan.event, records, run)
+        return Fitted(
+            fit_or_load(run.folder, ClassifierModel.FILE, new_key=run.new_key, load=load, fit=fit), plan.event
+        )
+
+    def _choose(self, event: PublicPrototypesEvent, records: Records, run: Run, state: KeyedState) -> ClassifierModel:
+        fields, classifier = run.layout, run.classifier()
         head, features = linear_head(classifier), features_of(records).cpu()
         weight, bias = head.weight.detach().cpu().clone(), head.bias.detach().cpu().clone()
-        stream = noise.SecretStream(noise.new_key())
         for field, (span, labels) in enumerate(zip(fields.spans, fields.columns(records.labels.cpu()), strict=True)):
-            rows, offsets, there = weight[span], bias[span], labels >= 0
+            rows, offsets, present = weight[span], bias[span], labels >= 0
             centre = torch.linalg.lstsq(rows.double(), -offsets.double()[:, None], driver="gelsd").solution[:, 0]
-            about, candidates = features[there] - centre.float(), nn.functional.normalize(rows, dim=1)
-            says = utilities(about, labels[there], candidates, self.ceiling)
-            scores = plan.event.epsilon * says + self.own_title * torch.eye(len(rows), dtype=torch.float64)
-            chosen = (scores + gumbel(scores.shape, stream, step=field)).argmax(1)
+            about, candidates = features[present] - centre.float(), nn.functional.normalize(rows, dim=1)
+            utility = utilities(about, labels[present], candidates, self.ceiling)
+            scores = event.epsilon * utility + self.own_title * torch.eye(len(rows), dtype=torch.float64)
+            noise = state.stream.gumbel(scores.numel(), purpose="choices", step=field).view_as(scores)
+            choices = (scores + noise).argmax(1)
             with torch.no_grad():
-                head.weight[span] = rows[chosen].to(head.weight.device)
-                head.bias[span] = offsets[chosen].to(head.bias.device)
-        model = ClassifierModel(classifier)
-        if run.folder is not None:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            model.save(run.folder)
-        return Fitted(model, plan.event)
+                head.weight[span] = rows[choices].to(head.weight.device)
+                head.bias[span] = offsets[choices].to(head.bias.device)
+        return ClassifierModel(classifier)
 
 
 def utilities(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float) -> Tensor:
     """u float64 [classes, candidates]; a record adds something in [0, 1] to each entry of one row."""
-    cosines = nn.functional.normalize(about, dim=1) @ candidates.T
-    says = (cosines.double() / ceiling).clamp(0, 1)
+    # in float64, or one record more would move how the others' products are rounded
+    cosines = nn.functional.normalize(about.double(), dim=1) @ candidates.double().T
+    says = (cosines / ceiling).clamp(0, 1)
     return torch.zeros(len(candidates), len(candidates), dtype=torch.float64).index_add_(0, labels, says)
-
-
-def gumbel(shape: torch.Size, stream: noise.SecretStream, *, step: int = 0) -> Tensor:
-    """Independent standard Gumbel variates, float64: the argmax of scores plus these is the exponential mechanism."""
-    normal = stream.normal_(torch.empty(shape, dtype=torch.float64), purpose="choices", step=step)
-    return -(-torch.special.log_ndtr(normal)).log()

@@ -19,6 +19,7 @@ posterior, and of no other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -27,7 +28,6 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
-from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.classifier import Classifier
@@ -37,10 +37,9 @@ from mechanisms.posterior.convergence import Diagnostics
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import Draws, SamplerConfig
 from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
-from mechanisms.posterior.rounds import RoundName
-from mechanisms.privacy.claims import claims
+from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName
+from mechanisms.privacy.claims import claims, pseudo_posterior
 from mechanisms.privacy.events import Claim, Event
-from mechanisms.privacy.numerics import failure_probability
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
@@ -73,34 +72,14 @@ def _claim(event: ExactPosteriorEvent, *, delta: float | None, unit: dict[str, A
     Raises:
         MechanismError: a delta was given: the method does not quantify one.
     """
-    if delta is not None:
-        raise MechanismError("the pseudo posterior does not quantify delta (it is O(n^-1/2)); leave delta out")
-    m, draws = int(unit["max_records_per_unit"]), event.sensitivity_draws
-    return Claim(
-        guarantee_kind="asymptotic-local",
-        epsilon=2 * m * event.sensitivity,
-        delta=None,
-        delta_text="O(n^-1/2), not quantified",
-        sensitivity=event.sensitivity,
-        epsilon_add_remove=m * event.sensitivity,
-        draws=draws,
-        mc_failure_prob=failure_probability(draws),
-        neighbouring_relation="add-remove",
-        accountant="2 Delta (Chew et al., section 2.1; Savitsky et al. 2022)",
-        assumptions=(
-            "epsilon = 2 Delta is the paper's, for leave-one-out neighbours; as log-likelihoods of a classifier are "
-            "<= 0, it also bounds replacing one record, and Delta alone bounds leaving one out"
-            + ("" if m == 1 else f"; a unit owns at most {m} records, so the records' bound is multiplied by {m}"),
-            "local: Delta is estimated on this data set, a maximum over the records held, not a supremum over "
-            "possible records or data sets; it approaches the global one only as n grows",
-            f"Delta is a maximum over {draws} draws and the released one, not a supremum over parameters: a fresh draw "
-            f"exceeds it with probability 1/(S+1) = {failure_probability(draws):.2g}",
-            SAMPLED,
-            "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
-            "one draw is released; each further draw costs as much again",
-            "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
-        ),
-        **unit,
+    return pseudo_posterior(
+        event.sensitivity,
+        event.sensitivity_draws,
+        delta=delta,
+        unit=unit,
+        over=f"{event.sensitivity_draws} draws and the released one",
+        sampled=SAMPLED,
+        evidence="audit it",
     )
 
 
@@ -144,7 +123,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
         settled = self.model_copy(update={"pseudo_posterior": config.model_copy(update=update)})
-        return Plan(mechanism=settled, records=task.records)
+        return Plan(mechanism=settled, task=task)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """All rounds up to this one, and one draw of the last.
@@ -154,24 +133,26 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         """
         config, classifier = self.pseudo_posterior, run.classifier()
         assert config is not None
-        start, features = parameters_of(classifier, run.classes), padded(features_of(records))
-        names = rounds.ROUNDS[self.round]
+        start, features = parameters_of(classifier, run.classes), with_bias(features_of(records))
+        names = ROUNDS[self.round]
         figures: dict[str, Any] = {}
+        measured: dict[RoundName, RiskPass] = {}
 
-        def posterior(name: RoundName, weights: Tensor | None) -> RiskPass:
+        def fit(name: RoundName, weights: Tensor | None) -> Tensor:
             target = SoftmaxPosterior(
                 features, records.labels, start, self.prior_std, weights=weights, fields=run.fields
             )
-            asked = config.risk_draws if name == "base" else config.sensitivity_draws
-            told = part_of(run.progress, names.index(name), len(names))
-            drawn, checked = draws_of(target, start, self.sampler, asked, purpose=name, run=run, progress=told)
-            seen = looked_at(drawn, weights)
-            put(classifier, drawn.theta[0])
-            figures.update(checked, draws=drawn.count, sensitivity=seen.sensitivity, step_size=drawn.step_size)
-            return seen
+            draws = TABLE[name].draws(config)
+            progress = sub_progress(run.progress, names.index(name), len(names))
+            drawn, checked = draws_of(target, start, self.sampler, draws, purpose=name, run=run, progress=progress)
+            measured[name] = risk_pass(drawn, weights)
+            load_parameters(classifier, drawn.theta[0])
+            sensitivity = measured[name].sensitivity
+            figures.update(checked, draws=drawn.count, sensitivity=sensitivity, step_size=drawn.step_size)
+            return measured[name].risk
 
-        seen = rounds.run(self.round, config, posterior)
-        return Fitted(ClassifierModel(classifier), self._event(seen), figures)
+        rounds.run(names, fit, partial(rounds.weights_of, config))
+        return Fitted(ClassifierModel(classifier), self._event(measured[self.round]), figures)
 
     def fit_many(
         self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
@@ -179,17 +160,15 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         """All rounds of every trial, a chain each (`mechanisms.audit.posterior_trials`)."""
         config, members = self.pseudo_posterior, [own.nonzero()[:, 0] for own in pool.included]
         assert config is not None
-        names = rounds.ROUNDS[self.round]
-        alphas: list[Tensor | None] = [None] * len(members)
-        seen: list[RiskPass] = []
-        theta = initial
-        for part, name in enumerate(names):
-            if seen:
-                alphas = [rounds.weights_after(config, *both) for both in zip(alphas, seen, strict=True)]
+        names, theta = ROUNDS[self.round], initial
+
+        def fit(name: RoundName, weights: list[Tensor] | None) -> list[RiskPass]:
+            nonlocal theta
+            alphas = weights or [None] * len(members)
             theta, losses = posterior_trials.sample(
                 [
                     SoftmaxPosterior(
-                        pool.padded[own],
+                        pool.with_bias[own],
                         pool.labels[own],
                         initial,
                         self.prior_std,
@@ -199,12 +178,19 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
                     for own, alpha in zip(members, alphas, strict=True)
                 ],
                 initial,
-                draws=config.risk_draws if name == "base" else config.sensitivity_draws,
-                progress=part_of(progress, part, len(names)),
+                draws=TABLE[name].draws(config),
+                progress=sub_progress(progress, names.index(name), len(names)),
             )
-            seen = [risks_of(*both) for both in zip(losses, alphas, strict=True)]
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
-        return {self.kind: Reruns(ell, right, tuple(self._event(one) for one in seen))}
+            return [risks_of(*both) for both in zip(losses, alphas, strict=True)]
+
+        def weigh(name: RoundName, weights: list[Tensor] | None, measured: list[RiskPass]) -> list[Tensor]:
+            alphas = weights or [None] * len(members)
+            pairs = zip(alphas, measured, strict=True)
+            return [rounds.weights_of(config, name, alpha, one.risk) for alpha, one in pairs]
+
+        measured = rounds.run(names, fit, weigh)[self.round]
+        ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)
+        return {self.kind: Reruns(ell, right, tuple(self._event(one) for one in measured))}
 
     def _event(self, seen: RiskPass) -> ExactPosteriorEvent:
         return ExactPosteriorEvent(
@@ -215,13 +201,13 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         )
 
 
-def looked_at(drawn: Draws, weights: Tensor | None) -> RiskPass:
+def risk_pass(drawn: Draws, weights: Tensor | None) -> RiskPass:
     """The records at every draw that counts, chain by chain, and at the released one, which comes last."""
     return risks_of(torch.cat([drawn.ell.flatten(0, 1), drawn.ell_last[:1]]).neg(), weights)
 
 
 def risks_of(loss: Tensor, weights: Tensor | None) -> RiskPass:
-    """Of |l| float32 [draws, n], the released draw's last, under weights float32 [n]."""
+    """Returns the risks of |l|, float32 [draws, n], the released draw's last, under weights float32 [n]."""
     return RiskPass(risk=loss.amax(0), draw_maxima=(loss if weights is None else loss * weights).amax(1))
 
 
@@ -257,19 +243,20 @@ def draws_of(
         satisfied=lambda drawn: not look(drawn).failures,
         file=None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors",
         progress=progress,
+        key=run.key,
     )
     look(drawn).refuse()
     return drawn, look(drawn).figures
 
 
-def part_of(told: Progress | None, part: int, parts: int) -> Progress | None:
+def sub_progress(progress: Progress | None, part: int, parts: int) -> Progress | None:
     """Progress of one of several samplers of the same length."""
-    if told is None:
+    if progress is None:
         return None
-    return lambda done, total: told(part * total + done, parts * total)
+    return lambda done, total: progress(part * total + done, parts * total)
 
 
-def padded(features: Tensor) -> Tensor:
+def with_bias(features: Tensor) -> Tensor:
     """With a column of ones: the bias is one more weight."""
     return torch.cat([features.cpu().float(), torch.ones(len(features), 1)], 1).contiguous()
 
@@ -284,7 +271,7 @@ def parameters_of(classifier: Classifier, classes: int) -> Tensor:
     return trials.from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
 
 
-def put(classifier: Classifier, theta: Tensor) -> None:
+def load_parameters(classifier: Classifier, theta: Tensor) -> None:
     """Parameters float32 [classes, width + 1] into the head."""
     with torch.no_grad():
         classifier.flat.copy_(trials.to_flat(theta))

@@ -22,8 +22,6 @@ data they are as good as any other guess, on those they are tuned without accoun
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -32,26 +30,16 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.privacy.claims import claims, gaussian
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 
-class FormalHeadEvent(ComposedEvent, frozen=True):
-    """Class sums and counts released, then full-batch steps."""
-
-    mechanism: Literal["formal-head"] = "formal-head"  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-claims(FormalHeadEvent, formal=True)(gaussian)
-
-
 @registered
-class FormalHead(Aimed, frozen=True):
+class FormalHead(Descending, frozen=True):
     """Budget, its split, and the descent."""
 
     model_config = ConfigDict(title="Formal head")
@@ -82,29 +70,32 @@ class FormalHead(Aimed, frozen=True):
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
     l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
 
-    def plan(self, task: Task) -> Plan:
-        """Solve the noise so that release and descent together meet the target.
-
-        Raises:
-            MechanismError: the target cannot be met.
-        """
-        settled = self.at(task)
-        event = dp_sgd.solved(partial(_event, settled, len(task.fields) or 1), settled, task)
-        return Plan(mechanism=settled, event=event, records=task.records)
-
-    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Noise, steps, and epsilon by several accountants."""
-        return dp_sgd.cost_figures(plan, task)
+    def event(self, noise: float, task: Task) -> ComposedEvent:
+        """Returns release and descent that cost together what one Gaussian of this noise multiplier costs."""
+        release = GaussianReleaseEvent(
+            what="class sums of features and class counts",
+            noise_multiplier=noise / math.sqrt(self.release_share),
+            # of (S, s N) to one record, which is in one class of each field
+            l2_sensitivity=math.hypot(1, self.count_scale) * math.sqrt(len(task.fields) or 1),
+        )
+        step = NoiseSegment(
+            steps=self.steps,
+            noise_multiplier=noise * math.sqrt(self.steps / (1 - self.release_share)),
+            l2_clip_norm=self.l2_clip_norm,
+        )
+        descent = DpSgdEvent(sampling_prob=1.0, segments=(step,))
+        return ComposedEvent(mechanism="formal-head", events=(release, descent))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release, start from the discriminant, descend. Resumes as DP-SGD does.
 
         Raises:
-            MechanismError: the head is not linear, the plan is another's, or what DP-SGD refuses.
+            MechanismError: the head is not linear, or what DP-SGD refuses.
         """
         features, fields = features_of(records), run.layout
         fields.check(records.labels)
-        release = _release_of(plan.event, self, len(fields.sizes))
+        assert isinstance(plan.event, ComposedEvent)
+        (release,) = plan.event.releases
         descent = dp_sgd.DpSgd(
             target_epsilon=self.target_epsilon,
             delta=self.delta,
@@ -128,19 +119,28 @@ class FormalHead(Aimed, frozen=True):
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
 
-        plan = plan.model_copy(update={"mechanism": descent})
-        return dp_sgd.descend(plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
 
 
 def features_of(records: Records) -> Tensor:
-    """Cached features float32 [n, width].
+    """Returns cached features float32 [n, width]; a record whose squared norm is beyond float32 has zeros in them.
+
+    It would make every sum of all records infinite or no number.
 
     Raises:
         MechanismError: the records are tokens.
     """
     if not isinstance(records.inputs, FeatureInputs):
         raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
-    return records.inputs.features
+    features = records.inputs.features
+    finite = features.norm(dim=1).square().isfinite()
+    return features if bool(finite.all()) else features.where(finite[:, None], 0.0)
+
+
+def cut(features: Tensor, norm: float) -> Tensor:
+    """Returns features in float64, in which each record's are cut to this norm."""
+    lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float64)
+    return features * (norm / lengths.clamp(min=norm))
 
 
 def linear_head(classifier: Classifier) -> nn.Linear:
@@ -167,11 +167,9 @@ def release_class_sums(
 
     Summed and noised in float64, then rounded.
     """
-    features = features.cpu()
-    radius = config.feature_clip_norm
-    shortened = features * (radius / features.norm(dim=1, keepdim=True).clamp(min=radius)) / radius
+    sums = fields.sums(cut(features.cpu(), config.feature_clip_norm), labels.cpu()) / config.feature_clip_norm
     counts = fields.counts(labels).double() * config.count_scale
-    vector = torch.cat([fields.sums(shortened, labels.cpu()), counts[:, None]], 1)
+    vector = torch.cat([sums, counts[:, None]], 1)
     std = release.noise_multiplier * release.l2_sensitivity
     vector = stream.add_normal_(vector, std=std, purpose="class sums", step=0).float()
     return vector[:, :-1], vector[:, -1] / config.count_scale
@@ -193,35 +191,3 @@ def discriminant(sums: Tensor, counts: Tensor, *, config: FormalHead, std: float
     weight = config.temperature * means / within
     bias = -config.temperature * means.square().sum(1) / (2 * within) + prior
     return weight / config.feature_clip_norm, bias
-
-
-def _event(config: FormalHead, fields: int, noise_multiplier: float) -> FormalHeadEvent:
-    release = GaussianReleaseEvent(
-        what="class sums of features and class counts",
-        noise_multiplier=noise_multiplier / math.sqrt(config.release_share),
-        l2_sensitivity=_sensitivity(config, fields),
-    )
-    step = NoiseSegment(
-        steps=config.steps,
-        noise_multiplier=noise_multiplier * math.sqrt(config.steps / (1 - config.release_share)),
-        l2_clip_norm=config.l2_clip_norm,
-    )
-    return FormalHeadEvent(events=(release, DpSgdEvent(sampling_prob=1.0, segments=(step,))))
-
-
-def _sensitivity(config: FormalHead, fields: int) -> float:
-    """Of (S, s N) to one record, which is in one class of each field."""
-    return math.hypot(1, config.count_scale) * math.sqrt(fields)
-
-
-def _release_of(event: Event | None, config: FormalHead, fields: int) -> GaussianReleaseEvent:
-    """The release in the event; it has to be this config's, or sums on one scale would be paid for on another.
-
-    Raises:
-        MechanismError: it is another's.
-    """
-    parts = event.events if isinstance(event, ComposedEvent) else ()
-    release = next((part for part in parts if isinstance(part, GaussianReleaseEvent)), None)
-    if release is None or release.l2_sensitivity != _sensitivity(config, fields):
-        raise MechanismError("the plan is not one of this formal head's config: plan again")
-    return release

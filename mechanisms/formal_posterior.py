@@ -36,8 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -46,9 +45,9 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
-from mechanisms.errors import MechanismError
-from mechanisms.exact_posterior import SAMPLED, draws_of, parameters_of, put
-from mechanisms.formal_head import features_of
+from mechanisms.descent.keyed_state import KeyedState, fit_or_load
+from mechanisms.exact_posterior import SAMPLED, draws_of, load_parameters, parameters_of
+from mechanisms.formal_head import cut, features_of
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.fields import Fields
@@ -56,9 +55,8 @@ from mechanisms.model.training import Progress
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.claims import claims
+from mechanisms.privacy.claims import claims, gaussian
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
-from mechanisms.privacy.likeness import alike
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
@@ -99,26 +97,15 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
     Raises:
         MechanismError: delta is missing, or no finite epsilon comes out.
     """
-    if delta is None:
-        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
-    m = int(unit["max_records_per_unit"])
-    figures = gaussian_cost.cost(event.gaussian, delta=delta, records_per_unit=m)
-    if not math.isfinite(figures.epsilon):
-        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: lower prior_std")
-    replaced = (
-        f"replacing one record costs epsilon {figures.epsilon_replace_one:.4g} at the same delta"
-        if figures.epsilon_replace_one is not None
-        else f"a unit's {m} records move the log-likelihood by {m} times as much"
-    )
-    return Claim(
-        guarantee_kind="formal",
-        epsilon=figures.epsilon,
+    return gaussian(
+        event,
         delta=delta,
-        epsilon_add_remove=figures.epsilon,
-        neighbouring_relation="add-remove",
+        unit=unit,
+        gaussians=event.gaussian,
         accountant=f"w L tau-GDP (Gopi, Lee and Liu 2022), by {gaussian_cost.ACCOUNTANT}",
+        remedy="lower prior_std",
+        group="a unit's {m} records move the log-likelihood by {m} times as much",
         assumptions=(
-            f"neighbours differ by one unit added or removed; {replaced}",
             f"conditional on exact sampling: {SAMPLED}",
             "the number of records n, which the noisy sum of features is divided by, is public",
             "the prior's mean, the untrained head, was made without the records",
@@ -127,8 +114,25 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
             "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
             "rounded to float32), energies are summed in float64: attacks on low-order bits are not covered",
         ),
-        **unit,
     )
+
+
+@dataclass(frozen=True)
+class _Release:
+    """Holds the noisy sum of the features and class counts, float32 [width + classes]."""
+
+    FILE: ClassVar[str] = "release.safetensors"
+
+    vector: Tensor
+
+    def save(self, folder: Path) -> None:
+        """Writes one vector."""
+        checkpoint.save(folder / _Release.FILE, {"vector": self.vector}, {})
+
+    @staticmethod
+    def load(folder: Path) -> _Release:
+        """Reads what `save` wrote."""
+        return _Release(checkpoint.load(folder / _Release.FILE)[0]["vector"])
 
 
 @registered
@@ -174,23 +178,25 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     )
     sampler: SamplerConfig = Field(default=SamplerConfig(), title="Sampler")
 
-    def plan(self, task: Task) -> Plan:
-        """Solve the prior's width so that release and draw together meet the target.
+    def event(self, noise: float, task: Task) -> FormalPosteriorEvent:
+        """Returns the event that costs as much as one Gaussian release of this noise multiplier, split by share of rho.
 
-        Raises:
-            MechanismError: the target cannot be met.
+        A record of F fields is counted once in each, and its log-likelihood is sqrt(F) times as steep.
         """
-        settled = self.at(task)
-        assert settled.target_epsilon is not None
-        assert settled.delta is not None
-        make = partial(_event, settled, len(task.fields) or 1)
-        multiplier = gaussian_cost.calibrate(
-            lambda sigma: make(sigma).gaussian,
-            target_epsilon=settled.target_epsilon,
-            delta=settled.delta,
-            records_per_unit=task.records_per_unit,
+        fields = len(task.fields) or 1
+        lipschitz = LIPSCHITZ * math.sqrt(fields)
+        release = GaussianReleaseEvent(
+            what="mean of features and class counts",
+            noise_multiplier=noise / math.sqrt(self.release_share),
+            l2_sensitivity=math.hypot(1, self.count_scale * math.sqrt(fields)),
         )
-        return Plan(mechanism=settled, event=make(multiplier), records=task.records)
+        gdp = math.sqrt(1 - self.release_share) / noise
+        return FormalPosteriorEvent(
+            release=release,
+            likelihood_weight=self.likelihood_weight,
+            lipschitz=lipschitz,
+            prior_std=gdp / (self.likelihood_weight * lipschitz),
+        )
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         """The prior's width, its GDP parameter, and epsilon by several accountants."""
@@ -200,10 +206,6 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         known = {name: value for name, value in figures.items() if value is not None}
         gdp = event.likelihood_weight * event.lipschitz * event.prior_std
         return {"prior_std": event.prior_std, "gdp": gdp} | known
-
-    def makes(self, event: Event | None, task: Task) -> bool:
-        """Release and draw at one noise, and the prior's width that follows from it."""
-        return isinstance(event, FormalPosteriorEvent) and _is_of(self, len(task.fields) or 1, event)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release mean and counts, sample, and keep one draw.
@@ -216,8 +218,12 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         assert isinstance(event, FormalPosteriorEvent)
         fields.check(records.labels)
         untrained = parameters_of(classifier, run.classes)
-        file = None if run.folder is None else run.folder / "release.safetensors"
-        released = self._released(event.release, features, records.labels, plan.records, fields, file=file)
+
+        def release(state: KeyedState) -> _Release:
+            return self._release(event.release, features, records.labels, fields, state.stream)
+
+        vector = fit_or_load(run.folder, _Release.FILE, new_key=run.new_key, load=_Release.load, fit=release).vector
+        released = self._centre(vector, plan.records, fields)
         target, shortened = self._posterior(event, features, records.labels, untrained, released, run.fields)
         drawn, figures = draws_of(
             target,
@@ -228,7 +234,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             run=run,
             progress=run.progress,
         )
-        put(classifier, self._head(drawn.theta[0], released))
+        load_parameters(classifier, self._head(drawn.theta[0], released))
         return Fitted(
             ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size, "shortened": shortened}
         )
@@ -242,11 +248,13 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         released, posteriors = [], []
         for own in pool.included:
             features, labels = pool.features[own].float(), pool.labels[own]
-            released.append(self._released(event.release, features, labels, plan.records, fields))
+            stream = noise.SecretStream(noise.new_key())
+            vector = self._release(event.release, features, labels, fields, stream).vector
+            released.append(self._centre(vector, plan.records, fields))
             posteriors.append(self._posterior(event, features, labels, initial, released[-1], pool.fields)[0])
         theta, _ = posterior_trials.sample(posteriors, posteriors[0].prior_mean, progress=progress)
         heads = torch.stack([self._head(*both) for both in zip(theta, released, strict=True)])
-        ell, right = trials.log_likelihood(heads, pool.padded, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(heads, pool.with_bias, pool.labels, pool.fields)
         return {self.kind: Reruns(ell, right, (event,) * len(theta))}
 
     def _posterior(
@@ -285,59 +293,23 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         weight = theta / self.feature_clip_norm
         return torch.cat([weight, (bias - weight @ mean)[:, None]], 1)
 
-    def _released(
+    def _release(
         self,
         release: GaussianReleaseEvent,
         features: Tensor,
         labels: Tensor,
-        planned: int,
         fields: Fields,
-        *,
-        file: Path | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Noisy mean of the features [width] and logarithms of the noisy class shares [classes], of each field its own,
-        drawn once a file."""
-        if file is not None and file.exists():
-            vector = checkpoint.load(file)[0]["vector"]
-        else:
-            cut = features / features.norm(dim=1, keepdim=True).clamp(min=self.mean_clip_norm)
-            counts = fields.counts(labels) * self.count_scale
-            vector = torch.cat([cut.sum(0, dtype=torch.float64), counts.double()])
-            std = release.noise_multiplier * release.l2_sensitivity
-            stream = noise.SecretStream(noise.new_key())
-            vector = stream.add_normal_(vector, std=std, purpose="mean and counts", step=0).float()
-            if file is not None:
-                checkpoint.save(file, {"vector": vector}, {})
-        width = features.shape[1]
+        stream: noise.SecretStream,
+    ) -> _Release:
+        total = cut(features, self.mean_clip_norm).sum(0) / self.mean_clip_norm
+        counts = fields.counts(labels) * self.count_scale
+        std = release.noise_multiplier * release.l2_sensitivity
+        vector = torch.cat([total, counts.double()])
+        return _Release(stream.add_normal_(vector, std=std, purpose="mean and counts", step=0).float())
+
+    def _centre(self, vector: Tensor, planned: int, fields: Fields) -> tuple[Tensor, Tensor]:
+        """Returns the noisy mean of the features [width] and the logarithms of the noisy class shares [classes], of
+        each field its own."""
+        width = len(vector) - fields.classes
         counts = (vector[width:] / self.count_scale).clamp(min=_SMALLEST_COUNT)
         return vector[:width] * (self.mean_clip_norm / planned), fields.log_shares(counts)
-
-
-def _event(config: FormalPosterior, fields: int, multiplier: float) -> FormalPosteriorEvent:
-    """What costs one Gaussian release of this noise multiplier, split by the share of rho.
-
-    A record of F fields is counted once in each, and its log-likelihood is sqrt(F) times as steep.
-    """
-    lipschitz = LIPSCHITZ * math.sqrt(fields)
-    release = GaussianReleaseEvent(
-        what="mean of features and class counts",
-        noise_multiplier=multiplier / math.sqrt(config.release_share),
-        l2_sensitivity=math.hypot(1, config.count_scale * math.sqrt(fields)),
-    )
-    gdp = math.sqrt(1 - config.release_share) / multiplier
-    return FormalPosteriorEvent(
-        release=release,
-        likelihood_weight=config.likelihood_weight,
-        lipschitz=lipschitz,
-        prior_std=gdp / (config.likelihood_weight * lipschitz),
-    )
-
-
-def _is_of(config: FormalPosterior, fields: int, event: FormalPosteriorEvent) -> bool:
-    """Whether this config makes such an event of so many fields, whose floats are told again but for rounding."""
-    return alike(event, _event(config, fields, _multiplier(config, event)))
-
-
-def _multiplier(config: FormalPosterior, event: FormalPosteriorEvent) -> float:
-    """The noise multiplier that an event of this config was made from."""
-    return event.release.noise_multiplier * math.sqrt(config.release_share)

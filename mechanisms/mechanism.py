@@ -1,6 +1,7 @@
-"""What a mechanism is: one frozen config that plans, fits and loads, in one file, registered by its `kind`.
+"""Defines a mechanism: one frozen config that plans, fits and loads, in one file, registered by its `kind`.
 
     plan(task)                settle what is open and solve the noise, before a record is read     -> Plan
+    event(noise, task)        what a fit at this noise does to the records                         -> Event
     plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
     load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
 
@@ -15,20 +16,18 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
     SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 from torch import Tensor
 
@@ -43,8 +42,9 @@ from mechanisms.model.identity import Identity, contents
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
-from mechanisms.privacy.events import AnyEvent, Event
-from mechanisms.privacy.likeness import alike_up_to
+from mechanisms.privacy import gaussian_cost, noise
+from mechanisms.privacy.events import Event, descent_of
+from mechanisms.privacy.scaled import GaussianEquivalent, noise_scaled
 
 if TYPE_CHECKING:
     from mechanisms.audit.gradient_canaries import GradientCanaries
@@ -55,7 +55,7 @@ ENTRY_POINTS = "autocoder.mechanisms"
 
 
 class Task(BaseModel, frozen=True, extra="forbid"):
-    """What a plan may depend on: public numbers alone."""
+    """Holds what a plan may depend on: public numbers alone."""
 
     records: int
     """Training records n."""
@@ -72,57 +72,70 @@ class Task(BaseModel, frozen=True, extra="forbid"):
     fields: tuple[int, ...] = ()
     """Classes of each of several fields; empty where there is one."""
 
-    @model_serializer(mode="wrap")
-    def _without_fields_where_there_is_one(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Tasks of one field keep the keys that their plans are found by."""
-        return {name: value for name, value in serialise(self).items() if name != "fields" or value}
-
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """What will be done to how many records: settings with nothing left open, and the event that a fit has to match.
+    """Holds settings with nothing left open, the noise that they were calibrated to, and the task that they are for.
 
-    The event of a mechanism whose cost is measured (SWAG-PPM) is known only after the fit: None.
+    The event follows from these and stands nowhere else, so that what is paid for is what the settings do.
     """
 
     mechanism: AnyMechanism
-    event: AnyEvent | None = None
-    records: int
-    """Training records n that noise, sampling and scale were planned for."""
+    task: Task
+    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """The number that a target sets, in the measure of `Mechanism.event`. 0: nothing was calibrated."""
+    noise_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Multiplies all noise of the event, in an audit."""
+
+    @property
+    def records(self) -> int:
+        """Returns the training records n that noise, sampling and scale were planned for."""
+        return self.task.records
+
+    @property
+    def event(self) -> Event | None:
+        """Returns the event that a fit has to match; None where the cost is measured, and known after the fit."""
+        return self._event_for(self.task)
+
+    def _event_for(self, task: Task) -> Event | None:
+        event = self.mechanism.event(self.noise, task)
+        return event if event is None or self.noise_factor == 1 else noise_scaled(event, self.noise_factor)
 
     def fit(self, records: Records, run: Run) -> Fitted:
         """Do what is planned, with the settled mechanism.
 
         Raises:
-            MechanismError: other records than planned, an event that the settings do not make, a folder of another
-                fit, training diverged, or another event ran.
+            MechanismError: other records than planned, or of another shape, a folder of another fit, training diverged,
+                or another event ran.
         """
         if run.fields is not None and not self.mechanism.several:
             raise MechanismError(f"mechanism `{self.mechanism.kind}` codes one field, these records have several")
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
-        if not self.mechanism.makes(self.event, self._task(records, run)):
-            raise MechanismError(f"the plan's event is not one of `{self.mechanism.kind}`'s settings: plan again")
+        event = self.event
+        # guard: a plan is for records of its shape
+        if self._event_for(self._task(records, run)) != event:
+            raise MechanismError("the plan is for other classes, fields, columns or features: plan again")
         fitted = self.mechanism.fit(self, records, run if run.folder is None else _held(run.folder, self, records, run))
-        if self.event is not None and fitted.event != self.event:
+        # guard: a fit is what was planned
+        if event is not None and fitted.event != event:
             raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
         return fitted
 
     def _task(self, records: Records, run: Run) -> Task:
-        """What is public here of what it was planned for. Target and unit are not known: they make the noise alone."""
+        """Returns the task with the shape that these records have."""
         width = records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
-        return Task(
-            records=self.records,
-            classes=run.classes,
-            target_epsilon=1.0 if self.mechanism.aims else None,
-            features=width,
-            columns=width if run.schema is None else len(run.schema.columns),
-            fields=() if run.fields is None else run.fields.sizes,
-        )
+        shape = {
+            "classes": run.classes,
+            "features": width,
+            "columns": width if run.schema is None else len(run.schema.columns),
+            "fields": () if run.fields is None else run.fields.sizes,
+        }
+        return self.task.model_copy(update=shape)
 
 
 @dataclass(frozen=True)
 class Records:
-    """What a fit reads: inputs, and labels int64 [n], indices into the label space.
+    """Holds what a fit reads: inputs, and labels int64 [n], indices into the label space.
 
     Of several fields labels are int64 [n, fields], each an index into its own, -1 where a record lacks it.
     """
@@ -136,7 +149,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a fit runs. `classifier` builds the untrained model of the run's configuration, always the same."""
+    """Holds where and how a fit runs. `classifier` always builds the same untrained model."""
 
     classes: int
     seed: int
@@ -148,6 +161,8 @@ class Run:
     folder: Path | None = None
     """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
     progress: Progress | None = None
+    key: bytes | None = field(default=None, repr=False)
+    """That all secret noise of the fit follows from, for tests and examples alone. None: the system's entropy."""
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
     canaries: GradientCanaries | None = None
@@ -157,6 +172,10 @@ class Run:
     def layout(self) -> Fields:
         """The fields; one of all classes where there are not several."""
         return self.fields or Fields((self.classes,))
+
+    def new_key(self) -> bytes:
+        """Returns the given key, or a fresh one of the operating system's entropy."""
+        return noise.new_key() if self.key is None else self.key
 
 
 @runtime_checkable
@@ -192,7 +211,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Reruns:
-    """What T reruns of a mechanism say of an audit's pool of n records.
+    """Holds the results of T reruns of a mechanism on an audit's pool of n records.
 
     ell float32 [T, n]: log-likelihoods of the records' own labels. right bool [T, n]: whether the label is the most
     probable. events: what each rerun claims for itself, by its accountant.
@@ -210,12 +229,14 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     """Forms of input (`form_of`) that it fits on."""
     several: ClassVar[bool] = False
     """Whether it fits a joint head of several fields, with one claim."""
+    tables: ClassVar[bool] = False
+    """Whether it reads the columns of a table, features in [0, 1], and cuts others to that."""
 
     kind: str
 
     @property
-    def aims(self) -> bool:
-        """Whether it needs a target epsilon to plan."""
+    def has_target(self) -> bool:
+        """Tells whether it needs a target epsilon to plan."""
         return False
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
@@ -239,27 +260,16 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
             MechanismError: the target cannot be met, or a setting contradicts the task.
         """
 
-    def makes(self, event: Event | None, task: Task) -> bool:
-        """Whether these settled settings plan this event, up to its noise; `Plan.fit` refuses one that they do not.
+    def event(self, noise: float, task: Task) -> Event | None:
+        """Returns the event of a fit at this noise, whose number has the measure that `plan` sets it in.
 
-        What is not noise (a sensitivity, a clip, how often a record is sampled) is proven of the settings: written
-        smaller into an event, it would be paid for and not be so. As it stands here, noise is what another target
-        moves; the rest is as planned. Whoever can tell more closely, or without solving anything, does (`alike`).
-
-        Args:
-            task: the plan's, as far as a fit knows it: any target, units of one record.
+        Everything else in it (a sensitivity, a clip, how often a record is sampled) follows from settings and task.
+        None: the cost is measured, and known after the fit.
 
         Raises:
-            MechanismError: the settings plan nothing.
+            MechanismError: the task lacks a number that the event depends on.
         """
-        planned = self.plan(task).event
-        if event == planned or event is None or planned is None or type(event) is not type(planned):
-            return event == planned
-        louder = 1.25  # near enough to be in reach, far enough to move whatever the target moves
-        target = getattr(self, "target_epsilon", None)
-        other = self if target is None else self.model_copy(update={"target_epsilon": louder * target})
-        moved = other.plan(task.model_copy(update={"target_epsilon": louder * (task.target_epsilon or 1.0)})).event
-        return moved is not None and alike_up_to(event, planned, moved)
+        return None
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
         """Figures of a plan for people: noise, steps, epsilon by several accountants. Only the claim counts."""
@@ -269,7 +279,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Fit this mechanism's own plan (`Plan.fit` calls it); the same call goes on from `run.folder`.
 
-        Noise is the plan's event's. Whoever starts from `run.classifier` calls it before anything is drawn.
+        Noise is that of the plan's event. Whoever starts from `run.classifier` calls it before anything is drawn.
 
         Raises:
             MechanismError: training diverged.
@@ -313,11 +323,16 @@ class Aimed(Mechanism, frozen=True):
     delta: float | None = Field(default=None, gt=0, lt=1, title="Delta", description="Empty: the task's.")
 
     @property
-    def aims(self) -> bool:
-        """It does."""
+    def has_target(self) -> bool:
+        """Returns true."""
         return True
 
-    def at(self, task: Task) -> Self:
+    @property
+    def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:
+        """Names the accountant whose figure meets the target."""
+        return "pld"
+
+    def with_target(self, task: Task) -> Self:
         """The settings with the task's target and delta in place of what is open.
 
         Raises:
@@ -328,10 +343,60 @@ class Aimed(Mechanism, frozen=True):
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
+    def plan(self, task: Task) -> Plan:
+        """Solve the noise for the target.
+
+        Raises:
+            MechanismError: no target, one out of reach, or the task lacks a number that the event depends on.
+        """
+        settled = self.with_target(task)
+        plan = Plan(mechanism=settled, task=task, noise=settled.calibrate(task))
+        assert plan.event is not None  # refuses here what the task lacks
+        return plan
+
+    def calibrate(self, task: Task) -> float:
+        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier.
+
+        Raises:
+            MechanismError: the target cannot be met.
+        """
+        assert self.target_epsilon is not None
+        assert self.delta is not None
+
+        def gaussian(noise: float) -> Event:
+            event = self.event(noise, task)
+            assert event is not None
+            return event.gaussian if isinstance(event, GaussianEquivalent) else event
+
+        return gaussian_cost.calibrate(
+            gaussian,
+            target_epsilon=self.target_epsilon,
+            delta=self.delta,
+            records_per_unit=task.records_per_unit,
+            by=self.calibrated_by,
+        )
+
+
+class Descending(Aimed, frozen=True):
+    """A mechanism of noisy steps, after releases or without."""
+
+    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
+        """Returns noise, steps, and epsilon by several accountants."""
+        assert plan.event is not None
+        sgd, delta, unit = descent_of(plan.event), self.delta or task.delta, task.records_per_unit
+        cost = asdict(gaussian_cost.cost(plan.event, delta=delta, records_per_unit=unit))
+        # Opacus knows no schedule with full-batch steps, and its orders do not reach a delta near 1
+        comparable = sgd.sampling_prob < 1 and unit == 1 and delta < 0.5
+        opacus = {"epsilon_opacus": gaussian_cost.opacus_epsilon(plan.event, delta=delta)} if comparable else {}
+        figures = {"noise_multiplier": sgd.segments[-1].noise_multiplier, "steps": sgd.steps}
+        return figures | {name: value for name, value in cost.items() if value is not None} | opacus
+
 
 @dataclass(frozen=True)
 class ClassifierModel:
-    """A torch classifier with its fitted parameters: what most mechanisms leave."""
+    """Holds a torch classifier with its fitted parameters; most mechanisms leave one."""
+
+    FILE: ClassVar[str] = "theta.safetensors"
 
     classifier: Classifier
 
@@ -340,8 +405,8 @@ class ClassifierModel:
         return self.classifier.log_softmax(self.classifier.predict(inputs).double())
 
     def save(self, folder: Path) -> None:
-        """One vector, `theta.safetensors`."""
-        checkpoint.save(folder / "theta.safetensors", {"theta": self.classifier.flat}, {})
+        """Writes one vector."""
+        checkpoint.save(folder / ClassifierModel.FILE, {"theta": self.classifier.flat}, {})
 
     def release_to(self, folder: Path, *, codes: Codes, precision: Precision = "float32") -> dict[str, Shapes]:
         """A folder that plain libraries load."""
@@ -351,7 +416,7 @@ class ClassifierModel:
     def load(folder: Path, run: Run) -> ClassifierModel:
         """Build the model and put the vector in."""
         classifier = run.classifier()
-        classifier.flat.copy_(checkpoint.load(folder / "theta.safetensors")[0]["theta"])
+        classifier.flat.copy_(checkpoint.load(folder / ClassifierModel.FILE)[0]["theta"])
         return ClassifierModel(classifier)
 
 
@@ -395,12 +460,17 @@ def registered(mechanism: M) -> M:
     return mechanism
 
 
+_CALLERS = ("estimator", "own_models")
+"""Modules that register no mechanism, and take a second with scikit-learn."""
+
+
 @cache
 def _import_all() -> None:
-    """Every module beside this one, and what installed packages name: importing a mechanism registers it."""
-    for module in pkgutil.iter_modules(mechanisms.__path__):
-        if not module.ispkg:
-            importlib.import_module(f"mechanisms.{module.name}")
+    """Every module beside this one and of tables, and what packages name: importing a mechanism registers it."""
+    for package in (mechanisms, importlib.import_module("mechanisms.tabular")):
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg and module.name not in _CALLERS:
+                importlib.import_module(f"{package.__name__}.{module.name}")
     for entry in entry_points(group=ENTRY_POINTS):
         entry.load()
 
@@ -426,7 +496,7 @@ Plan.model_rebuild()
 
 
 def form_of(model: ModelConfig) -> str:
-    """What fits of this model read: cached `features` under one linear layer or under a standard head, or `tokens`."""
+    """Returns the form: `features` under a linear layer, `head-features` under a standard head, or `tokens`."""
     if model.trainable != "head":
         return "tokens"
     return "features" if model.linear_head else "head-features"

@@ -30,11 +30,11 @@ class NonPrivate(Mechanism, frozen=True):
     def plan(self, task: Task) -> Plan:
         """There is no noise to solve."""
         phase = self.phase or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=30, batch_size=8)
-        return Plan(
-            mechanism=self.model_copy(update={"phase": phase}),
-            event=NonPrivateEvent(epochs=phase.epochs),
-            records=task.records,
-        )
+        return Plan(mechanism=self.model_copy(update={"phase": phase}), task=task)
+
+    def event(self, noise: float, task: Task) -> NonPrivateEvent:
+        """Returns the epochs."""
+        return NonPrivateEvent(epochs=self.settled.epochs)
 
     @property
     def settled(self) -> OptimiserPhase:
@@ -67,6 +67,6 @@ class NonPrivate(Mechanism, frozen=True):
         for epoch, _ in enumerate(trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1):
             if progress is not None:
                 progress(epoch, phase.epochs)
-        ell, right = trials.log_likelihood(theta, pool.padded, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)
         events = (NonPrivateEvent(epochs=phase.epochs),) * len(pool.seeds)
         return {self.kind: Reruns(ell, right, events)}

@@ -11,6 +11,7 @@ calls on the same records cost is the caller's affair.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mechanisms.dp_sgd import DpSgd, descent_of
+from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
+from mechanisms.estimator import fit_once
 from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
 from mechanisms.model.own import (
     Dataset,
@@ -33,15 +35,12 @@ from mechanisms.model.own import (
     unchanged_buffers,
 )
 from mechanisms.model.training import OptimiserPhase, Progress
-from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.rounds import BOUNDED
 from mechanisms.posterior.swag import SwagConfig
-from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.entropy import system_normal
-from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim, Event, descent_of
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
-from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
+from mechanisms.swag_ppm import SwagPpm
 
 _PUBLIC = "the model as it was given, its layers and the parameters that training starts at"
 _GIBBS = (
@@ -52,7 +51,7 @@ _GIBBS = (
 
 @dataclass(frozen=True)
 class Private:
-    """What one call gives.
+    """Holds what one call returns.
 
     model: a copy of the given one, in evaluation mode, with the parameters that the claim is of. claim: epsilon, delta
     or why there is none, the kind of guarantee, neighbours, unit, and all that it rests on. figures: aggregates of the
@@ -78,7 +77,7 @@ def dp_sgd(
     l2_clip_norm: float = 1.0,
     clipping: Literal["clip", "normalise"] = "clip",
     optimiser: Literal["adamw", "sgd"] = "adamw",
-    learning_rate: float = 1e-3,
+    learning_rate: float | None = None,
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     schedule: Schedule | None = None,
@@ -88,6 +87,7 @@ def dp_sgd(
     device: torch.device | str = "cpu",
     folder: Path | None = None,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> Private:
     """Train by DP-SGD: Poisson samples, per-record gradients clipped, Gaussian noise solved for the target.
 
@@ -102,10 +102,12 @@ def dp_sgd(
         epochs: in expectation: epochs * n / batch_size steps.
         batch_size: expected size of a Poisson sample; None: 512, or all records where there are fewer.
         l2_clip_norm: of each record's gradient.
+        learning_rate: None: from noise, batch, steps and the widest layer (`DpSgd.rate`); no record is read for it.
         schedule: of noise and clip; None: both stay.
         records_per_unit: how many records one unit may have. The caller sees to it that none has more.
         unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
         folder: private; keeps a checkpoint an epoch, with the key of the noise until the run ends. None: none.
+        key: 32 bytes that noise and samples follow from, for tests alone. None: the operating system's entropy.
 
     Raises:
         MechanismError: the module mixes records, cannot be taken record by record, or changes a buffer; a setting
@@ -126,15 +128,11 @@ def dp_sgd(
         momentum=momentum,
         schedule=schedule or ConstantSchedule(),
     )
-    fitted = _fit(mechanism, records, made, seed=0, folder=folder, progress=progress, records_per_unit=records_per_unit)
-    claim = claim_of(
-        fitted.event,
-        delta=delta,
-        privacy_unit=privacy_unit,
-        max_records_per_unit=records_per_unit,
-        unprotected_inputs=unprotected_inputs,
-        public_inputs=(_PUBLIC,),
+    task = Task(
+        records=len(records), classes=1, records_per_unit=records_per_unit, delta=delta, features=_widest(model)
     )
+    run = Run(classes=1, seed=0, classifier=lambda: made, folder=folder, progress=progress, key=key)
+    fitted, claim = _fit(mechanism, records, run, task, privacy_unit, unprotected_inputs)
     descent = descent_of(fitted.event)
     public = {"noise_multiplier": descent.segments[-1].noise_multiplier, "sampling_prob": descent.sampling_prob}
     return Private(_copied(model, made), claim, public | dict(fitted.figures), fitted.event)
@@ -161,6 +159,7 @@ def swag_ppm(
     seed: int = 0,
     folder: Path | None = None,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> Private:
     """One draw from a SWAG pseudo posterior (Chew et al.), and what its guarantee, asymptotic and local, amounts to.
 
@@ -168,16 +167,17 @@ def swag_ppm(
     larger value is claimed. **A small epsilon of this kind is no evidence of privacy**: audit it.
 
     Args:
-        model, loss, dataset, records_per_unit, unprotected_inputs: as in `dp_sgd`. The loss is a negative
-            log-likelihood of a discrete target, never below 0: cross-entropy.
+        model: as in `dp_sgd`, like every argument that is not named here.
+        loss: a negative log-likelihood of a discrete target, never below 0: cross-entropy.
         draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability 1/(S+1).
         round: the posterior that is drawn from; `censored` and `both` bound the likelihood by `target_epsilon` / 2.
-        fine_tune, collect: the two optimiser phases of a round. None: AdamW at 0.001 for 10 epochs, then SGD at 0.05
-            for 20, batches of 32; the paper's own rates are for a large pretrained model.
+        fine_tune: the first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
+        collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a large pretrained model.
         moments: rank of the posterior and its scale.
-        c, g, k: of the weight map and of equation 7.
+        c: slope of the weight map; `g` is its offset, and `k` that of equation 7.
         seed: of orders, masks and the draws that are measured, none of which is released.
         folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which goes.
+        key: as in `dp_sgd`, of the draw.
 
     Raises:
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; a bounded round without a
@@ -195,42 +195,12 @@ def swag_ppm(
         moments=moments,
         pseudo_posterior=PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k),
     )
-    fitted = _fit(
-        mechanism,
-        records,
-        made,
-        seed=seed,
-        folder=folder,
-        progress=progress,
-        records_per_unit=records_per_unit,
-        target_epsilon=target_epsilon,
-    )
-    assert isinstance(fitted.model, PosteriorDraw)
-    swag.sample(fitted.model.posterior, normal=system_normal, out=made.flat)
-    event, at_draw = _with_draw(fitted, records, made)
-    claim = claim_of(
-        event,
-        delta=None,
-        privacy_unit=privacy_unit,
-        max_records_per_unit=records_per_unit,
-        unprotected_inputs=unprotected_inputs,
-        public_inputs=(_PUBLIC,),
-    )
+    task = Task(records=len(records), classes=1, records_per_unit=records_per_unit, target_epsilon=target_epsilon)
+    run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress, key=key)
+    fitted, claim = _fit(mechanism, records, run, task, privacy_unit, unprotected_inputs)
     if not is_cross_entropy(loss):
         claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
-    return Private(_copied(model, made), claim, dict(fitted.figures) | {"sensitivity_at_draw": at_draw}, event)
-
-
-def _with_draw(fitted: Fitted, records: Records, made: OwnModel) -> tuple[Event, float]:
-    """The event with the draw that the model now holds counted in, and Delta there, in nats."""
-    assert isinstance(fitted.model, PosteriorDraw)
-    weights = fitted.model.weights
-    alpha = torch.ones(len(records)) if weights is None else weights
-    at_draw = risks.at_draw(made, records.inputs, records.labels, weights=alpha.to(made.device))
-    event = fitted.event
-    if isinstance(event, SwagPpmEvent):  # a bound holds at every draw
-        event = event.model_copy(update={"sensitivity": max(event.sensitivity, at_draw)})
-    return event, at_draw
+    return Private(_copied(model, made), claim, fitted.figures, fitted.event)
 
 
 def _prepared(
@@ -242,21 +212,24 @@ def _prepared(
 
 
 def _fit(
-    mechanism: Mechanism,
-    records: Records,
-    made: OwnModel,
-    *,
-    seed: int,
-    folder: Path | None,
-    progress: Progress | None,
-    records_per_unit: int,
-    target_epsilon: float | None = None,
-) -> Fitted:
-    # The number of classes is the module's own affair: neither of the two mechanisms plans by it.
-    task = Task(records=len(records), classes=1, records_per_unit=records_per_unit, target_epsilon=target_epsilon)
-    run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress)
-    with unchanged_buffers(made.part):
-        return mechanism.plan(task).fit(records, run)
+    mechanism: Mechanism, records: Records, run: Run, task: Task, privacy_unit: str, unprotected: tuple[str, ...]
+) -> tuple[Fitted, Claim]:
+    # The number of classes is the module's: neither of the two mechanisms plans by it.
+    with unchanged_buffers(run.classifier().part):
+        return fit_once(
+            mechanism.plan(task),
+            records,
+            run,
+            task,
+            privacy_unit=privacy_unit,
+            unprotected_inputs=unprotected,
+            public_inputs=(_PUBLIC,),
+        )
+
+
+def _widest(model: nn.Module) -> int:
+    """Returns the most numbers that an output of one of its layers adds up."""
+    return max(math.prod(p.shape[1:]) for p in model.parameters() if p.requires_grad)
 
 
 def _copied(model: nn.Module, made: OwnModel) -> nn.Module:

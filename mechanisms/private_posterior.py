@@ -30,23 +30,21 @@ Where gradients are cut (`clipped` in the run's figures) long or badly predicted
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field
 
 from mechanisms import dp_sgd
-from mechanisms.errors import MechanismError
 from mechanisms.formal_head import features_of, linear_head
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
-from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 
 
 @registered
-class PrivatePosterior(Aimed, frozen=True):
+class PrivatePosterior(Descending, frozen=True):
     """Budget, prior and discretisation. The step size follows from them.
 
     The defaults: the best of 27 on a held-out fifth of the training half of public OSHA reports, MiniLM features,
@@ -70,35 +68,19 @@ class PrivatePosterior(Aimed, frozen=True):
         default=100, ge=1, le=10_000, title="Steps N", description="More make the steps smaller, not the chain longer."
     )
 
-    def plan(self, task: Task) -> Plan:
-        """Solve the noise for the target; the step size is the one at which that noise is Langevin's at temperature 1.
-
-        Raises:
-            MechanismError: the target cannot be met.
-        """
-        settled = self.at(task)
-        event = dp_sgd.solved(settled.event, settled, task)
-        return Plan(mechanism=settled, event=event, records=task.records)
-
-    def event(self, noise_multiplier: float) -> DpSgdEvent:
-        """N full-batch steps at this noise."""
-        segment = NoiseSegment(steps=self.steps, noise_multiplier=noise_multiplier, l2_clip_norm=self.l2_clip_norm)
+    def event(self, noise: float, task: Task) -> DpSgdEvent:
+        """Returns N full-batch steps at this noise multiplier, which is Langevin's at the step size that follows."""
+        segment = NoiseSegment(steps=self.steps, noise_multiplier=noise, l2_clip_norm=self.l2_clip_norm)
         return DpSgdEvent(sampling_prob=1.0, segments=(segment,))
-
-    def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Noise, steps, and epsilon by several accountants."""
-        return dp_sgd.cost_figures(plan, task)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Draw the start from the prior and take the steps. Resumes as DP-SGD does.
 
         Raises:
-            MechanismError: the head is not linear, the plan is another's, or what DP-SGD refuses.
+            MechanismError: the head is not linear, or what DP-SGD refuses.
         """
         features_of(records)
-        noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier
-        if plan.event != self.event(noise):
-            raise MechanismError("the plan's steps are not those of this sampler: plan again")
+        noise = descent_of(plan.event).segments[0].noise_multiplier
         descent = dp_sgd.DpSgd(
             target_epsilon=self.target_epsilon,
             delta=self.delta,
@@ -116,8 +98,7 @@ class PrivatePosterior(Aimed, frozen=True):
             with torch.no_grad():
                 stream.normal_(classifier.flat, purpose="prior", step=0).mul_(self.prior_std)
 
-        plan = plan.model_copy(update={"mechanism": descent})
-        return dp_sgd.descend(plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
 
 
 def step_size(noise_multiplier: float, l2_clip_norm: float) -> float:

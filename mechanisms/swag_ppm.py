@@ -1,13 +1,8 @@
 """SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is bounded or weighted.
 
-    base        fine-tune, collect SWAG, risks over draws                    -> weights alpha
-    weighted    the same on the pseudo likelihood                            -> sensitivity Delta
-    reweighted  equation 7, then the same again                              -> Delta, measured anew
-    censored    one fit on a likelihood bounded by target_epsilon / 2
-    both        base, then one fit on the weighted and bounded likelihood
-
+Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures risks or Delta.
 `fit` runs a round and those before it in one process, for a model of one's own and for audits. A retrain runs the same
-rounds as stages (`tasks.branches.swag_chain`), with the same seeds and purposes, and comes to the same posteriors.
+chain as stages (`tasks.branches.swag_chain`), with the same seeds and purposes, and comes to the same posteriors.
 """
 
 from __future__ import annotations
@@ -32,8 +27,8 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.training import OptimiserPhase, Progress
 from mechanisms.posterior import risks, rounds, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
-from mechanisms.posterior.rounds import BOUNDED, ROUNDS, WEIGHTED, RoundName
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.rounds import BOUNDED, ROUNDS, TABLE, RoundName
 from mechanisms.posterior.swag import SwagConfig
 from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
 
@@ -58,7 +53,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
 
     @property
-    def aims(self) -> bool:
+    def has_target(self) -> bool:
         """A bound is half of a target epsilon."""
         return self.round in BOUNDED
 
@@ -75,7 +70,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
         if not batched:
             return self.model_copy(update={"pseudo_posterior": fewer}), self.kind
-        last = self.round if self.aims else "reweighted" if config.reweight else "weighted"
+        last = self.round if self.has_target else "reweighted" if config.reweight else "weighted"
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
     def plan(self, task: Task) -> Plan:
@@ -85,7 +80,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             MechanismError: a bounded round without a target.
         """
         config = self.pseudo_posterior or PseudoPosteriorConfig()
-        if not self.aims:
+        if not self.has_target:
             update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
         elif task.target_epsilon is None:
             raise MechanismError(f"round `{self.round}` needs a target epsilon: the bound is half of it")
@@ -98,14 +93,18 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             "moments": self.moments or SwagConfig(),
             "pseudo_posterior": config.model_copy(update=update),
         }
-        return Plan(mechanism=self.model_copy(update=settled), records=task.records)
+        return Plan(mechanism=self.model_copy(update=settled), task=task)
 
     @property
     def settings(self) -> tuple[SwagConfig, PseudoPosteriorConfig]:
-        """Of a plan's mechanism."""
+        """Returns the settings of a plan's mechanism."""
         assert self.moments is not None
         assert self.pseudo_posterior is not None
         return self.moments, self.pseudo_posterior
+
+    def bound_of(self, name: RoundName) -> BoundedLikelihood | None:
+        """Returns the bound on each record's log-likelihood in a round of a plan's mechanism; None if there is none."""
+        return self.settings[1].bounded if TABLE[name].bounded else None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """All rounds up to this one; checkpoints an epoch, in a folder a round."""
@@ -122,33 +121,30 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         figures: dict[str, Any] = {}
         alpha: Tensor | None = None
 
-        def posterior_of(name: RoundName, weights: Tensor | None) -> RiskPass:
+        def fit(name: RoundName, weights: Tensor | None) -> Tensor:
             nonlocal alpha
-            alpha = weights
-            bounded = config.bounded if name in BOUNDED else None
+            alpha, draws = weights, TABLE[name].draws(config)
             classifier.flat.copy_(start)
-            losses = self._posterior(classifier, records, run, folder / name, weights, bounded)
-            base = name == "base"
-            draws = config.risk_draws if base else config.sensitivity_draws
-            seen = risks.risk_pass(
+            losses = self._posterior(classifier, records, run, folder / name, weights, self.bound_of(name))
+            measured = risks.risk_pass(
                 classifier,
                 records.inputs,
                 records.labels,
                 swag.load(folder / name, std_scale=moments.std_scale),
                 draws=range(draws),
                 seed=run.seed,
-                purpose="risk" if base else "sensitivity",
+                purpose=TABLE[name].purpose,
                 weights=weights,
                 precision=config.precision,
             )
-            figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=seen.sensitivity)
-            return seen
+            figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity)
+            return measured.risk
 
-        rounds.run(self.round, config, posterior_of)
+        rounds.run(ROUNDS[self.round], fit, partial(rounds.weights_of, config))
         posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
         event = event_of(
             self.round,
-            None if self.round not in BOUNDED else config.bounded,
+            self.bound_of(self.round),
             snapshots=posterior.snapshots,
             rank=posterior.rank,
             sensitivity=figures["sensitivity"],
@@ -207,10 +203,8 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         drawn = trials.chain(
             pool,
             initial,
-            rounds=[
-                trials.Round(name, weighted=name in WEIGHTED, bounded=config.bounded if name in BOUNDED else None)
-                for name in ROUNDS[self.round]
-            ],
+            names=ROUNDS[self.round],
+            bounded=config.bounded if self.has_target else None,
             fine_tune=tune,
             collect=collect,
             moments=moments,
@@ -219,18 +213,18 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         )
         return {name: self._reruns(name, draws, pool) for name, draws in drawn.items()}
 
-    def _reruns(self, name: str, drawn: trials.Drawn, pool: Pool) -> Reruns:
+    def _reruns(self, name: RoundName, drawn: trials.Drawn, pool: Pool) -> Reruns:
         moments, config = self.settings
-        ell, right = trials.log_likelihood(drawn.theta, pool.padded, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(drawn.theta, pool.with_bias, pool.labels, pool.fields)
         snapshots = self.phases[1].epochs
         events = tuple(
             event_of(
                 name,
-                config.bounded if name in BOUNDED else None,
+                self.bound_of(name),
                 snapshots=snapshots,
                 rank=min(snapshots, moments.rank),
                 sensitivity=float(sensitivity),
-                draws=config.risk_draws if name == "base" else config.sensitivity_draws,
+                draws=TABLE[name].draws(config),
             )
             for sensitivity in drawn.sensitivity
         )
@@ -267,7 +261,7 @@ def event_of(
     sensitivity: float,
     draws: int,
 ) -> SwagPpmEvent | BoundedSwagEvent:
-    """What was done in one round.
+    """Returns the event of one round.
 
     Args:
         sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.

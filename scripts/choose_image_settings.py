@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How the rate and length of DP-SGD on images were chosen: on the training images alone, never on test images.
+"""Chooses the rate and length of DP-SGD on images: on the training images alone, never on test images.
 
     python scripts/choose_image_settings.py WORKSPACE --out docs/images/tuning.json
 
@@ -52,7 +52,7 @@ class Search:
     def score(self, layers: Layers, setting: dict[str, Any], fold: int) -> float:
         """Balanced accuracy on the held-out fifth of a fold; 0 where training diverged."""
         order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-        held, kept = order[: len(order) // 5], order[len(order) // 5 :]
+        held, training = order[: len(order) // 5], order[len(order) // 5 :]
         model = ModelConfig(pooling="none", layers=layers)
         run = Run(
             classes=self.classes,
@@ -61,9 +61,9 @@ class Search:
                 model, num_labels=self.classes, seed=fold, width=self.features.shape[1], shape=self.shape
             ),
         )
-        records = Records(FeatureInputs(self.features[kept]), self.labels[kept])
+        records = Records(FeatureInputs(self.features[training]), self.labels[training])
         try:
-            fitted = self._plan(setting, len(kept)).fit(records, run)
+            fitted = self._plan(setting, len(training)).fit(records, run)
         except MechanismError:
             return 0.0
         predicted = fitted.model.log_probabilities(FeatureInputs(self.features[held])).argmax(-1)
@@ -81,7 +81,7 @@ class Search:
 
 
 def main() -> None:
-    """Try every setting of both models; print each as it is scored."""
+    """Tries every setting of both models; prints each as it is scored."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--epsilon", type=float, default=3.0)

@@ -4,7 +4,7 @@
     python scripts/compare_posteriors.py WORKSPACE --out docs/results/posterior.json --work FOLDER
 
 WORKSPACE is one in which a comparison with profile `osha-head` has prepared features. Both are of the likelihood
-without weights, on the training half; F1 is on the test half. Finished parts are kept in `--work`, not computed again.
+without weights, on the training half; F1 is on the test half. Finished parts are saved in `--work`, not computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.audit import trials
-from mechanisms.exact_posterior import padded
+from mechanisms.exact_posterior import with_bias
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import checkpoint, classifier, inputs, metrics
 from mechanisms.model.classifier import Classifier, ModelConfig
@@ -43,7 +43,7 @@ SCORED = 40
 
 
 class Study:
-    """The records, and what is asked of draws."""
+    """Holds the records, and scores draws."""
 
     def __init__(self, workspace: Path, work: Path, *, draws: int, prior_std: float) -> None:
         stages = workspace / "private" / "stages"
@@ -52,7 +52,7 @@ class Study:
         for half in ("train", "test"):
             loaded = inputs.load(folder / f"{half}.safetensors")
             assert isinstance(loaded, FeatureInputs)
-            self.features[half] = padded(loaded.features)
+            self.features[half] = with_bias(loaded.features)
             self.labels[half] = checkpoint.load(folder / f"{half}_labels.safetensors")[0]["labels"]
         self.classes = len(load_codes(next((stages / "ingest").iterdir())))
         self.work, self.draws, self.prior_std = work, draws, prior_std
@@ -64,8 +64,10 @@ class Study:
 
     def f1(self, theta: Tensor) -> tuple[float, float]:
         """Weighted and macro F1 on the test half, theta [classes, width + 1]."""
-        found = metrics.classification(self.labels["test"].numpy(), (self.features["test"] @ theta.T).argmax(1).numpy())
-        return found.weighted_f1, found.macro_f1
+        scores = metrics.classification(
+            self.labels["test"].numpy(), (self.features["test"] @ theta.T).argmax(1).numpy()
+        )
+        return scores.weighted_f1, scores.macro_f1
 
     def exact(self) -> dict[str, Tensor]:
         """ell [S, n] of draws that the diagnostics bear out, some draws, their mean and each parameter's variance."""
@@ -76,7 +78,7 @@ class Study:
         target = SoftmaxPosterior(self.features["train"], self.labels["train"], start, self.prior_std)
         total, square, some = torch.zeros_like(start).double(), torch.zeros_like(start).double(), list[Tensor]()
         began = time.process_time()
-        told: list[Diagnostics] = []
+        diagnostics: list[Diagnostics] = []
 
         def seen(theta: Tensor) -> None:
             total.add_(theta.double().sum(0))
@@ -85,25 +87,25 @@ class Study:
                 some.extend(theta)
 
         def satisfied(drawn: hmc.Draws) -> bool:
-            told.append(Diagnostics.of(drawn, drawn.ell.abs().amax(2).double().numpy()))
-            print(told[-1], f"{time.process_time() - began:.0f} s of one core", flush=True)
-            return not told[-1].failures
+            diagnostics.append(Diagnostics.of(drawn, drawn.ell.abs().amax(2).double().numpy()))
+            print(diagnostics[-1], f"{time.process_time() - began:.0f} s of one core", flush=True)
+            return not diagnostics[-1].failures
 
         drawn = hmc.sample(
             target, start, SamplerConfig(), draws=self.draws, purpose="study", on_draw=seen, satisfied=satisfied
         )
-        told[-1].refuse()
+        diagnostics[-1].refuse()
         mean = total / drawn.count
-        found = {
+        tensors = {
             "ell": drawn.ell.flatten(0, 1),
             "some": torch.stack(some),
             "mean": mean.float(),
             "variance": (square / drawn.count - mean.square()).float(),
         }
-        values = told[-1].figures | {"seconds": time.process_time() - began, "draws": float(drawn.count)}
-        found["figures"] = torch.tensor([values[name] for name in FIGURES], dtype=torch.float64)
-        checkpoint.save(file, found, {})
-        return found
+        values = diagnostics[-1].figures | {"seconds": time.process_time() - began, "draws": float(drawn.count)}
+        tensors["figures"] = torch.tensor([values[name] for name in FIGURES], dtype=torch.float64)
+        checkpoint.save(file, tensors, {})
+        return tensors
 
     def swag(self) -> swag.Posterior:
         """SWAG of the same records, with the profile's phases."""
@@ -135,7 +137,7 @@ class Study:
 FIGURES = ("r_hat", "ess_bulk", "ess_tail", "acceptance", "energy_error", "seconds", "draws")
 
 
-def told(study: Study, ell: Tensor, some: Tensor, mean: Tensor, exact: Tensor) -> dict[str, Any]:
+def report(study: Study, ell: Tensor, some: Tensor, mean: Tensor, exact: Tensor) -> dict[str, Any]:
     """Aggregates of one posterior's draws, held against the exact ones."""
     scores = torch.tensor([study.f1(theta) for theta in some[:SCORED]])
     low, high = ell.double().quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), dim=0)
@@ -157,7 +159,7 @@ def told(study: Study, ell: Tensor, some: Tensor, mean: Tensor, exact: Tensor) -
 
 
 def main() -> None:
-    """Fit both, and write what their draws say."""
+    """Fits both, and writes what their draws say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -180,13 +182,13 @@ def main() -> None:
         "prior_std": given.prior_std,
         "scored_draws": SCORED,
         "sampler": dict(zip(FIGURES, sampled["figures"].tolist(), strict=True)),
-        "exact": told(study, exact, sampled["some"], sampled["mean"], exact),
+        "exact": report(study, exact, sampled["some"], sampled["mean"], exact),
         "matched_scale": matched,
         "swag": {},
     }
     for scale in (1.0, 3.0, 10.0, 30.0, matched):
         ell, some = study.swag_draws(post, scale, min(given.draws, 200))
-        content["swag"][f"{scale:.4g}"] = told(study, ell, some, mean, exact)
+        content["swag"][f"{scale:.4g}"] = report(study, ell, some, mean, exact)
         print(scale, content["swag"][f"{scale:.4g}"], flush=True)
     write_atomically(given.out, json.dumps(content, indent=1).encode() + b"\n")
     print(json.dumps(content["exact"]), flush=True)

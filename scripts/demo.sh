@@ -1,21 +1,40 @@
 #!/usr/bin/env bash
-# The main job on invented narratives, with no server and no network: data, retrain, release, three narratives coded.
+# The main job on made-up reports, without a server and without a network: data, a formal release, three reports coded.
 set -euo pipefail
 BIN=$1
 HOME_FOLDER=$2
 mkdir -p "$HOME_FOLDER"
+started=$SECONDS
+log=$HOME_FOLDER/demo.log
+result=$HOME_FOLDER/release.json
 
-echo "== narratives"
-"$BIN/autocoder" demo-data --out "$HOME_FOLDER/data"
-echo "== retrain and release: one draw by SWAG-PPM, whose epsilon is estimated on these records"
-"$BIN/autocoder" retrain --profile demo --data "$HOME_FOLDER/data/injuries.csv" --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER"
-echo "== and the release to choose where an epsilon has to be believed: a formally private fit of two thirds of the records"
-"$BIN/autocoder" retrain --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" --codelist "$HOME_FOLDER/data/codelist.csv" \
-  --home "$HOME_FOLDER" --release
-echo "== ledger"
-"$BIN/autocoder" ledger list --home "$HOME_FOLDER"
-echo "== three new narratives, coded with the formal release"
-"$BIN/autocoder" code --home "$HOME_FOLDER" --top-k 3 \
-  "Employee fell from a ladder while changing a light bulb and broke his left wrist." \
-  "A worker's glove was caught in the conveyor and the tip of her index finger was cut off." \
-  "Cook spilled hot oil from the fryer and was burned on both forearms."
+step() { printf '[%s/3] %s\n' "$1" "$2"; }
+fail() { echo "demo: step $1 failed. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
+
+step 1 "1,800 made-up injury reports with their codes, in $HOME_FOLDER/data"
+"$BIN/autocoder" demo-data --out "$HOME_FOLDER/data" >"$log" 2>&1 || fail 1
+step 2 "A classifier trained with a formal guarantee (epsilon 5), and its release (log: $log)"
+"$BIN/autocoder" retrain --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" \
+  --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --release --json >"$result" 2>>"$log" || fail 2
+step 3 "Three new reports, coded with the release"
+"$BIN/autocoder" code --home "$HOME_FOLDER" --top-k 1 \
+  "Employee fell from a ladder and broke his left wrist." \
+  "A worker's glove was caught in the conveyor and the tip of her index finger was amputated." \
+  "Cook spilled hot oil from the fryer and was burned on both forearms." 2>>"$log" || fail 3
+
+echo
+"$BIN/python" - "$result" "$BIN/autocoder" "$HOME_FOLDER" $((SECONDS - started)) <<'PY'
+import json
+import sys
+
+file, program, home, seconds = sys.argv[1:]
+with open(file, encoding="utf-8") as opened:
+    result = json.load(opened)
+release = result["release"]
+print(f"""Done in {seconds} s. You made one release from made-up reports:
+  {release["release_id"]}  {release["guarantee_kind"]}, epsilon {float(release["epsilon"]):.4g}, in {release["bundle"]}
+Look:  {program} plan show {result["plan"]}
+       {program} ledger list --home {home}
+Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
+Next:  README.md""")
+PY

@@ -1,4 +1,4 @@
-"""Several fields in one formal release against a release a field at the same total epsilon; writes docs/fields.md.
+"""Compares one formal release of several fields with a release per field at the same total epsilon: docs/fields.md.
 
 Of a workspace in which `autocoder compare --profile osha-fields` has prepared the records:
 
@@ -34,13 +34,13 @@ from mechanisms.privacy import separately
 from storage.datasets import load_fields
 from storage.durable import write_atomically
 from storage.errors import InputError
-from tasks.fitting import prepared
+from tasks.fitting import model_inputs
 from tasks.pages.render import notes_beside
 from tasks.running.stage import Context
 
 Scores = dict[str, tuple[float, float]]
 """Weighted and macro F1 by field."""
-WAYS = {"joint": "one release", "separate": "a release a field", "non-private": "non-private"}
+WAYS = {"joint": "one release", "separate": "a release per field", "non-private": "non-private"}
 
 
 class Study:
@@ -61,7 +61,7 @@ class Study:
             raise InputError(f"--fields: no field {unknown[0]}; there are {', '.join(spaces)}")
         self.names = tuple(name for name in spaces if name in chosen or not chosen)
         self.fields = Fields(tuple(len(spaces[name]) for name in self.names))
-        start = prepared.build(Context(home=str(workspace), device="cpu"), self.model, dataset, seed=0)
+        start = model_inputs.build(Context(home=str(workspace), device="cpu"), self.model, dataset, seed=0)
         assert start.fields is not None
         place = {name: (at, span) for at, (name, span) in enumerate(zip(spaces, start.fields.spans, strict=True))}
         head: Any = start.part
@@ -69,9 +69,9 @@ class Study:
         self.bias = torch.cat([head.bias.detach()[place[name][1]] for name in self.names])
         columns = [place[name][0] for name in self.names]
         for split, (features, labels) in _halves(next((stages / "features").iterdir())).items():
-            there = (labels[:, columns] >= 0).any(1)
-            self.features[split] = FeatureInputs(features.features[there])
-            self.labels[split] = labels[there][:, columns]
+            labelled = (labels[:, columns] >= 0).any(1)
+            self.features[split] = FeatureInputs(features.features[labelled])
+            self.labels[split] = labels[labelled][:, columns]
 
     def untrained(self, rows: slice, fields: Fields | None) -> Classifier:
         """A linear head over these rows, at its titles."""
@@ -85,7 +85,7 @@ class Study:
         return made
 
     def task(self, n: int, sizes: Sequence[int], epsilon: float | None, delta: float) -> Task:
-        """Of a joint head, or of one field."""
+        """Returns the task of a joint head, or of one field."""
         several = tuple(sizes) if len(sizes) > 1 else ()
         return Task(records=n, classes=sum(sizes), fields=several, target_epsilon=epsilon, delta=delta)
 
@@ -95,43 +95,43 @@ class Study:
         plan = mechanism.plan(self.task(len(self.labels["train"]), self.fields.sizes, epsilon, delta))
         run = Run(self.fields.classes, seed, lambda: self.untrained(rows, self.fields), fields=self.fields)
         fitted = plan.fit(Records(self.features["train"], self.labels["train"]), run)
-        said = self.fields.predicted(fitted.model.log_probabilities(self.features["test"]))
-        return {name: self.score(at, said[:, at]) for at, name in enumerate(self.names)}
+        predicted = self.fields.predicted(fitted.model.log_probabilities(self.features["test"]))
+        return {name: self.score(at, predicted[:, at]) for at, name in enumerate(self.names)}
 
     def separate(self, epsilon: float, delta: float, *, seed: int) -> Scores:
         """Each field by a fit of its own on the records that have it, at its share of the total."""
         whole = PriorDescent().plan(self.task(len(self.labels["train"]), self.fields.sizes, epsilon, delta))
         assert whole.event is not None
-        apart = separately.priced(whole.event, fields=len(self.names), delta=delta)
+        apart = separately.composed_cost(whole.event, fields=len(self.names), delta=delta)
         assert apart is not None
         each = apart.each_epsilon
-        found = {}
+        scores = {}
         for at, (name, span) in enumerate(zip(self.names, self.fields.spans, strict=True)):
             labels = self.labels["train"][:, at]
-            there = labels >= 0
-            records = Records(FeatureInputs(self.features["train"].features[there]), labels[there])
+            labelled = labels >= 0
+            records = Records(FeatureInputs(self.features["train"].features[labelled]), labels[labelled])
             size = self.fields.sizes[at]
             plan = PriorDescent().plan(self.task(len(records), (size,), each, delta))
             fitted = plan.fit(records, Run(size, seed, lambda span=span: self.untrained(span, None)))
-            found[name] = self.score(at, fitted.model.log_probabilities(self.features["test"]).argmax(1))
-        return found
+            scores[name] = self.score(at, fitted.model.log_probabilities(self.features["test"]).argmax(1))
+        return scores
 
-    def score(self, at: int, said: Tensor) -> tuple[float, float]:
-        """Of a field, on the test records that have it."""
+    def score(self, at: int, predicted: Tensor) -> tuple[float, float]:
+        """Scores a field on the test records that have it."""
         truth = self.labels["test"][:, at]
-        there = truth >= 0
-        scores = metrics.classification(truth[there].numpy(), said[there].numpy())
+        labelled = truth >= 0
+        scores = metrics.classification(truth[labelled].numpy(), predicted[labelled].numpy())
         return scores.weighted_f1, scores.macro_f1
 
 
 def _halves(folder: Path) -> dict[str, tuple[FeatureInputs, Tensor]]:
-    found = {}
+    splits = {}
     for split in ("train", "test"):
         loaded = inputs.load(folder / f"{split}.safetensors")
         assert isinstance(loaded, FeatureInputs)
         labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
-        found[split] = (FeatureInputs(loaded.features.clone()), labels)
-    return found
+        splits[split] = (FeatureInputs(loaded.features.clone()), labels)
+    return splits
 
 
 def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], notes: str) -> str:
@@ -142,8 +142,9 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], notes: str
         "",
         "<!-- Written by `python scripts/fields_page.py`; what a person adds is in fields.notes.md. -->",
         "",
-        f"One formally private joint head (`prior-descent`) that codes {', '.join(names)} at once, against a release a "
-        f"field at the same total ε, δ {facts['delta']:g}. {facts['train']:,} training records, "
+        f"For agencies that code several fields: one formally private joint head (`prior-descent`) for "
+        f"{', '.join(names)}, compared with a release per field at the same total ε, "
+        f"δ {facts['delta']:g}. {facts['train']:,} training records, "
         f"{facts['test']:,} scored; classes: "
         + ", ".join(f"{name} {size}" for name, size in facts["fields"].items())
         + f". Weighted / macro F1{', mean ± standard deviation' if facts['seeds'] > 1 else ''} over {facts['seeds']} "
@@ -166,7 +167,7 @@ def _cell(pairs: Sequence[Sequence[float]]) -> str:
 
 
 def main() -> None:
-    """Fit and score both ways; write figures and page after each row."""
+    """Fits and score both ways; writes figures and page after each row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--profile", default="osha-fields")
@@ -197,7 +198,7 @@ def main() -> None:
     for epsilon in given.epsilons:
         whole = PriorDescent().plan(study.task(facts["train"], study.fields.sizes, epsilon, given.delta))
         assert whole.event is not None
-        apart = separately.priced(whole.event, fields=len(study.names), delta=given.delta)
+        apart = separately.composed_cost(whole.event, fields=len(study.names), delta=given.delta)
         assert apart is not None
         each = apart.each_epsilon
         joint = [study.joint(PriorDescent(), epsilon, given.delta, seed=seed) for seed in seeds]

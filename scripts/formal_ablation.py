@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""What each ingredient of the formally private head gives, by cross-validation within the training half alone.
+"""Measures the ingredients of prior descent by cross-validation within the training half alone.
 
     python scripts/formal_ablation.py WORKSPACE --codelist oiics201_nature.csv --out docs/formal/ablation.json
 
 WORKSPACE is one in which `retrain` has prepared features of a mean-pooled encoder. A fifth of the training half is held
 out, in folds of their own; the test half is never read. Noise has no seed: a figure comes out again within its
-spread. A run that was stopped goes on from `--out`.
+spread. A run that was stopped goes on from `--out`. `--search` scores equal terms instead: nine settings each of prior
+descent and of DP gradient descent, which both start at the titles, on the same folds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mechanisms.model import checkpoint, classifier, inputs, metrics, prior
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
-from storage.codelist import read_codelist, told, told_in_place, told_in_sentence
+from storage.codelist import describe, describe_in_sentence, describe_with_levels, read_codelist
 from storage.durable import write_atomically
 
 DESCENT = {"kind": "prior-descent"}
@@ -40,6 +41,19 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "dppl-public": {"kind": "dppl-public"},
 }
 """By name: settings of a mechanism, and of the prior (`prior`, `kinds` of text, `prior_scale` as a multiple)."""
+_DP_SGD = {"kind": "dp-sgd", "optimiser": "sgd", "momentum": 0.9, "sampling_prob": 1.0}
+SEARCH: Mapping[str, dict[str, Any]] = {
+    **{
+        f"prior-descent, noise {noise}, {steps} steps": DESCENT | {"weight_noise": noise, "steps": steps}
+        for noise in (0.3, 0.5, 0.8)
+        for steps in (30, 60, 120)
+    },
+    **{
+        f"dp-sgd from titles, rate {rate:g}, {steps} steps": _DP_SGD | {"learning_rate": rate, "epochs": steps}
+        for rate in (3.0, 10.0, 30.0)
+        for steps in (20, 60, 120)
+    },
+}
 UNSEEN = ("all of it", "without the map", "without titles")
 """Variants of which it is measured too how they code codes that were held out of training."""
 OF_THE_PRIOR = ("prior", "kinds", "prior_scale")
@@ -56,28 +70,31 @@ class Study:
         self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
         codes = read_codelist(codelist)
         self.model = ModelConfig(encoder=encoder, trainable="head", pooling="mean")
-        self.codes, texts = len(codes), [told(codes), told_in_place(codes), told_in_sentence(codes, sentence)]
+        self.codes, texts = (
+            len(codes),
+            [describe(codes), describe_with_levels(codes), describe_in_sentence(codes, sentence)],
+        )
         self.known = torch.tensor([bool(text) for text in texts[0]])
         self.embeddings = torch.stack([prior.embed(self.model, kind, device="cpu") for kind in texts])
         self._plans: dict[str, Plan] = {}
 
     def untrained(self, setting: Mapping[str, Any]) -> Classifier:
         """A head at this setting's prior."""
-        wanted = setting.get("prior", "titles")
+        config = setting.get("prior", "titles")
         scale = ModelConfig.model_fields["prior_scale"].default * setting.get("prior_scale", 1.0)
-        config = self.model.model_copy(update={"prior": wanted, "prior_scale": scale})
+        config = self.model.model_copy(update={"prior": config, "prior_scale": scale})
         head = ModelConfig(pooling="none")  # one linear layer: the encoder is not needed for every fit
         made = classifier.build(head, num_labels=self.codes, seed=0, width=self.features.shape[1])
         made.config = config
-        if wanted == "titles":
+        if config == "titles":
             prior.start(made, self.embeddings[: setting.get("kinds", 3)], self.known)
         return made
 
     def score(self, setting: Mapping[str, Any], *, epsilon: float, delta: float, fold: int) -> tuple[float, float]:
         """Weighted and macro F1 on the held-out fifth of a fold."""
         order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-        held, kept = order[: len(order) // 5], order[len(order) // 5 :]
-        scored = self._fitted(setting, kept, epsilon=epsilon, delta=delta, fold=fold)(held)
+        held, training = order[: len(order) // 5], order[len(order) // 5 :]
+        scored = self._fitted(setting, training, epsilon=epsilon, delta=delta, fold=fold)(held)
         scores = metrics.classification(self.labels[held].numpy(), scored.argmax(-1).numpy())
         return scores.weighted_f1, scores.macro_f1
 
@@ -87,29 +104,30 @@ class Study:
         observed = self.labels.unique()
         order = observed[torch.randperm(len(observed), generator=generator(0, "codes", fold))]
         out = torch.isin(self.labels, order[: len(order) // 5])
-        held, kept = out.nonzero()[:, 0], (~out).nonzero()[:, 0]
-        scored = self._fitted(setting, kept, epsilon=epsilon, delta=delta, fold=fold)(held)
+        held, training = out.nonzero()[:, 0], (~out).nonzero()[:, 0]
+        scored = self._fitted(setting, training, epsilon=epsilon, delta=delta, fold=fold)(held)
         rank = (scored > scored.gather(1, self.labels[held][:, None])).sum(1)
         return float((rank < 5).double().mean()), float((rank < 20).double().mean())
 
     def _fitted(
-        self, setting: Mapping[str, Any], kept: torch.Tensor, *, epsilon: float, delta: float, fold: int
+        self, setting: Mapping[str, Any], training: torch.Tensor, *, epsilon: float, delta: float, fold: int
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Log-probabilities of records by index, after a fit on `kept`."""
+        """Log-probabilities of records by index, after a fit on `training`."""
         own = {name: value for name, value in setting.items() if name not in OF_THE_PRIOR}
         key = json.dumps([own, epsilon], sort_keys=True)
         if key not in self._plans:
-            task = Task(records=len(kept), classes=self.codes, target_epsilon=epsilon, delta=delta)
+            task = Task(records=len(training), classes=self.codes, target_epsilon=epsilon, delta=delta)
             self._plans[key] = kinds()[own["kind"]].model_validate(own).plan(task)
         run = Run(classes=self.codes, seed=fold, classifier=lambda: self.untrained(setting))
         # every record is in every step: the noise depends on epsilon and delta alone, and not on their number
-        plan = self._plans[key].model_copy(update={"records": len(kept)})
-        fitted = plan.fit(Records(FeatureInputs(self.features[kept]), self.labels[kept]), run)
+        plan = self._plans[key]
+        plan = plan.model_copy(update={"task": plan.task.model_copy(update={"records": len(training)})})
+        fitted = plan.fit(Records(FeatureInputs(self.features[training]), self.labels[training]), run)
         return lambda index: fitted.model.log_probabilities(FeatureInputs(self.features[index]))
 
 
 def main() -> None:
-    """Score every variant at every epsilon; print each as it is scored."""
+    """Scores every variant at every epsilon; prints each as it is scored."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)
@@ -118,11 +136,12 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0, 8.0])
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--search", action="store_true", help="score settings of two mechanisms on equal terms")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     study = Study(given.workspace, given.codelist, encoder=given.encoder, sentence=given.sentence)
     done: list[dict[str, Any]] = json.loads(given.out.read_text())["tried"] if given.out.is_file() else []
-    for name, setting in VARIANTS.items():
+    for name, setting in (SEARCH if given.search else VARIANTS).items():
         for epsilon in given.epsilons:
             if any(row["variant"] == name and row["epsilon"] == epsilon for row in done):
                 continue
@@ -133,8 +152,8 @@ def main() -> None:
             spread = [round(value, 4) for value in scores.std(0).tolist()]
             row = {"variant": name, "epsilon": epsilon, "weighted_f1": weighted, "macro_f1": macro, "spread": spread}
             if name in UNSEEN:
-                found = [study.unseen(setting, epsilon=epsilon, delta=given.delta, fold=f) for f in range(given.folds)]
-                five, twenty = torch.tensor(found).mean(0).tolist()
+                shares = [study.unseen(setting, epsilon=epsilon, delta=given.delta, fold=f) for f in range(given.folds)]
+                five, twenty = torch.tensor(shares).mean(0).tolist()
                 row["codes_held_out"] = {"in_top_5": round(five, 4), "in_top_20": round(twenty, 4)}
             done.append(row | {"setting": setting})
             head = {"delta": given.delta, "folds": given.folds, "scored_on": "a held-out fifth of the training half"}

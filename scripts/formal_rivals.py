@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Formal linear heads that were considered and are no mechanism here, beside the one that is, on the same folds.
+"""Scores formal linear heads that did not become mechanisms, next to prior descent, on the same folds.
 
     python scripts/formal_rivals.py WORKSPACE --codelist oiics201_nature.csv --out docs/formal/rivals.json
 
@@ -62,11 +62,11 @@ class Fold:
 
     def __init__(self, study: Study, *, epsilon: float, delta: float, fold: int) -> None:
         order = torch.randperm(len(study.labels), generator=generator(0, "fold", fold))
-        held, kept = order[: len(order) // 5], order[len(order) // 5 :]
+        held, training = order[: len(order) // 5], order[len(order) // 5 :]
         self.epsilon, self.delta, self.mu = epsilon, delta, gdp_of(epsilon, delta)
-        features, self.labels, self.codes = study.features[kept], study.labels[kept], study.codes
+        features, self.labels, self.codes = study.features[training], study.labels[training], study.codes
         cut = features * (RADIUS / features.norm(dim=1, keepdim=True)).clamp(max=1)
-        mean = (cut.sum(0) + torch.randn(cut.shape[1]) * RADIUS / (self.mu * math.sqrt(MEAN))) / len(kept)
+        mean = (cut.sum(0) + torch.randn(cut.shape[1]) * RADIUS / (self.mu * math.sqrt(MEAN))) / len(training)
         deviation = 1 / (self.mu * math.sqrt(COUNTS))
         counts = torch.bincount(self.labels, minlength=self.codes) + torch.randn(self.codes) * deviation
         counts = torch.where(counts > deviation, counts, 3.0).clamp(min=3.0)
@@ -83,8 +83,8 @@ class Fold:
 
     def scored(self, rows: Tensor, bias: Tensor | None = None) -> Scored:
         """Weighted and macro F1 of a head [codes, width] on the held-out fifth."""
-        said = (self._held @ rows.T + (self.log_prior if bias is None else bias)).argmax(1)
-        scores = metrics.classification(self._truth.numpy(), said.numpy())
+        predicted = (self._held @ rows.T + (self.log_prior if bias is None else bias)).argmax(1)
+        scores = metrics.classification(self._truth.numpy(), predicted.numpy())
         return scores.weighted_f1, scores.macro_f1
 
     def second_moments(self, share: float) -> Tensor:
@@ -94,7 +94,7 @@ class Fold:
         return (vectors * values.clamp(min=0)) @ vectors.T
 
     def residual(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """Softmax minus the code said [records, codes]."""
+        """Softmax minus the given code [records, codes]."""
         out = torch.addmm(bias, self.z, rows.T).log_softmax(1).clamp(min=-60).exp()
         out[torch.arange(len(out)), self.labels] -= 1
         return out
@@ -104,12 +104,12 @@ def least_squares(fold: Fold) -> Iterable[tuple[dict[str, float], Scored]]:
     """X'X at a quarter of what is left, X'Y at the rest."""
     left = 1 - MEAN - COUNTS
     moments = fold.second_moments(left / 4)
-    said = torch.zeros(fold.codes, fold.z.shape[1]).index_add_(0, fold.labels, fold.z)
-    said += torch.randn_like(said) * RADIUS / (fold.mu * math.sqrt(left * 3 / 4))
+    sums = torch.zeros(fold.codes, fold.z.shape[1]).index_add_(0, fold.labels, fold.z)
+    sums += torch.randn_like(sums) * RADIUS / (fold.mu * math.sqrt(left * 3 / 4))
     eye = torch.eye(len(moments))
     for ridge in (30.0, 300.0, 3000.0):
         for pull in (0.0, 0.01, 0.03):
-            rows = torch.linalg.solve(moments + ridge * eye, (said + ridge * pull * fold.start).T).T
+            rows = torch.linalg.solve(moments + ridge * eye, (sums + ridge * pull * fold.start).T).T
             for scale in (3.0, 10.0, 30.0):
                 yield {"ridge": ridge, "pull": pull, "scale": scale}, fold.scored(scale * rows)
 
@@ -137,11 +137,11 @@ def _descent(fold: Fold, rows: Tensor, *, mu: float, steps: int, noise: float) -
     rate = noise / (sigma * reach)
     here = torch.cat([rows, fold.log_prior[:, None]], 1)
     velocity = torch.zeros_like(here)
-    padded = torch.cat([fold.z, torch.ones(len(fold.z), 1)], 1)
+    with_bias = torch.cat([fold.z, torch.ones(len(fold.z), 1)], 1)
     for _ in range(steps):
         residual = fold.residual(here[:, :-1], here[:, -1])
-        norms = residual.norm(dim=1) * padded.norm(dim=1)
-        gradient = (residual / norms.clamp(min=1)[:, None]).T @ padded
+        norms = residual.norm(dim=1) * with_bias.norm(dim=1)
+        gradient = (residual / norms.clamp(min=1)[:, None]).T @ with_bias
         velocity = momentum * velocity + gradient + torch.randn_like(gradient) * sigma
         here = here - rate * velocity
     return here[:, :-1], here[:, -1]
@@ -172,10 +172,10 @@ def _minimiser(fold: Fold, ridge: float, random: Tensor | float, own: Tensor | N
 
     def loss() -> Tensor:
         descent.zero_grad()
-        told = torch.nn.functional.cross_entropy(torch.addmm(fold.log_prior, z, rows.T), labels, reduction="sum")
-        told = told + ridge / 2 * (rows - fold.start).square().sum() + (rows * random).sum()
-        told.backward()
-        return told
+        value = torch.nn.functional.cross_entropy(torch.addmm(fold.log_prior, z, rows.T), labels, reduction="sum")
+        value = value + ridge / 2 * (rows - fold.start).square().sum() + (rows * random).sum()
+        value.backward()
+        return value
 
     descent.step(loss)
     return rows.detach()
@@ -202,7 +202,7 @@ RIVALS: Mapping[str, Callable[[Fold], Iterable[tuple[dict[str, float], Scored]]]
 
 
 def main() -> None:
-    """Score every rival's best setting, and the mechanism, at every epsilon."""
+    """Scores every rival's best setting, and the mechanism, at every epsilon."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)

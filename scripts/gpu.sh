@@ -18,7 +18,7 @@ case $action in
     [ $# -eq 1 ] || usage
     pins=()
     for name in "${NEEDED[@]}"; do
-      pin=$(grep -iE "^${name//-/[-_]}==" requirements.lock || echo "$name")
+      pin=$(grep -iE "^${name//-/[-_]}==" requirements.lock | sed -E 's/ (;.*)?\\$//' | head -n 1); pin=${pin:-$name}
       pins+=("${pin%%[; ]*}")
     done
     platforms=()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""docs/images.md: SAD-DPSGD, its rivals and its controls on images, from what `autocoder compare --json` said.
+"""Writes docs/images.md (SAD-DPSGD, its rivals and controls on images) from outputs of `autocoder compare --json`.
 
     python scripts/images_page.py --out docs/images.md --results docs/images/results.json [PROFILE-EPSILON.json …]
 
-Files are named by profile and epsilon, such as digits-3.json. Their aggregates are kept in `--results`, from which
+Files are named by profile and epsilon, such as digits-3.json. Their aggregates are saved in `--results`, from which
 alone the page is written: without a file it is written anew. What a person adds stands in docs/images.notes.md.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from storage.durable import write_atomically
-from tasks.comparing.published import FOLDER
+from tasks.catalogue import PUBLISHED
 from tasks.pages.render import Table, notes_beside, render
 
-KEPT = ("balanced_accuracy", "accuracy", "macro_f1", "support_20_49_macro_recall")
+METRICS = ("balanced_accuracy", "accuracy", "macro_f1", "support_20_49_macro_recall")
 ORDER = ("non-private", "dp-sgd-tuned", "auto-s", "auto-l", "sad", "sad-level-clip", "dp-sgd-larger-clip")
 SHORT = ("constant-20-steps", "sad-20-steps", "sad-level-clip-20-steps", "larger-clip-20-steps")
 QUESTIONS = (
@@ -33,17 +33,17 @@ QUESTIONS = (
     ("sad", "dp-sgd-larger-clip", "SAD above constant with the larger clip"),
 )
 Result = Mapping[str, Mapping[str, Any]]
-"""By branch: title, seeds, delta, and mean and spread of what is kept."""
+"""By branch: title, seeds, delta, and mean and spread of the metrics."""
 
 
-def kept_of(content: Mapping[str, Any]) -> Result:
+def aggregates_of(content: Mapping[str, Any]) -> Result:
     """Aggregates of one comparison."""
     return {
         row["branch"]: {
             "title": row["title"],
             "seeds": row["seeds"],
             "delta": row["delta"],
-            **{name: [row["mean"][name], row["spread"][name]] for name in KEPT if name in row["mean"]},
+            **{name: [row["mean"][name], row["spread"][name]] for name in METRICS if name in row["mean"]},
         }
         for row in content["branches"]
     }
@@ -54,8 +54,8 @@ def verdict(result: Result, higher: str, lower: str, measure: str = "balanced_ac
     would show; and the gap of the means in standard errors, which only several do."""
     (a, above), (b, below) = result[higher][measure], result[lower][measure]
     error = math.sqrt(above**2 / result[higher]["seeds"] + below**2 / result[lower]["seeds"])
-    said = "within the spread" if abs(a - b) <= 2 * math.hypot(above, below) else "holds" if a > b else "**not so**"
-    return f"{a:.3f} to {b:.3f}, {said}" + (f" ({(a - b) / error:+.1f})" if error else "")
+    holds = "within the spread" if abs(a - b) <= 2 * math.hypot(above, below) else "holds" if a > b else "**not so**"
+    return f"{a:.3f} to {b:.3f}, {holds}" + (f" ({(a - b) / error:+.1f})" if error else "")
 
 
 def table(results: Mapping[str, Result], names: tuple[str, ...], measure: str = "balanced_accuracy") -> Table | None:
@@ -75,16 +75,16 @@ def table(results: Mapping[str, Result], names: tuple[str, ...], measure: str = 
 
 
 def delta_of(results: Sequence[Mapping[str, Result]]) -> str:
-    """That of the private branches of all profiles, which a page has one of.
+    """Returns the delta that the private branches of all profiles share.
 
     Raises:
         SystemExit: they differ.
     """
     rows = [row for profile in results for result in profile.values() for row in result.values()]
-    found = {f"{row['delta']:g}" for row in rows if row["delta"] is not None}
-    if len(found) > 1:
-        raise SystemExit(f"the files are of several δ: {', '.join(sorted(found))}; run all with one --delta")
-    return next(iter(found), "–")
+    deltas = {f"{row['delta']:g}" for row in rows if row["delta"] is not None}
+    if len(deltas) > 1:
+        raise SystemExit(f"the files have several δ: {', '.join(sorted(deltas))}. Run all with one --delta")
+    return next(iter(deltas), "–")
 
 
 def answers(results: Mapping[str, Result]) -> Table | None:
@@ -100,25 +100,25 @@ def answers(results: Mapping[str, Result]) -> Table | None:
 
 def published() -> Table:
     """Huang and Xie's table II: accuracy in percent on HAM10000, apparently one run each."""
-    with (FOLDER / "huang-xie-table2.csv").open(encoding="utf-8", newline="") as file:
+    with (PUBLISHED / "huang-xie-table2.csv").open(encoding="utf-8", newline="") as file:
         rows = [[row.pop("branch"), *row.values()] for row in csv.DictReader(file)]
     return ["branch", "ε 3", "ε 8", "ε 16"], rows
 
 
 def main() -> None:
-    """Keep what the files say, and write the page."""
+    """Saves the aggregates of the files, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    kept: dict[str, dict[str, Any]] = json.loads(given.results.read_text()) if given.results.is_file() else {}
+    results: dict[str, dict[str, Any]] = json.loads(given.results.read_text()) if given.results.is_file() else {}
     for file in given.files:
         profile, _, epsilon = file.stem.rpartition("-")
-        kept.setdefault(profile, {})[epsilon] = kept_of(json.loads(file.read_text()))
+        results.setdefault(profile, {})[epsilon] = aggregates_of(json.loads(file.read_text()))
     runs = {
         profile: dict(sorted(by_epsilon.items(), key=lambda item: float(item[0])))
-        for profile, by_epsilon in kept.items()
+        for profile, by_epsilon in results.items()
     }
     write_atomically(given.results, json.dumps(runs, indent=1, ensure_ascii=False).encode() + b"\n")
     linear, network = runs.get("digits", {}), runs.get("digits-convolutional", {})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A code list with titles out of an index of many entries a code, where no published list is at hand, and the rest as
+"""Writes a code list with titles from an index of many entries per code, and the other entries as
 records.
 
     python scripts/index_titles.py soc2010_job_title_index.csv --codelist titles.csv --records records.csv
@@ -30,7 +30,7 @@ def titled(entries: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Read the index, write both files."""
+    """Reads the index, write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("index", type=Path, help="CSV with columns title and code")
     parser.add_argument("--codelist", type=Path, required=True)

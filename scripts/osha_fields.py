@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""OSHA's severe injury reports with the codes of four fields, and a code list a field, out of titles and their codes.
+"""Writes OSHA's severe injury reports with the codes of four fields, and a code list per field, from titles.
 
     python scripts/osha_fields.py reports.csv --titles osha_title_to_oiics_code.csv --out FOLDER
 
@@ -24,11 +24,11 @@ COLUMNS = {"part": "Part of Body", "event": "Event", "source": "Source"}
 
 def lists(titles: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """(code, title) of each field, sorted; of two titles of a code the first in the alphabet."""
-    found = {}
+    lists = {}
     for field in COLUMNS:
-        own = titles.loc[titles["field"] == field, ["code", "title"]].sort_values(["code", "title"])
-        found[field] = own.drop_duplicates("code")
-    return found
+        codes = titles.loc[titles["field"] == field, ["code", "title"]].sort_values(["code", "title"])
+        lists[field] = codes.drop_duplicates("code")
+    return lists
 
 
 def coded(reports: pd.DataFrame, titles: pd.DataFrame) -> pd.DataFrame:
@@ -39,16 +39,16 @@ def coded(reports: pd.DataFrame, titles: pd.DataFrame) -> pd.DataFrame:
     """
     out = reports.copy()
     for field, column in COLUMNS.items():
-        told = next((name for name in (f"{column} Title", f"{column}Title") if name in reports), None)
-        if told is None:
+        title_column = next((name for name in (f"{column} Title", f"{column}Title") if name in reports), None)
+        if title_column is None:
             raise SystemExit(f"no column `{column} Title` or `{column}Title`: are these OSHA's severe injury reports?")
-        own = titles[titles["field"] == field].set_index("title")["code"]
-        out[column] = reports[told].map(own)
+        codes = titles[titles["field"] == field].set_index("title")["code"]
+        out[column] = reports[title_column].map(codes)
     return out
 
 
 def main() -> None:
-    """Read both files, write four."""
+    """Reads both files, writes four."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", type=Path)
     parser.add_argument("--titles", type=Path, required=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
-"""What oversampling before a private learner costs: docs/imbalance/oversampling.md, its figure, and the figures
-behind it.
+"""Measures the cost of oversampling before a private learner: docs/imbalance/oversampling.md, its
+figure, and the figures behind it.
 
     python scripts/oversampling.py FOLDER --out docs/imbalance/oversampling.md
 
@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 
-from mechanisms.dp_sgd import DpSgd, descent_of
+from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Plan, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import ModelConfig
@@ -81,11 +81,11 @@ def planned(epsilon: float, *, records: int, rows: float) -> Plan:
     are, and for a group of m it is m times that for one.
     """
     plan = _for_one_row(epsilon)
-    descent = descent_of(plan.event)
-    louder = tuple(s.model_copy(update={"noise_multiplier": rows * s.noise_multiplier}) for s in descent.segments)
-    event = descent.model_copy(update={"segments": louder})
-    mechanism = plan.mechanism.model_copy(update={"batch_size": records})
-    return Plan(mechanism=mechanism, event=event, records=records)
+    return Plan(
+        mechanism=plan.mechanism.model_copy(update={"batch_size": records}),
+        task=plan.task.model_copy(update={"records": records}),
+        noise=rows * plan.noise,
+    )
 
 
 def auc(
@@ -180,7 +180,7 @@ def growth() -> str:
 
 
 def _costs(rows: list[dict[str, Any]]) -> Table:
-    head = ["set", "minority records (equal to another)", "d", "R", "largest in-degree found", "l", "rows, as printed"]
+    head = ["set", "minority records (equal to another)", "d", "R", "largest in-degree", "l", "rows, as printed"]
     head += ["rows m", f"m but for an event of {TAIL:g}", "learner's ε for a record's ε 1"]
     return head, [
         [
@@ -206,14 +206,14 @@ def _scores(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    """Study the eight sets; write the page, its figure and its figures."""
+    """Studies the eight sets; writes the page, its figure and its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = given.out.with_suffix(".json")
-    rows: list[dict[str, Any]] = json.loads(kept.read_text())["sets"] if kept.is_file() else []
+    results = given.out.with_suffix(".json")
+    rows: list[dict[str, Any]] = json.loads(results.read_text())["sets"] if results.is_file() else []
     for name in SETS:
         if any(row["set"] == name for row in rows):
             continue
@@ -222,7 +222,7 @@ def main() -> None:
             raise SystemExit(f"{file} is not there: FOLDER holds the eight sets, {', '.join(SETS)}")
         rows.append(studied(name, pd.read_csv(file)))
         write_atomically(
-            kept, json.dumps({"k": K, "tail": TAIL, "delta": DELTA, "sets": rows}, indent=1).encode() + b"\n"
+            results, json.dumps({"k": K, "tail": TAIL, "delta": DELTA, "sets": rows}, indent=1).encode() + b"\n"
         )
         print(f"{name}: {rows[-1]['rows']:.0f} rows", flush=True)
     write_atomically(given.out.with_suffix(".svg"), growth().encode())

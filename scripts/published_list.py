@@ -1,4 +1,4 @@
-"""Make a code list known as a published one, so that its titles may stand in bundles: python scripts/published_list.py
+"""Registers a code list as published, so that bundles may hold its titles: python scripts/published_list.py
 oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to storage/egress/lists/, for review: whoever
 adds a list says by that that anybody can read it, and where.
 """
@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 from storage.codelist import read_codelist
-from storage.egress.published import LISTS, entry_digest
+from storage.egress.public_lists import LISTS, entry_digest
 
 
 def main() -> None:
-    """Read the list and write its file."""
+    """Reads the list and writes its file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("list", type=Path, help="CSV with code and title, as it was published")
     parser.add_argument("name", help="whose list and which version, such as 'OIICS 2.01, nature'")

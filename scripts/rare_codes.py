@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""docs/rare-codes.md: what each family of mechanisms gives for codes with few records, from `autocoder compare --json`.
+"""Writes docs/rare-codes.md (codes with few records, by family of mechanisms) from `autocoder compare --json`.
 
     python scripts/rare_codes.py --out docs/rare-codes.md --results docs/rare-codes/results.json [text-1.json
     text-5.json …]
 
 Files are named by kind (text) and epsilon. Several may have the same: their branches are put together. Aggregates are
-kept in `--results`, from which alone the page is written, but for tables: their cells lie in `tables/cells.json`
+saved in `--results`, from which alone the page is written, but for tables: their cells lie in `tables/cells.json`
 beside it, where `autocoder imbalance --results …/tables.md` keeps them. Figures are by bin of training records a code,
 never by code. What a person adds stands in docs/rare-codes.notes.md.
 """
@@ -21,10 +21,10 @@ from typing import Any
 
 from mechanisms.model.metrics import SUPPORT_BINS
 from storage.durable import write_atomically
-from tasks.branches.branch import standard
+from tasks.branches.branch import standard_branches
 from tasks.comparing.tables import mean_and_spread
 from tasks.imbalance.cell import Cell
-from tasks.imbalance.run import kept as cells_of
+from tasks.imbalance.run import load_cells
 from tasks.imbalance.tables import NAMES, relation, spread
 from tasks.pages.render import Table, notes_beside, render
 
@@ -36,7 +36,7 @@ MEASURES = (
 )
 
 
-def kept_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def aggregates_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Aggregates of one comparison, by branch."""
     return {
         row["branch"]: {
@@ -58,7 +58,7 @@ def name_of(one: str) -> str:
 
 
 def sizes(branches: Mapping[str, Any]) -> str:
-    """How many codes each bin holds: the same for all branches, which are scored on the same records."""
+    """Counts the codes of each bin: the same for all branches, which are scored on the same records."""
     first = next(iter(branches.values()))
     return ", ".join(f"{first[f'support_{b}_codes'][0]:.0f} with {name_of(b)}" for b in BINS if b != "0_19")
 
@@ -83,33 +83,33 @@ def _told(row: Mapping[str, Any], name: str) -> str:
 
 
 def best(branches: Mapping[str, Any]) -> str:
-    """Which formal branch gives most below 20 records, beside the best without noise."""
+    """Names the formal branch with the best F1 below 20 records, next to the best without noise."""
     of = "support_0_19_macro_f1"
     ranked = sorted(branches.values(), key=lambda row: -row[of][0])
     first = next(row for row in ranked if row["kind"] == "formal")
     plain = next((row for row in ranked if row["epsilon"] is None), None)
-    beside = "" if plain is None else f", beside {_told(plain, of)} of {plain['title']}"
+    beside = "" if plain is None else f", against {_told(plain, of)} of {plain['title']}"
     return f"{first['title']}, {_told(first, of)}{beside}"
 
 
 def main() -> None:
-    """Keep what the files say, and write the page."""
+    """Saves the aggregates of the files, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    kept: dict[str, dict[str, Any]] = json.loads(given.results.read_text()) if given.results.is_file() else {}
+    results: dict[str, dict[str, Any]] = json.loads(given.results.read_text()) if given.results.is_file() else {}
     for file in given.files:
         content = json.loads(file.read_text())
         if file.stem.split("-")[0] != "text":
             raise SystemExit(f"{file}: name it by kind and epsilon, such as text-5.json")
-        kept.setdefault(file.stem.split("-")[1], {}).update(kept_of(content))
+        results.setdefault(file.stem.split("-")[1], {}).update(aggregates_of(content))
     given.results.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.results, json.dumps(kept, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(given.results, json.dumps(results, indent=1, ensure_ascii=False).encode() + b"\n")
     bayes = given.results.with_name("title-bayes.json")
     tried = json.loads(bayes.read_text())["tried"] if bayes.is_file() else []
-    by_epsilon = dict(sorted(kept.items(), key=lambda item: float(item[0])))
+    by_epsilon = dict(sorted(results.items(), key=lambda item: float(item[0])))
     text = render(
         "rare-codes.md",
         sizes=sizes(next(iter(by_epsilon.values()))) if by_epsilon else "",
@@ -117,7 +117,7 @@ def main() -> None:
         recall={epsilon: table(branches, "macro_recall") for epsilon, branches in by_epsilon.items()},
         best={epsilon: best(branches) for epsilon, branches in by_epsilon.items()},
         bayes=_bayes(tried),
-        thinned=thinned(list(cells_of(given.results.parent / "tables" / "cells.json").values())),
+        thinned=thinned(list(load_cells(given.results.parent / "tables" / "cells.json").values())),
         notes=notes_beside(given.out),
     )
     write_atomically(given.out, text.encode())
@@ -131,7 +131,7 @@ def thinned(cells: Sequence[Cell]) -> dict[tuple[float, str], Table]:
 
 def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
     own = [cell for cell in cells if cell.epsilon in (None, epsilon)]
-    sizes, titles = sorted({_size(cell) for cell in own}), standard()
+    sizes, titles = sorted({_size(cell) for cell in own}), standard_branches()
     rows = []
     for name in dict.fromkeys(cell.branch for cell in own):
         row = [titles[name].title, relation(next(cell for cell in own if cell.branch == name))]
@@ -143,7 +143,7 @@ def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
             most = max(map(len, by_seed.values()), default=0)  # a seed that lacks a set is a mean of something else
             row.append(spread([fmean(values) for values in by_seed.values() if len(values) == most]))
         rows.append(row)
-    return ["system", "neighbours", *map(str, sizes)], rows
+    return ["system", "δ, and the claim", *map(str, sizes)], rows
 
 
 def _size(cell: Cell) -> int:
@@ -153,12 +153,12 @@ def _size(cell: Cell) -> int:
 def _bayes(tried: list[dict[str, Any]]) -> Table:
     epsilons = list(dict.fromkeys(row["epsilon"] for row in tried))
     settings = list(dict.fromkeys(tuple(row["setting"].values()) for row in tried))
-    found = {
+    cells = {
         (tuple(row["setting"].values()), row["epsilon"]): f"{row['weighted_f1']:.3f} / {row['macro_f1']:.3f}"
         for row in tried
     }
     head = ["titles nearby, τ, λ", *("without noise" if e is None else f"ε {e:g}" for e in epsilons)]
-    return head, [[", ".join(f"{v:g}" for v in s), *(found[s, e] for e in epsilons)] for s in settings]
+    return head, [[", ".join(f"{v:g}" for v in s), *(cells[s, e] for e in epsilons)] for s in settings]
 
 
 if __name__ == "__main__":

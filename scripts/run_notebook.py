@@ -1,9 +1,9 @@
-"""Run a notebook from its first cell and keep what it shows; nothing that changes by itself is kept.
+"""Runs a notebook from its first cell and saves its outputs, without what changes from run to run.
 
     python scripts/run_notebook.py examples/own_model.ipynb
 
 Needs the extra `notebooks`. Times and the name of the machine's kernel stay out, so that two versions differ in text,
-code and outputs alone. A digest of the code goes in: whoever changes a cell and does not run it is told by a test.
+code and outputs alone. A digest of the code goes in: a test fails when a cell was changed and not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tidied(notebook: Any) -> Any:
 
 
 def run(path: Path) -> None:
-    """Replace the outputs of the notebook at `path`; where a cell fails the file stays as it was."""
+    """Replaces the outputs of the notebook at `path`; where a cell fails the file stays as it was."""
     try:
         nbformat, nbclient = (importlib.import_module(name) for name in ("nbformat", "nbclient"))
     except ModuleNotFoundError as error:

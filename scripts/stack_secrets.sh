@@ -11,11 +11,12 @@ for name in postgres_password prefect_db_password ledger_owner_password ledger_p
   [ -e "secrets/$name" ] || od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > "secrets/$name"
 done
 [ -e secrets/prefect_login ] || printf 'operator:%s' "$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > secrets/prefect_login
+[ -e secrets/api_keys ] || printf 'client %s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" > secrets/api_keys
 [ -e secrets/signing-key.pem ] || "${BIN:-.venv/bin}/autocoder" keys new --out secrets > /dev/null
 [ -e secrets/signing_key ] || cp secrets/signing-key.pem secrets/signing_key
-chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key
+chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key secrets/api_keys
 [ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem
-for path in deployments/postgres deployments/Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
+for path in deployments/postgres deployments/Caddyfile deployments/serve.Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
 mkdir -p narratives stages
 [ "$(id -u)" != 0 ] || chown 10001:10001 narratives stages
 echo "secrets/ is complete; keep a copy of it, and of secrets/signing-key.pem apart from it"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Whether a naive Bayes of code titles is worth a mechanism on text, by cross-validation in the training half alone.
+"""Tests whether a naive Bayes of code titles merits a mechanism on text, by cross-validation in the training half.
 
     python scripts/title_bayes.py WORKSPACE --codelist oiics201_nature.csv --out docs/rare-codes/title-bayes.json
 
@@ -58,11 +58,11 @@ class TitleBayes:
         self.smooth = (SHARPNESS * unit @ unit.T).softmax(1)
 
     def predicted(
-        self, kept: Tensor, held: Tensor, setting: tuple[int, float, float], noise: float, fold: int
+        self, training: Tensor, held: Tensor, setting: tuple[int, float, float], noise: float, fold: int
     ) -> Tensor:
         """Codes of the held-out records, int64."""
         m, tau, share = setting
-        labels, near = self.labels[kept], self.scores[kept].topk(m).indices
+        labels, near = self.labels[training], self.scores[training].topk(m).indices
         table = torch.zeros(self.codes, self.codes)
         table.view(-1).index_add_(0, (labels[:, None] * self.codes + near).flatten(), torch.ones(near.numel()))
         std, drawn = noise * math.sqrt(m + COUNT_SCALE**2), generator(fold, "noise")
@@ -73,12 +73,12 @@ class TitleBayes:
         table = torch.where(table > 2 * std, table, 0.0)
         counts = torch.where(counts > std / COUNT_SCALE, counts, 3.0).clamp(min=3)
         words = (table + SMOOTHING * self.smooth) / (table.sum(1, keepdim=True) + SMOOTHING)
-        found = words.log().T[self.scores[held].topk(m).indices].sum(1)
-        return (tau * found + (counts / counts.sum()).log() + share * self.scores[held]).argmax(1)
+        likelihood = words.log().T[self.scores[held].topk(m).indices].sum(1)
+        return (tau * likelihood + (counts / counts.sum()).log() + share * self.scores[held]).argmax(1)
 
 
 def main() -> None:
-    """Score every setting at every epsilon and without noise; print each as it is scored."""
+    """Scores every setting at every epsilon and without noise; prints each as it is scored."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)
@@ -95,10 +95,10 @@ def main() -> None:
             scores = []
             for fold in range(FOLDS):
                 order = torch.randperm(len(bayes.labels), generator=generator(0, "fold", fold))
-                held, kept = order[: len(order) // 5], order[len(order) // 5 :]
-                predicted = bayes.predicted(kept, held, setting, noise, fold)
-                found = metrics.classification(bayes.labels[held].numpy(), predicted.numpy())
-                scores.append([found.weighted_f1, found.macro_f1])
+                held, training = order[: len(order) // 5], order[len(order) // 5 :]
+                predicted = bayes.predicted(training, held, setting, noise, fold)
+                scored = metrics.classification(bayes.labels[held].numpy(), predicted.numpy())
+                scores.append([scored.weighted_f1, scored.macro_f1])
             weighted, macro = (round(value, 4) for value in torch.tensor(scores).mean(0).tolist())
             named = dict(zip(("nearest", "tau", "lambda"), setting, strict=True))
             rows.append({"epsilon": epsilon, "setting": named, "weighted_f1": weighted, "macro_f1": macro})

@@ -83,7 +83,7 @@ class Mixture:
         return 0.5 + math.log(self.r) / self.delta**2
 
     def threshold_variance(self, majority: int, *, radius: float, epsilon: float | None, delta: float = DELTA) -> float:
-        """Of the mean of two private class means (proposition 12), in units of sigma^2.
+        """Returns the variance of the mean of two private class means (proposition 12), in units of sigma^2.
 
         (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon. The printed one
         leaves the quarter in front of the data and takes it out of the noise.
@@ -176,12 +176,11 @@ def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
     return np.concatenate([fitted.coef_[0], fitted.intercept_])
 
 
-def balanced_accuracy(found: np.ndarray) -> float:
-    """Of a line, exactly: each class is normal along its normal vector."""
-    w, norm_w = found[:2] / 4.0, float(np.linalg.norm(found[:2]) / 4.0)
+def balanced_accuracy(line: np.ndarray) -> float:
+    """Returns the balanced accuracy of a line, exactly: each class is normal along its normal vector."""
+    w, norm_w = line[:2] / 4.0, float(np.linalg.norm(line[:2]) / 4.0)
     rates = [
-        float(norm.cdf((w @ (np.array(mean) - 2.0) + found[2]) / (SPREAD * norm_w))) if norm_w else 0.5
-        for mean in MEANS
+        float(norm.cdf((w @ (np.array(mean) - 2.0) + line[2]) / (SPREAD * norm_w))) if norm_w else 0.5 for mean in MEANS
     ]
     return (1 - rates[0] + rates[1]) / 2
 
@@ -204,8 +203,8 @@ def panels() -> list[tuple[str, list[np.ndarray]]]:
     ]
     for weighted in (False, True):
         for epsilon in EPSILONS:
-            found = [private_line(points, labels, epsilon=epsilon, weighted=weighted, seed=s) for s in range(DRAWS)]
-            shown.append((f"ε {epsilon:g}{', private weights' if weighted else ''}", found))
+            fits = [private_line(points, labels, epsilon=epsilon, weighted=weighted, seed=s) for s in range(DRAWS)]
+            shown.append((f"ε {epsilon:g}{', private weights' if weighted else ''}", fits))
     return shown
 
 
@@ -222,8 +221,8 @@ def picture(shown: list[tuple[str, list[np.ndarray]]]) -> bytes:
     angles = np.linspace(0, 2 * np.pi, 90)
     for at, (title, lines) in enumerate(shown):
         axes = figure.add_subplot(3, 4, at + 1)
-        for found in lines:
-            height = found[0] * scaled(x) + found[1] * scaled(y) + found[2]
+        for fit in lines:
+            height = fit[0] * scaled(x) + fit[1] * scaled(y) + fit[2]
             if len(lines) == 1:
                 axes.contourf(x, y, height > 0, levels=[-0.5, 0.5, 1.5], colors=["#0072B2", "#E69F00"], alpha=0.25)
             axes.contour(x, y, height, levels=[0], colors="black", linewidths=0.8)
@@ -231,7 +230,7 @@ def picture(shown: list[tuple[str, list[np.ndarray]]]) -> bytes:
             axes.plot(*points[labels == label].T, ".", color=colour, markersize=1.5)
             mean = MEANS[label]
             axes.plot(mean[0] + 2 * SPREAD * np.cos(angles), mean[1] + 2 * SPREAD * np.sin(angles), ":", color="black")
-        score = np.mean([balanced_accuracy(found) for found in lines])
+        score = np.mean([balanced_accuracy(fit) for fit in lines])
         axes.set_title(f"{title}: {score:.3f}", fontsize=9)
         axes.set_xlim(-8, 12)
         axes.set_ylim(-8, 12)
@@ -269,10 +268,10 @@ def _thresholds() -> Table:
     for r in (1, 9, 30):
         for epsilon in (0.5, 1.0, 5.0):
             mixture, majority, radius = Mixture(r=r, delta=2.0), 900, 8.0
-            found = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=4000, seed=2)
+            errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=4000, seed=2)
             closed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
             printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon)
-            spread = [f"{math.sqrt(v):.4f}" for v in (closed, float(found.var()), printed)]
+            spread = [f"{math.sqrt(v):.4f}" for v in (closed, float(errors.var()), printed)]
             recall = mixture.metrics(0.5, noise_variance=closed)["recall"]
             rows.append([str(r), f"{epsilon:g}", spread[0], spread[1], f"**{spread[2]}**", f"{recall:.4f}"])
     head = ["r", "ε a mean", "std of θ̂/σ, closed form", "counted (4,000 runs)", "as printed", "expected recall"]
@@ -282,7 +281,7 @@ def _thresholds() -> Table:
 def _lines(shown: list[tuple[str, list[np.ndarray]]]) -> Table:
     rows = []
     for title, lines in shown:
-        scores = [balanced_accuracy(found) for found in lines]
+        scores = [balanced_accuracy(fit) for fit in lines]
         spread = f" ± {np.std(scores, ddof=1):.3f}" if len(scores) > 1 else ""
         wrong = "" if len(lines) == 1 else f"{sum(s < 0.5 for s in scores)} of {len(scores)}"
         rows.append([title, f"{np.mean(scores):.3f}{spread}", wrong])
@@ -290,7 +289,7 @@ def _lines(shown: list[tuple[str, list[np.ndarray]]]) -> Table:
 
 
 def main() -> None:
-    """Write the page and its picture."""
+    """Writes the page and its picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Write docs/claims.md from the sentences that statements are made of (tasks/bundle/sentences.py)."""
+"""Writes docs/claims.md from the sentences that statements are made of (tasks/bundle/sentences.py)."""
 
 from __future__ import annotations
 

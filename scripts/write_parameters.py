@@ -1,4 +1,4 @@
-"""Write docs/parameters.md from the models that parameters are checked by (tasks/parameters.py)."""
+"""Writes docs/parameters.md from the models that parameters are checked by (tasks/parameters.py)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The released autocoder behind HTTP: small, closed by a key, silent about what it is asked."""
+"""Serves a released autocoder over HTTP, closed by a key; requests are not logged."""

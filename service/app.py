@@ -1,4 +1,4 @@
-"""The service: `POST /code`, `POST /file`, `GET /version`, `GET /health`, and a page to try it."""
+"""Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/health`, and its two pages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,37 +23,59 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
+from markupsafe import Markup
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from service import files
 from service.batching import Batcher, Overloaded
 from service.clients import State
-from service.guard import Bodies, Guard
-from service.messages import CodeRequest, CodeResponse, Health, Problem, Version
+from service.guard import Guard
+from service.messages import (
+    CodeList,
+    CodeRequest,
+    CodeResponse,
+    ExplainRequest,
+    ExplainResponse,
+    Health,
+    Problem,
+    Version,
+    code_request,
+)
 from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
+from tasks.coding.explain import explain
 from tasks.coding.joint import Case, JointCoder
+from tasks.coding.records import with_values
 
+_STATIC = Path(__file__).parent / "static"
+_PARTS = ("review.css", "table.js", "review.js")
 _PAGES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
 _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The key of this service.")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits of the service."""
+    """Holds the limits of the service."""
 
     state: State = field(default_factory=State)
-    """Who may come in, and whether anything is coded."""
+    """Clients and withdrawal at the start."""
     renew: Callable[[], State] | None = None
-    """Looks again, while the service runs; raises nothing."""
+    """Returns the state again while the service runs; raises nothing."""
     renew_seconds: float = 10.0
     narratives_per_minute: int = 6000
-    """Of one client or, without keys, of one address; failed keys count as one each."""
+    """Per client or, without keys, per address; a wrong key counts as one."""
     most_bytes: int = 1 << 20
+    body_seconds: float = 30.0
+    """Time that a request's body has to arrive."""
+    hosts: tuple[str, ...] = ("*",)
+    """Names by which the service may be asked, against pages that make a name mean this machine."""
     signed_by: str | None = None
+    sensitive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Codes that the review shows early, by field."""
 
 
-class _Doorkeeper:
-    """Who may come in, and how often, as it is at the moment."""
+class _AccessControl:
+    """Admits clients and counts their narratives."""
 
     def __init__(self, settings: Settings) -> None:
         self.state = settings.state
@@ -61,7 +83,7 @@ class _Doorkeeper:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def admit(self, request: Request, key: str | None) -> str:
-        """The name under which a client's narratives are counted."""
+        """Returns the name under which a client's narratives are counted."""
         address = request.client.host if request.client else "unknown"
         clients = self.state.clients
         if clients is None:
@@ -71,29 +93,29 @@ class _Doorkeeper:
         self.count(f"refused {address}", 1)
         raise HTTPException(401, "the header X-API-Key is missing or wrong", headers={"WWW-Authenticate": "ApiKey"})
 
-    def require_standing(self) -> None:
-        """Refuse to code with a bundle that was withdrawn."""
+    def require_not_revoked(self) -> None:
+        """Refuse to code with a withdrawn bundle."""
         if self.state.withdrawn is not None:
             raise HTTPException(503, self.state.withdrawn)
 
     def count(self, name: str, narratives: int) -> None:
-        """Take so many narratives off what a client may send."""
+        """Subtract narratives from what a client may still send."""
         if not self._limiter.hit(self._rate, name, cost=narratives):
             reset = self._limiter.get_window_stats(self._rate, name).reset_time
             wait = max(1, math.ceil(reset - time.time()))
             raise HTTPException(
-                429, f"over {self._rate.amount:,} narratives a minute; wait", headers={"Retry-After": str(wait)}
+                429, f"over {self._rate.amount:,} narratives per minute. Wait.", headers={"Retry-After": str(wait)}
             )
 
 
 def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
-    """The application for one coder."""
-    batcher, door = Batcher(coder.scores), _Doorkeeper(settings)
+    """Returns the application for one coder."""
+    batcher, access = Batcher(coder.scores), _AccessControl(settings)
 
     async def renewed() -> None:
         while settings.renew is not None:
             await asyncio.sleep(settings.renew_seconds)
-            door.state = await asyncio.to_thread(settings.renew)
+            access.state = await asyncio.to_thread(settings.renew)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -114,17 +136,20 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     page = _PAGES.get_template("page.html").render(
         coder=coder, most_rows=min(files.MOST_ROWS, settings.narratives_per_minute), most_bytes=files.MOST_BYTES
     )
+    review = _review_page(coder)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
     app.add_middleware(
         Guard,
         most_bytes=settings.most_bytes,
-        headers={"content-security-policy": _content_policy(page)},
-        admit=lambda request: door.admit(request, request.headers.get(_KEY_HEADER.model.name)),
-        at={"/file": Bodies(files.MOST_BYTES, most=4, seconds=files.SECONDS)},
+        seconds=settings.body_seconds,
+        headers={"content-security-policy": _content_policy(page + review)},
+        admit=lambda request: access.admit(request, request.headers.get(_KEY_HEADER.model.name)),
+        at={"/file": files.MOST_BYTES},
     )
     _silence(app)
 
     def client(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
-        return door.admit(request, key)
+        return access.admit(request, key)
 
     def keyed() -> Any:
         return Depends(client)
@@ -132,24 +157,30 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
 
-    @app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))
-    async def code(asked: CodeRequest, name: str = keyed()) -> CodeResponse:
+    async def code(body: CodeRequest, name: str = keyed()) -> CodeResponse:
         """Code one narrative or several."""
-        door.require_standing()
-        texts = asked.texts
-        door.count(name, len(texts))
+        access.require_not_revoked()
+        texts = body.texts
+        access.count(name, len(texts))
         try:
             scores = await batcher.scores([text for text in texts if text.strip()])
         except Overloaded:
-            raise HTTPException(503, "too many narratives are waiting", headers={"Retry-After": "1"}) from None
-        blank = coder.blank(asked.threshold)
-        coded = iter(coder.from_scores(scores, top_k=asked.top_k, threshold=asked.threshold))
+            raise HTTPException(
+                503, "too many narratives are waiting. Try again.", headers={"Retry-After": "1"}
+            ) from None
+        blank = coder.blank(body.threshold)
+        coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
 
-    most_rows, working = min(files.MOST_ROWS, settings.narratives_per_minute), 0
+    code.__annotations__["body"] = code_request(coder.value_columns)
+    app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))(code)
 
-    # The page's own: a program has `autocoder code`, which takes any size and goes on after a death.
+    most_rows = min(files.MOST_ROWS, settings.narratives_per_minute)
+    coding: set[str] = set()
+    answering: set[str] = set()
+
+    # For the page: a program has `autocoder code`, which takes any size and resumes after a crash.
     @app.post("/file", include_in_schema=False)
     async def file(
         request: Request,
@@ -159,69 +190,114 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         name: str = keyed(),
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
-        nonlocal working
-        door.require_standing()
-        if working >= files.AT_ONCE:
-            raise HTTPException(503, "other files are being coded; wait", headers={"Retry-After": "10"})
-        working += 1
+        access.require_not_revoked()
+        if len(coding) >= files.AT_ONCE or name in answering:
+            raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
+        coding.add(name)
+        answering.add(name)
 
         def done() -> None:
-            nonlocal working
-            working -= 1
+            coding.discard(name)
+            answering.discard(name)
 
         try:
             how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
             upload = await asyncio.to_thread(files.read, await request.body(), coder, **how)
-            door.count(name, len(upload.texts))
+            access.count(name, len(upload.texts))
         except InputError as error:
             done()
             raise HTTPException(422, str(error)) from None
         except BaseException:
             done()
             raise
-        coded = files.lines(upload, coder, batcher, door.require_standing)
-        return files.Answer(coded, rows=len(upload.texts), done=done)
+        coded = files.lines(upload, coder, batcher, access.require_not_revoked)
+        return files.Answer(files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done)
+
+    listed = {
+        name: [{"code": code, "title": one.titles.get(code, "")} for code in one.model.codes]
+        for name, one in coder.fields.items()
+    }
+    codes_answer = CodeList.model_validate(
+        coder.origin
+        | {
+            "fields": listed,
+            "sensitive": {name: list(own) for name, own in settings.sensitive.items()},
+            "columns": {name: list(own) for name, own in coder.value_columns.items()},
+        }
+    )
+
+    @app.get("/codes", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
+    async def codes() -> CodeList:
+        """Returns the bundle's public code list."""
+        return codes_answer
+
+    @app.post("/explain", responses=problems(400, 401, 413, 422, 429, 500, 503))
+    async def explain_codes(body: ExplainRequest, name: str = keyed()) -> ExplainResponse:
+        """Show which words of one narrative spoke for some codes. Counts as a narrative per code and one."""
+        access.require_not_revoked()
+        access.count(name, 1 + len(body.codes))
+        pairs = [(one.field, one.code) for one in body.codes]
+        try:
+            text = with_values(body.narrative, body.columns)
+            answer = await batcher.single(lambda: explain(coder, text, pairs))
+        except Overloaded:
+            raise HTTPException(
+                503, "too many narratives are waiting. Try again.", headers={"Retry-After": "1"}
+            ) from None
+        except InputError as error:
+            raise HTTPException(422, str(error)) from None
+        return ExplainResponse.model_validate(coder.origin | asdict(answer))
 
     @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
     async def version() -> Version:
-        """The model, the classification and the bundle."""
+        """Returns the model, the classification and the bundle."""
         return Version(
             **coder.origin,
             software=app.version,
             codes=len(coder.model.codes),
             signed_by=settings.signed_by,
             calibrated_on=_calibrated_on(coder),
-            withdrawn=door.state.withdrawn,
+            withdrawn=access.state.withdrawn,
         )
 
     @app.get("/health", responses=problems(413, 500, 503))
     async def health() -> Health:
-        """Whether the service answers, and codes."""
-        door.require_standing()
+        """Checks that the service answers, and codes."""
+        access.require_not_revoked()
         return Health(status="ok")
 
     @app.get("/", include_in_schema=False)
     async def try_it() -> HTMLResponse:
         return HTMLResponse(page)
 
+    @app.get("/review", include_in_schema=False)
+    async def review_it() -> HTMLResponse:
+        return HTMLResponse(review)
+
     return app
+
+
+def _review_page(coder: Coder | JointCoder) -> str:
+    """Returns the page with its style and scripts inside, whose digests the policy of content names."""
+    parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
+    return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
 
 
 def _result(coding: Coding | Case) -> dict[str, Any]:
     if isinstance(coding, Coding):
         return {"needs_review": None, "group": None} | coding.as_dict()
-    fields = {name: _result(own) for name, own in coding.codings.items()}
+    fields = {name: _result(answer) for name, answer in coding.codings.items()}
     return {"needs_review": None, "conflicts": None} | coding.as_dict() | {"fields": fields}
 
 
 def _calibrated_on(coder: Coder | JointCoder) -> str | None:
-    """What the temperatures were fitted on, field by field where there are several."""
-    known = {name: one.thresholds["fitted_on"] for name, one in coder.fields.items() if one.thresholds}
-    return "; ".join(f"{name}: {said}" if name else said for name, said in known.items()) or None
+    """Returns what the temperatures were fitted on, per field where there are several."""
+    sources = {name: one.thresholds["fitted_on"] for name, one in coder.fields.items() if one.thresholds}
+    return "; ".join(f"{name}: {source}" if name else source for name, source in sources.items()) or None
 
 
 def _silence(app: FastAPI) -> None:
-    """A refusal says which field is wrong and why; FastAPI's own would send the narrative back."""
+    """Refuse with the wrong field and the reason only; FastAPI's answer would repeat the narrative."""
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -231,7 +307,7 @@ def _silence(app: FastAPI) -> None:
 
 
 def _content_policy(page: str) -> str:
-    """Only the page's own script and style may run, and only this service be asked."""
+    """Allows only the script and style of the page, and requests to this service."""
 
     def hashes(tag: str) -> str:
         texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)

@@ -1,6 +1,6 @@
-"""Dynamic batching: narratives that arrive while the model works go through it together next.
+"""Batches narratives that arrive while the model works: they go through it together next.
 
-Nobody waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow with the load. A
+Nothing waits for a batch to fill: an idle service codes a lone narrative at once, and batches grow with the load. A
 batch is bounded by its number and its characters, so that a narrative waits for one such batch and is in the next.
 """
 
@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+_MOST_SINGLE = 8
+"""Explanations that wait at a time."""
 Scores = Callable[[Sequence[str]], Tensor]
 """Texts to scores, float32 [n, codes]."""
 
 
 class Overloaded(Exception):
-    """More narratives are waiting than the service takes."""
+    """Signals that too many narratives are waiting."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class _Waiting:
 
 
 class Batcher:
-    """One model, one thread, one queue."""
+    """Runs one model on one thread, from one queue."""
 
     def __init__(self, scores: Scores, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
         self._scores = scores
@@ -38,13 +42,14 @@ class Batcher:
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._worker: asyncio.Task[None] | None = None
+        self._single = 0
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start the worker."""
         self._worker = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """End; who still waits is told so."""
+        """Stop the worker, and cancel what still waits."""
         if self._worker is not None:
             self._worker.cancel()
             with suppress(asyncio.CancelledError):
@@ -54,7 +59,7 @@ class Batcher:
         self._pool.shutdown()
 
     async def scores(self, texts: Sequence[str]) -> Tensor:
-        """Scores of texts, float32 [n, codes], in their order.
+        """Returns scores of texts, float32 [n, codes], in their order.
 
         Raises:
             Overloaded: too many are waiting; nothing was queued.
@@ -70,8 +75,22 @@ class Batcher:
         try:
             return torch.stack(await asyncio.gather(*(item.answer for item in items)))
         finally:
-            for item in items:  # of a request that was given up nothing more is coded
+            for item in items:  # the rest of an abandoned request is not coded
                 item.answer.cancel()
+
+    async def single(self, work: Callable[[], T]) -> T:
+        """Returns what other work on the model gives; it takes its turn on the model's thread.
+
+        Raises:
+            Overloaded: too many such wait.
+        """
+        if self._single >= _MOST_SINGLE:
+            raise Overloaded
+        self._single += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._single -= 1
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,5 +1,4 @@
-"""Who may ask the service, each by a key and a name of their own, and whether it may answer; both may change while it
-runs."""
+"""Holds the clients of the service, each with a name and a key, and whether it may answer."""
 
 from __future__ import annotations
 
@@ -9,37 +8,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SHORTEST_KEY = 16
-ONLY = "key"
-"""Name of the client where there is one key without a name."""
+UNNAMED = "key"
+"""Name of the client of a single key without a name."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Keys as digests, by their clients' names."""
+    """Holds digests of keys by client."""
 
     digests: Mapping[str, bytes] = field(repr=False)
 
     @classmethod
     def of(cls, keys: Mapping[str, str]) -> Clients:
-        """From the keys themselves."""
+        """Makes clients of plain keys."""
         return cls({name: hashlib.sha256(key.encode()).digest() for name, key in keys.items()})
 
     @classmethod
     def read(cls, text: str) -> Clients:
-        """From a file's text: one key, or a line `NAME KEY` for each client; blank lines and `#` lines are left out.
+        """Reads a file's text: one key, or a line `NAME KEY` per client; blank lines and `#` lines are ignored.
 
         Raises:
-            ValueError: says what is wrong, by line; no key is quoted.
+            ValueError: the text is wrong; names the line and quotes no key.
         """
         lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         if not lines:
-            raise ValueError("no key in it")
+            raise ValueError("the file has no key")
         if len(lines) == 1 and len(lines[0]) == 1:
-            lines = [[ONLY, *lines[0]]]
+            lines = [[UNNAMED, *lines[0]]]
         keys: dict[str, str] = {}
         for number, words in enumerate(lines, start=1):
             if len(words) != 2:
-                raise ValueError(f"key {number} is not on a line NAME KEY of its own")
+                raise ValueError(f"key {number} is not on its own line NAME KEY")
             name, key = words
             if name in keys or key in keys.values():
                 raise ValueError(f"key {number} has the name or the key of another client")
@@ -51,17 +50,17 @@ class Clients:
         return cls.of(keys)
 
     def name_of(self, key: str) -> str | None:
-        """Whose key it is; every key is compared, in constant time."""
+        """Returns the client of a key; every key is compared, in constant time."""
         digest = hashlib.sha256(key.encode()).digest()
-        found = [name for name, known in self.digests.items() if hmac.compare_digest(digest, known)]
-        return found[0] if found else None
+        names = [name for name, stored in self.digests.items() if hmac.compare_digest(digest, stored)]
+        return names[0] if names else None
 
 
 @dataclass(frozen=True)
 class State:
-    """What holds at the moment."""
+    """Holds what may change while the service runs."""
 
     clients: Clients | None = None
-    """None lets everybody in who reaches the port."""
+    """None admits everybody who reaches the port."""
     withdrawn: str | None = None
-    """Why nothing is coded any more, such as that the release was revoked."""
+    """Reason that nothing is coded any more, such as a revocation."""

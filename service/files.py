@@ -1,6 +1,6 @@
-"""A file of narratives, coded while it is answered: the strict reader of `autocoder code`, and memory alone.
+"""Codes an uploaded file of narratives in memory, with the strict reader of `autocoder code`.
 
-Nothing of it is written to a disk and nothing is left when the answer ends, however it ends.
+Nothing is written to a disk, and nothing remains when the answer ends, however it ends.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from torch import Tensor
 
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
-from storage.tables.narratives import Narratives
-from storage.tables.reading import Row, survey
-from storage.tables.writing import csv_lines
+from storage.tables.reader import Row, survey
+from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, JointAdded, added_of, output_schema
+from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns, output_schema
 from tasks.coding.joint import JointCoder
+from tasks.coding.records import Records
 
 MOST_BYTES = 4 << 20
 MOST_ROWS = 5000
-SECONDS = 60.0
-"""That a client has for the body."""
 AT_ONCE = 2
-"""Files that are coded at a time."""
+"""Files that are coded at a time; of each client one, until its answer is sent."""
 
 _PIECE = 16
 _PAUSE = 0.2
@@ -42,12 +40,12 @@ _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"PAR1")
 
 @dataclass(frozen=True)
 class Upload:
-    """A table that was read whole, and how it is answered."""
+    """Holds a complete table, and the columns of its answer."""
 
     rows: list[Row]
     texts: list[str]
     schema: pa.Schema
-    added: Added | JointAdded
+    answers: AnswerColumns | JointAnswerColumns
 
 
 def read(
@@ -56,46 +54,47 @@ def read(
     """Read a CSV to its end, as `autocoder code --data` does.
 
     Raises:
-        InputError: what that would refuse, a file of another kind, or one of too many rows; quotes no cell.
+        InputError: that command would refuse it, or it is of another kind or too long; quotes no cell.
     """
     if content.startswith(_OTHER_KINDS):
-        raise InputError("This takes a CSV; code archives, Parquet and JSON Lines with `autocoder code`")
+        raise InputError("This takes a CSV. Code archives, Parquet and JSON Lines with `autocoder code`.")
     with _in_memory(content) as path:
         try:
-            table = survey(path, text_columns=(column,), option="file")
+            records = Records.of(coder.value_columns, (), usual=column)
+            table = survey(path, text_columns=records.columns, option="file")
             if table.rows > most_rows:
                 raise InputError(
-                    f"The file has {table.rows:,} rows, and {most_rows:,} are coded at a time here; split it, or code "
-                    "it with `autocoder code`, which takes any size"
+                    f"The file has {table.rows:,} rows, more than {most_rows:,}. Split it, or use "
+                    "`autocoder code`, which takes any size."
                 )
-            added = added_of(coder, top_k=top_k, threshold=threshold)
-            schema = output_schema(table, added, coder)
-            texts = Narratives((column,)).texts(table.text_rows((column,)))
-            return Upload(list(table.read()), texts, schema, added)
+            answers = answer_columns(coder, top_k=top_k, threshold=threshold)
+            schema = output_schema(table, answers, coder)
+            texts = records.texts(table.text_rows(records.columns))
+            return Upload(list(table.read()), texts, schema, answers)
         except InputError as error:
-            said = str(error).removeprefix("--data: ").removeprefix("file: ")
-            said = said.replace(str(path), "the file")
-            raise InputError(said[0].upper() + said[1:]) from None
+            problem = str(error).removeprefix("--data: ").removeprefix("file: ")
+            problem = problem.replace(str(path), "the file")
+            raise InputError(problem[0].upper() + problem[1:]) from None
 
 
 async def lines(
-    upload: Upload, coder: Coder | JointCoder, batcher: Batcher, require_standing: Callable[[], None]
+    upload: Upload, coder: Coder | JointCoder, batcher: Batcher, require_not_revoked: Callable[[], None]
 ) -> AsyncIterator[str]:
-    """The file's lines with its codes, as they are coded: a few narratives at a time, so that others get their turn.
+    """Yields the file's lines with codes, a few narratives at a time, so that others get their turn.
 
     Args:
-        require_standing: raises where nothing is to be coded any more; asked before each piece.
+        require_not_revoked: raises for a withdrawn bundle; called before each piece.
     """
     yield csv_lines([tuple(upload.schema.names)])
-    added: Any = upload.added  # of the coder's own kind
-    origin, threshold = tuple(coder.origin.values()), added.threshold
+    columns: Any = upload.answers  # of the coder's kind
+    origin, threshold = tuple(coder.origin.values()), columns.threshold
     blank = coder.blank(threshold)
     for start in range(0, len(upload.texts), _PIECE):
-        require_standing()
+        require_not_revoked()
         texts = upload.texts[start : start + _PIECE]
         scores = await _scores(batcher, [text for text in texts if text.strip()])
-        coded = iter(coder.from_scores(scores, top_k=added.top_k, threshold=threshold))
-        answers = [added.row(next(coded) if text.strip() else blank) for text in texts]
+        coded = iter(coder.from_scores(scores, top_k=columns.top_k, threshold=threshold))
+        answers = [columns.row(next(coded) if text.strip() else blank) for text in texts]
         rows = upload.rows[start : start + _PIECE]
         yield csv_lines([row + answer + origin for row, answer in zip(rows, answers, strict=True)])
 
@@ -108,8 +107,36 @@ async def _scores(batcher: Batcher, texts: Sequence[str]) -> Tensor:
             await asyncio.sleep(_PAUSE)
 
 
+async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncIterator[str]:
+    """Yields a file's lines as they are read, while they are made without waiting for a reader.
+
+    Args:
+        done: called when all are made.
+    """
+    made: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+
+    async def make() -> None:
+        try:
+            async for line in content:
+                made.put_nowait(line)
+            made.put_nowait(None)
+        except Exception as error:
+            made.put_nowait(error)
+        finally:
+            done()
+
+    making = asyncio.create_task(make())
+    try:
+        while (line := await made.get()) is not None:
+            if isinstance(line, Exception):
+                raise line
+            yield line
+    finally:
+        making.cancel()
+
+
 class Answer(StreamingResponse):
-    """A coded file on its way; `done` is called when it has ended, whether it came to its end or the client went."""
+    """Streams a coded file; calls `done` at its end, also when the client left."""
 
     def __init__(self, content: AsyncIterator[str], *, rows: int, done: Callable[[], None]) -> None:
         headers = {"X-Rows": str(rows), "Content-Disposition": 'attachment; filename="coded.csv"'}
@@ -126,7 +153,7 @@ class Answer(StreamingResponse):
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[Path]:
-    """A file that has a path as long as this is open, and no place on a disk."""
+    """Gives content a path without a place on a disk, while the block lasts."""
     descriptor = os.memfd_create("upload", os.MFD_CLOEXEC)
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:

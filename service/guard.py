@@ -1,4 +1,7 @@
-"""What stands around the service: limits on a request's bytes, time and number, and silence about failures."""
+"""Limits a request's body, asks for its key before that is read, and hides the text of failures.
+
+Deadlines of a connection's other states are the proxy's (deployments/serve.Caddyfile).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import asyncio
 import json
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -23,28 +26,18 @@ _HEADERS = {
 }
 
 
-@dataclass
-class Bodies:
-    """What may be sent to one place: its bytes, the seconds that a client has for it, and how many are read at a time;
-    together they bound what half-sent requests hold.
-    """
-
-    most_bytes: int
-    most: int = 64
-    seconds: float = 15.0
-    reading: int = 0
-
-
 class Guard:
-    """The outermost layer.
+    """Wraps the application as its outermost layer.
 
-    An exception that reached the server would be logged with its text, and a library's text may quote the narrative
-    that it choked on: only its type and place are told, on stderr.
+    The server would log an exception with its text, in which a library may quote the narrative: stderr gets only its
+    type and place.
 
     Args:
-        most_bytes, most_bodies, body_seconds: of a request's body, as `Bodies` has them.
-        at: other bounds, by path.
-        admit: looks at a request that has a body before any of it is read; raises `HTTPException`.
+        most_bytes: bytes of a body at most.
+        at: other limits, by path.
+        seconds: time that a body has to arrive.
+        most: bodies of one client that are read at a time.
+        admit: returns the name of a request's client before its body is read; raises `HTTPException`.
     """
 
     def __init__(
@@ -53,13 +46,15 @@ class Guard:
         *,
         most_bytes: int,
         headers: Mapping[str, str],
-        admit: Callable[[Request], object] = lambda request: None,
-        most_bodies: int = 64,
-        body_seconds: float = 15.0,
-        at: Mapping[str, Bodies] | None = None,
+        admit: Callable[[Request], str],
+        at: Mapping[str, int] | None = None,
+        seconds: float = 30.0,
+        most: int = 16,
     ) -> None:
         self._app, self._admit = app, admit
-        self._usual, self._at = Bodies(most_bytes, most_bodies, body_seconds), dict(at or {})
+        self._usual, self._at = most_bytes, dict(at or {})
+        self._seconds, self._most = seconds, most
+        self._reading: Counter[str] = Counter()
         self._headers = [(k.encode(), v.encode()) for k, v in (_HEADERS | dict(headers)).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,12 +62,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def answer(message: Message) -> None:
-            nonlocal begun
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
+                started = True
                 message["headers"] = [*message.get("headers", []), *self._headers]
             await send(message)
 
@@ -81,7 +76,7 @@ class Guard:
         except HTTPException as refused:
             await _refuse(answer, refused.status_code, str(refused.detail), refused.headers)
             return
-        if body is None:  # the client went
+        if body is None:  # the client left
             return
         gone = asyncio.ensure_future(_gone(receive))
 
@@ -96,7 +91,8 @@ class Guard:
         served = asyncio.ensure_future(self._app(scope, replay, answer))
         try:
             await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not served.done() and not begun:  # nobody waits for the answer: nothing more is coded for it
+            # guard: nothing is coded for who left
+            if not served.done() and not started:  # the client left: stop coding
                 served.cancel()
             with suppress(asyncio.CancelledError):
                 await served
@@ -104,35 +100,38 @@ class Guard:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             print(f"failed: {type(error).__name__} at {place}", file=sys.stderr)  # noqa: T201
-            if not begun:
-                await _refuse(answer, 500, "the service failed; the request was not at fault")
+            if not started:
+                await _refuse(answer, 500, "the service failed. The request was not at fault; try again.")
         finally:
             gone.cancel()
             served.cancel()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole request, or None where the client left before its end.
+        """Returns the whole request, or None if the client left before its end.
 
         Raises:
-            HTTPException: it is refused before it is read, is too long or too slow, or too many are read just now.
+            HTTPException: it is refused, too long or too slow, or its client sends too many.
         """
-        headers, here = dict(scope["headers"]), self._at.get(scope["path"], self._usual)
-        told = headers.get(b"content-length", b"0")
-        if not told.isdigit() or int(told) > here.most_bytes:
-            raise HTTPException(413, f"a request may have {here.most_bytes:,} bytes")
-        if told == b"0" and b"transfer-encoding" not in headers:
+        headers, most_bytes = dict(scope["headers"]), self._at.get(scope["path"], self._usual)
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > most_bytes:
+            raise HTTPException(413, f"a request may have {most_bytes:,} bytes")
+        if length == b"0" and b"transfer-encoding" not in headers:
             return b""
-        self._admit(Request(scope))
-        if here.reading >= here.most:
-            raise HTTPException(503, "too many requests are being sent", headers={"Retry-After": "1"})
-        here.reading += 1
+        # guard: the key before the body
+        name = self._admit(Request(scope))
+        # guard: so many bodies at a time
+        if self._reading[name] >= self._most:
+            raise HTTPException(503, "too many requests are being sent. Try again.", headers={"Retry-After": "1"})
+        self._reading[name] += 1
         try:
-            async with asyncio.timeout(here.seconds):
-                return await self._read(receive, here.most_bytes)
+            async with asyncio.timeout(self._seconds):
+                return await self._read(receive, most_bytes)
         except TimeoutError:
-            raise HTTPException(408, f"a request has {here.seconds:g} s to arrive") from None
+            raise HTTPException(408, f"a request has {self._seconds:g} s to arrive") from None
         finally:
-            here.reading -= 1
+            self._reading[name] -= 1
+            self._reading += Counter()  # drops names without any
 
     async def _read(self, receive: Receive, most_bytes: int) -> bytes | None:
         whole, more = bytearray(), True

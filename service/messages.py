@@ -1,26 +1,33 @@
-"""What goes in and out of the service."""
+"""Defines requests and answers of the service."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+
+from tasks.coding.records import with_values
 
 MOST_CHARACTERS = 20_000
 MOST_NARRATIVES = 64
+MOST_EXPLAINED = 9
 
 Narrative = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+
+Cell = Annotated[str, Field(max_length=1000)]
+Values = Annotated[dict[str, Cell], Field(max_length=100)]
 
 _EXAMPLE = "Employee fell from a ladder while changing a light bulb and broke his left wrist."
 
 
 def _whole(value: object) -> object:
-    """2.0 is an integer in JSON Schema; strict reading alone would refuse it."""
+    """Turns 2.0 into 2: an integer in JSON Schema, but not in strict mode."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class CodeRequest(BaseModel):
-    """One narrative, or several."""
+    """Holds one narrative, or several."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -36,19 +43,58 @@ class CodeRequest(BaseModel):
     narratives: Narrative | Annotated[list[Narrative], Field(min_length=1, max_length=MOST_NARRATIVES)] = Field(
         description=f"A narrative, or a list of at most {MOST_NARRATIVES}. A blank one gets no code."
     )
-    top_k: Annotated[int, BeforeValidator(_whole)] = Field(default=1, ge=1, le=20, description="Codes a narrative.")
+    top_k: Annotated[int, BeforeValidator(_whole)] = Field(default=1, ge=1, le=20, description="Codes per narrative.")
     threshold: float | None = Field(
-        default=None, ge=0, le=1, description="Score below which a person must look; adds needs_review and group."
+        default=None, ge=0, le=1, description="Score below which a person must check; adds needs_review and group."
     )
 
     @property
     def texts(self) -> list[str]:
-        """The narratives as a list."""
-        return [self.narratives] if isinstance(self.narratives, str) else self.narratives
+        """Returns the narratives as a list, with the values of their columns."""
+        every: list[Any] = self.narratives if isinstance(self.narratives, list) else [self.narratives]
+        return [
+            one if isinstance(one, str) else with_values(one.narrative, one.columns.model_dump(by_alias=True))
+            for one in every
+        ]
+
+
+def code_request(columns: Mapping[str, Sequence[str]]) -> type[CodeRequest]:
+    """Returns the request to a model that reads columns next to the narrative: each narrative has a value of each.
+
+    Args:
+        columns: their public values.
+    """
+    if not columns:
+        return CodeRequest
+    exact = ConfigDict(extra="forbid", strict=True)
+    cells: Any = {
+        f"column_{n}": (Cell, Field(alias=name, description="A value of /codes, another, or blank where unknown."))
+        for n, name in enumerate(columns)
+    }
+    own: Any = create_model("Columns", __config__=exact, __doc__="Holds the columns next to a narrative.", **cells)
+    record: Any = create_model(
+        "Record",
+        __config__=exact,
+        __doc__="Holds a narrative and the columns next to it.",
+        narrative=(Narrative, ...),
+        columns=(own, ...),
+    )
+    example = {"narrative": _EXAMPLE, "columns": {name: values[0] for name, values in columns.items()}}
+    several: Any = Annotated[list[record], Field(min_length=1, max_length=MOST_NARRATIVES)]
+    described = CodeRequest.model_fields["narratives"].description
+
+    class ValuedRequest(CodeRequest):
+        __doc__ = CodeRequest.__doc__
+        model_config = ConfigDict(json_schema_extra={"examples": [{"narratives": example, "top_k": 3}]})
+
+    made: Any = create_model(
+        "CodeRequest", __base__=ValuedRequest, narratives=(record | several, Field(description=described))
+    )
+    return made
 
 
 class Answer(BaseModel):
-    """A code, or a group of codes; the score is the model's probability."""
+    """Holds a code, or a group of codes; the score is the model's probability."""
 
     code: str
     title: str
@@ -56,21 +102,21 @@ class Answer(BaseModel):
 
 
 class FieldResult(BaseModel):
-    """What the model makes of one narrative in one field."""
+    """Holds the codes of one narrative in one field."""
 
     codes: list[Answer] = Field(description="Best first; none for a blank narrative.")
-    needs_review: bool | None = Field(description="Whether a person must look; null without a threshold.")
+    needs_review: bool | None = Field(description="Whether a person must check; null without a threshold.")
     group: Answer | None = Field(
         description="Where the best code is unsure: the most detailed group of codes that reaches the threshold."
     )
 
 
 class Result(FieldResult):
-    """What a model of one field makes of one narrative."""
+    """Holds the codes of one narrative from a model of one field."""
 
 
 class Conflict(BaseModel):
-    """Two codes that a rule says never occur together; a code that ends in `*` is all that begin so."""
+    """Names two codes that a rule excludes together; `*` at the end stands for all codes with this beginning."""
 
     field: str
     code: str
@@ -80,52 +126,109 @@ class Conflict(BaseModel):
 
 
 class Case(BaseModel):
-    """What a model of several fields makes of one narrative."""
+    """Holds the codes of one narrative from a model of several fields."""
 
     fields: dict[str, FieldResult] = Field(description="By the field's name.")
     needs_review: bool | None = Field(
-        description="Whether a person must look, at any field or at a contradiction; null without threshold and rules."
+        description="Whether a person must check any field or a contradiction; null without threshold and rules."
     )
     conflicts: list[Conflict] | None = Field(description="Rules that the best codes break; null without rules.")
 
 
+class ListedCode(BaseModel):
+    """Holds a code of the list and its title."""
+
+    code: str
+    title: str
+
+
+class Candidate(BaseModel):
+    """Names a code of a field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    field: str = Field(default="", max_length=100, description="Empty where the model codes one field.")
+    code: str = Field(max_length=100)
+
+
+class ExplainRequest(BaseModel):
+    """Holds one narrative and the codes to explain."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    narrative: Narrative
+    columns: Values = Field(default={}, description="Values of the columns next to it; others are blank.")
+    codes: Annotated[list[Candidate], Field(min_length=1, max_length=MOST_EXPLAINED)]
+
+
+class Reason(BaseModel):
+    """Holds what each word added to the logit of a code, relative to the mean of its field."""
+
+    field: str
+    code: str
+    score: float = Field(ge=0, le=1)
+    lexical: list[float] = Field(description="Per word, exact: feature times weight; empty without such features.")
+    encoder: list[float] = Field(description="Per word, to first order: gradient times input of the encoder.")
+    columns: dict[str, float] = Field(default={}, description="Of each column's value, exact.")
+
+
 class Origin(BaseModel):
-    """The model and the classification that codes come from."""
+    """Identifies the model and the classification of the codes."""
 
     model: str = Field(description="Release id.")
     classification: str
     classification_version: str
     bundle_digest: str = Field(description="SHA-256 of the bundle's content, as in the ledger.")
     score_temperature: str = Field(
-        description="What logits were divided by, `0.94`, or `nature 0.94 part 1` of several fields: scores of another "
-        "one are not comparable."
+        description="Divisor of the logits, `0.94`, or `nature 0.94 part 1` for several fields: scores at another one "
+        "are not comparable."
     )
 
 
 class CodeResponse(Origin):
-    """Results in the order of the narratives."""
+    """Holds results in the order of the narratives."""
 
     results: list[Result] | list[Case]
 
 
+class CodeList(Origin):
+    """Holds the public code list of each field."""
+
+    fields: dict[str, list[ListedCode]] = Field(description="By the field's name; empty for the only one.")
+    sensitive: dict[str, list[str]] = Field(description="Codes that the operator wants looked at, by field.")
+    columns: dict[str, list[str]] = Field(
+        default={}, description="Columns that the model reads next to the narrative, with their public values."
+    )
+
+
+class ExplainResponse(Origin):
+    """Holds the words of the narrative, and what they added."""
+
+    words: list[tuple[int, int]] = Field(description="First character and the one behind the last, in code points.")
+    reasons: list[Reason]
+    read: int = Field(description="Characters that the encoder read.")
+
+
 class Version(Origin):
-    """What runs here."""
+    """Identifies software and model of the service."""
 
     software: str
-    codes: int = Field(description="Codes that the model knows, of all fields.")
+    codes: int = Field(description="Number of codes of the model, in all fields.")
     coded_fields: str | None = Field(default=None, description="Names of several fields; null where there is one.")
     signed_by: str | None = Field(description="Id of the key that signed the bundle; null if it was not checked.")
-    calibrated_on: str | None = Field(description="What the scores' temperature was fitted on, field by field.")
-    withdrawn: str | None = Field(description="Why nothing is coded any more, such as a revocation; null while it is.")
+    calibrated_on: str | None = Field(description="What the temperature of the scores was fitted on, per field.")
+    withdrawn: str | None = Field(
+        description="Reason that nothing is coded any more, such as a revocation; null while the service codes."
+    )
 
 
 class Health(BaseModel):
-    """Whether the service answers."""
+    """Reports that the service answers."""
 
     status: str = Field(examples=["ok"])
 
 
 class Problem(BaseModel):
-    """What was wrong, without what was sent."""
+    """Describes an error, without quoting the request."""
 
     detail: str

@@ -1,1 +1,1 @@
-"""What is kept: artifacts, data sets, bundles and the release ledger."""
+"""Stores artifacts, data sets, bundles and the release ledger."""

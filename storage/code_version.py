@@ -1,4 +1,4 @@
-"""The version of the code behind a stage: a digest of the stage's module and of all of ours that it imports.
+"""Computes the version of the code behind a stage: a digest of its module and of all project modules it imports.
 
 A task's own source is not enough, since it would miss the helpers it calls; the whole tree is too much, since a word
 in the ledger would throw away a week of training.
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("mechanisms", "storage", "tasks")
-OUTSIDE = ("tasks.running",)
+EXCLUDED = ("tasks.running",)
 """Rooms that say how a stage runs, and nothing of what comes out."""
 LIBRARIES = ("torch", "transformers", "peft")
 """Libraries whose version may change a stage's numbers."""
@@ -24,19 +24,19 @@ LIBRARIES = ("torch", "transformers", "peft")
 
 @cache
 def code_version(*modules: str) -> str:
-    """Digest of the sources of `modules` and everything of ours they import, and of the libraries' versions."""
-    seen: dict[str, str] = {}
+    """Returns a digest of the sources of `modules`, of every project module they import, and of library versions."""
+    digests: dict[str, str] = {}
     queue = [(name, _file(name)) for name in modules]
     while queue:
         name, path = queue.pop()
-        if name in seen or path is None:
+        if name in digests or path is None:
             continue
         content = path.read_bytes()
-        seen[name] = hashlib.sha256(content).hexdigest()
+        digests[name] = hashlib.sha256(content).hexdigest()
         queue.extend((imported, _source(imported)) for imported in _imports(ast.parse(content)))
     # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
     libraries = [f"{name}=={version(name).partition('+')[0]}" for name in LIBRARIES]
-    text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(seen.items())), *libraries])
+    text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(digests.items())), *libraries])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -50,7 +50,7 @@ def _imports(tree: ast.AST) -> Iterable[str]:
 
 
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
-    """Every node but those under `if TYPE_CHECKING`, which never run."""
+    """Yields every node but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
             yield node
@@ -58,14 +58,14 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
 
 
 def _source(module: str) -> Path | None:
-    """The file of one of our modules; None for libraries, for rooms outside and for names that are no modules."""
-    if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in OUTSIDE):
+    """Returns the file of a project module; None for libraries, excluded rooms and names that are not modules."""
+    if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in EXCLUDED):
         return None
     return _file(module)
 
 
 def _file(module: str) -> Path | None:
-    """The file of any module, a mechanism of one's own among them; None for names that are no modules."""
+    """Returns the file of any module, a user's mechanism too; None for names that are not modules."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
         return Path(loaded)

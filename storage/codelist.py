@@ -1,4 +1,4 @@
-"""The published classification: codes and their titles, in the order of the list."""
+"""Reads the published classification: codes and their titles, in the order of the list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from storage import rdf
 from storage.errors import InputError
-from storage.tables.reading import read_small
+from storage.tables.reader import read_small
 
 MAX_CODE = 120
 """Characters. A longer value is a sentence: a column was mapped wrongly. The longest OIICS title has 112."""
@@ -24,16 +25,16 @@ _CHARACTERS: dict[str, Callable[[str], bool]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """A class, its title, and more public words on it; all are empty where no list gave them."""
+    """Holds a code, its title and more public words on it; all are empty where no list gave them."""
 
     code: str
     title: str = ""
     description: str = ""
     above: Sequence[str] = ()
-    """Titles of the levels above it, the nearest first, of a code that stands apart from its list."""
+    """Titles of the levels above it, the nearest first, for a code apart from its list."""
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields by name; a description and levels above only where there are some."""
+        """Returns its fields by name, without an empty description or empty levels."""
         return {
             "code": self.code,
             "title": self.title,
@@ -42,39 +43,44 @@ class Code:
         }
 
 
-def normalise_code(raw: str, known: Container[str] = ()) -> str:
-    """A code as a string: outer blanks gone, and `111.0` read as `111`, which is how a table program writes a number.
+def normalise_code(raw: str, listed: Container[str] = ()) -> str:
+    """Strips outer blanks and reads `111.0` as `111`, which is how a table program writes a number.
 
-    Nothing else is touched: leading zeros, case and inner points stay. A code that is in `known` as it stands is
-    kept, so that a classification with a code `250.0` of its own keeps it.
+    Nothing else changes: leading zeros, case and inner points stay. A code that `listed` contains stays as it is, so
+    that a classification may have a code `250.0`.
     """
     code = raw.strip()
-    if code in known:
+    if code in listed:
         return code
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
 
 
-def shape(values: Collection[str]) -> str:
-    """What values look like, for a message that must not show them: how many differ, their lengths and characters."""
+def describe_shape(values: Collection[str]) -> str:
+    """Describes values for a message that must not show them: how many differ, their lengths and characters."""
     lengths = sorted({len(value) for value in values})
     span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     characters = "".join(values)
     kinds = [name for name, matches in _CHARACTERS.items() if any(map(matches, characters))]
+    # guard: unknown codes are told by their shape
     return f"{len(set(values)):,} distinct values of {span} characters: {', '.join(kinds)}"
 
 
 def read_codelist(path: Path, *, option: str = "code list") -> tuple[Code, ...]:
-    """Read a table with the columns `code` and `title`, and perhaps `description`, in any case; others are ignored.
+    """Reads a table with the columns `code` and `title`, and perhaps `description`, in any case; ignores others.
+
+    Or reads a classification in SKOS, by the file's ending (`storage.rdf`).
 
     Raises:
         InputError: names the file, and the row or column at fault.
     """
+    if rdf.is_rdf(path):
+        return _read_skos(path, option)
     columns, rows = read_small(path, (), option=option)
     header = [name.strip().lower() for name in columns]
     missing = [name for name in ("code", "title") if header.count(name) != 1]
     if missing or header.count("description") > 1:
         name = (missing or ["description"])[0]
-        raise InputError(f"{option}: {path}: column {name} is missing or doubled; it needs code and title")
+        raise InputError(f"{option}: {path}: column {name} is missing or repeated. Give it once")
     at_code, at_title = header.index("code"), header.index("title")
     at_description = header.index("description") if "description" in header else None
     codes: dict[str, Code] = {}
@@ -83,45 +89,63 @@ def read_codelist(path: Path, *, option: str = "code list") -> tuple[Code, ...]:
         if not any(row):
             continue
         if not code or len(code) > MAX_CODE:
-            raise InputError(f"{option}: {path}: row {number} has no code, or one over {MAX_CODE} characters")
+            raise InputError(
+                f"{option}: {path}: row {number} has no code or one over {MAX_CODE} characters. Correct it"
+            )
         if code in codes:
-            raise InputError(f"{option}: {path}: row {number} repeats the code of another; remove one")
+            raise InputError(f"{option}: {path}: row {number} repeats another row's code. Remove one")
         codes[code] = Code(code, title, "" if at_description is None else row[at_description].strip())
     if len(codes) < 2:
-        raise InputError(f"{option}: {path}: it holds {len(codes)} codes; a classification needs two or more")
+        raise InputError(f"{option}: {path}: it contains {len(codes)} codes. Give two or more")
     return tuple(codes.values())
 
 
-def told(codes: Sequence[Code]) -> list[str]:
-    """What the list says of each code, in words: its title, its description; empty where it says nothing."""
+def _read_skos(path: Path, option: str) -> tuple[Code, ...]:
+    """Returns the concepts as codes. Broader titles count where the codes themselves do not give them."""
+    concepts = rdf.read_concepts(path, option=option)
+    titles = {one.code: one.title for one in concepts}
+    if len(titles) < max(2, len(concepts)) or not all(0 < len(code) <= MAX_CODE for code in titles):
+        raise InputError(
+            f"{option}: {path} has {len(concepts)} concepts with {len(titles)} different notations. Give two or more, "
+            f"each with its own of at most {MAX_CODE} characters"
+        )
+    return tuple(
+        Code(one.code, one.title, one.description, () if list(one.above) == _above(one.code, titles) else one.above)
+        for one in concepts
+    )
+
+
+def describe(codes: Sequence[Code]) -> list[str]:
+    """Returns each code's title and description in one text; empty where the list has neither."""
     return [". ".join(dict.fromkeys(part for part in (code.title, code.description) if part)) for code in codes]
 
 
-def told_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
-    """The title of each code in a sentence that has {} for it, as narratives would say it: without a capital, unless
-    the word is all capitals. Empty where the list has no title."""
-    said = []
+def describe_in_sentence(codes: Sequence[Code], sentence: str) -> list[str]:
+    """Puts each code's title into a sentence in place of {}; empty where the list has no title.
+
+    The title starts in lower case, as a narrative would have it, unless its first word is all capitals."""
+    sentences: list[str] = []
     for code in codes:
         first, *_ = code.title.split() or [""]
         title = code.title if len(first) > 1 and first.isupper() else code.title[:1].lower() + code.title[1:]
-        said.append(sentence.replace("{}", title) if title else "")
-    return said
+        sentences.append(sentence.replace("{}", title) if title else "")
+    return sentences
 
 
-def told_in_place(codes: Sequence[Code]) -> list[str]:
-    """The same with the titles of the levels above it, the nearest first.
+def describe_with_levels(codes: Sequence[Code]) -> list[str]:
+    """Returns what `describe` does with the titles of the levels above it, the nearest first.
 
     The level above is the longest other code of the list that the code begins with (111 is under 11, under 1). A title
-    that two levels share is said once. Empty where the list says nothing of the code itself.
+    that two levels share appears once. Empty where the list has no words on the code itself.
     """
-    in_order = zip(told(codes), _levels(codes), strict=True)
-    return [". ".join(dict.fromkeys([own, *levels])) if own else "" for own, levels in in_order]
+    in_order = zip(describe(codes), _levels(codes), strict=True)
+    return [". ".join(dict.fromkeys([words, *levels])) if words else "" for words, levels in in_order]
 
 
-def cut(codes: Sequence[Code], kept: Collection[str]) -> tuple[Code, ...]:
-    """Those of a list that are kept, in its order; each takes the titles of the levels above it along."""
+def restrict(codes: Sequence[Code], names: Collection[str]) -> tuple[Code, ...]:
+    """Restricts a list to these codes, in its order; each carries the titles of the levels above it."""
     levels = zip(codes, _levels(codes), strict=True)
-    return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in kept)
+    return tuple(replace(code, above=tuple(above)) for code, above in levels if code.code in names)
 
 
 def _levels(codes: Sequence[Code]) -> list[list[str]]:

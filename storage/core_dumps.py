@@ -1,4 +1,4 @@
-"""No core dumps: a process at work holds narratives and posteriors, and its dump would lie where the system puts it."""
+"""Prevents core dumps, which would contain narratives and posteriors and lie where the system puts them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def forbid() -> None:
-    """For this process and its children, for good.
+    """Forbids core dumps in this process and its children, permanently.
 
     The limit is one byte: no file is that small, and a program that the system pipes dumps to gets none only at this
     limit, not at zero (Linux, core(5) and `do_coredump`).

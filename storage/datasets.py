@@ -1,40 +1,51 @@
-"""What ingest left, read back: records of a split as a `datasets.Dataset`, and the label space."""
+"""Reads the output of ingest: the records of a split as a `datasets.Dataset`, and the label space."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
 from numpy.typing import NDArray
 
 from storage.artifacts import file_digest
 from storage.codelist import Code
 from storage.errors import StorageError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 CODES = "codes.json"
 FIELDS = "fields.json"
-"""Of several fields, the label space of each, in their order; there is no `CODES` then."""
+"""The label space of each of several fields, in order; replaces `CODES`."""
 FEATURES = "features.json"
 """How the values of a table or of images become features; absent for text."""
 
+VALUES = "values.json"
+"""The public values of each column that is read next to the text, in order; absent without such columns."""
+COLUMN_VALUES = "column_values"
+"""Column of a split with a record's values, in the order of `VALUES`: null for a blank, "" for one on no list."""
+
+CELLS = "cells.parquet"
+"""Digests of the records' text cells; absent for a table and for images."""
+
 
 def split_file(folder: Path, split: str) -> Path:
-    """The Parquet file of a split."""
+    """Returns the Parquet file of a split."""
     return folder / f"{split}.parquet"
 
 
 def label_columns(fields: Sequence[str]) -> list[str]:
-    """Columns that hold the labels: `label`, or, of several fields, `label_nature` and so on."""
+    """Returns the names of the label columns: `label`, or, of several fields, `label_nature` and so on."""
     return [f"label_{name}" for name in fields] or ["label"]
 
 
 def load_split(folder: Path, split: str) -> Dataset:
-    """The records of `train`, `test` or `holdout`, in the order of the source.
+    """Returns the records of `train`, `test` or `holdout`, in the order of the source.
 
     Columns: record_id (int64 or string), text (of a table or of images: values, a list of numbers), label (int32, an
     index into the label space; of several fields `label_columns`, each an index into its own, -1 where a record lacks
@@ -43,43 +54,66 @@ def load_split(folder: Path, split: str) -> Dataset:
     Raises:
         StorageError: the file is missing or damaged; names it.
     """
+    from datasets import Dataset  # takes a second with pandas
+
+    # A fingerprint given here keeps the library from hashing the table a second time.
+    return Dataset(load_table(folder, split), fingerprint=file_digest(split_file(folder, split))[:16])
+
+
+def load_table(folder: Path, split: str) -> pa.Table:
+    """Returns the records of a split as Arrow has them, in the columns of `load_split`.
+
+    Raises:
+        StorageError: the file is missing or damaged; names it.
+    """
     path = split_file(folder, split)
     if not path.is_file():
-        raise StorageError(f"{path} is missing; run ingest again (`holdout` needs a holdout_share above 0)")
+        raise StorageError(f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)")
     try:
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()  # `read_table` imports pandas
     except (pa.ArrowException, OSError):
         table = None
     if table is None:
-        raise StorageError(f"{path} is damaged; remove its folder and run ingest again")
-    # A fingerprint given keeps the library from hashing the table once more with a digest of its own.
-    return Dataset(table, fingerprint=file_digest(path)[:16])
+        raise StorageError(f"{path} is damaged. Remove its folder and run ingest again")
+    return table
+
+
+def load_cells(folder: Path) -> list[bytes]:
+    """Returns the digests of all text cells, each once; none for a table and for images."""
+    path = folder / CELLS
+    return pq.ParquetFile(path).read().column("cell").to_pylist() if path.is_file() else []
+
+
+def load_value_lists(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the public values of each column that is read next to the text, in order; none without such columns."""
+    path = folder / VALUES
+    return {name: tuple(own) for name, own in json.loads(path.read_bytes()).items()} if path.is_file() else {}
 
 
 def load_values(folder: Path, split: str) -> NDArray[np.float64]:
-    """Numbers of a split's records, float64 [n, columns], of a table or of images.
+    """Returns the numbers of a split's records, float64 [n, columns], of a table or of images.
 
     Raises:
         StorageError: the file is missing or damaged; names it.
     """
-    records = load_split(folder, split)
-    values = records.data.column("values").combine_chunks()
-    return np.array(values.flatten(), dtype=np.float64).reshape(len(records), -1)
+    table = load_table(folder, split)
+    values = table.column("values").combine_chunks()
+    return np.array(values.flatten(), dtype=np.float64).reshape(table.num_rows, -1)
 
 
 def load_labels(folder: Path, split: str) -> NDArray[np.int64]:
-    """Labels of a split's records: int64 [n]; of several fields [n, fields], -1 where a record lacks one.
+    """Returns the labels of a split's records: int64 [n]; of several fields [n, fields], -1 where a record lacks one.
 
     Raises:
         StorageError: the file is missing or damaged; names it.
     """
-    table, several = load_split(folder, split).data, load_fields(folder)
+    table, several = load_table(folder, split), load_fields(folder)
     columns = [table.column(name).to_numpy().astype(np.int64) for name in label_columns(tuple(several or ()))]
     return columns[0] if several is None else np.stack(columns, axis=1)
 
 
 def load_fields(folder: Path) -> dict[str, list[Code]] | None:
-    """The label space of each field by its name, in their order; None where there is one field."""
+    """Returns the label space of each field by its name, in order; None where there is one field."""
     path = folder / FIELDS
     if not path.is_file():
         return None
@@ -88,7 +122,7 @@ def load_fields(folder: Path) -> dict[str, list[Code]] | None:
 
 
 def load_spaces(folder: Path) -> dict[str, list[Code]]:
-    """The label space of each field by its name; of a single field by the name "".
+    """Returns the label space of each field by its name; of a single field by the name "".
 
     Raises:
         StorageError: the file is missing; names it.
@@ -97,14 +131,14 @@ def load_spaces(folder: Path) -> dict[str, list[Code]]:
 
 
 def load_codes(folder: Path) -> list[Code]:
-    """The label space of a single field: label i is code i.
+    """Returns the label space of a single field: label i is code i.
 
     Raises:
         StorageError: the file is missing, or there are several fields; names it.
     """
     path = folder / CODES
     if (folder / FIELDS).is_file():
-        raise StorageError(f"{folder} holds several fields, each with codes of its own; this is for one field")
+        raise StorageError(f"{folder} has several fields. Give a dataset of one field")
     if not path.is_file():
-        raise StorageError(f"{path} is missing; run ingest again")
+        raise StorageError(f"{path} is missing. Run ingest again")
     return [Code(**entry) for entry in json.loads(path.read_bytes())]

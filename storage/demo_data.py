@@ -1,4 +1,4 @@
-"""Invented injury narratives in the layout of OSHA's Severe Injury Reports, for trying the pipeline without records.
+"""Generates invented injury narratives in the layout of OSHA's Severe Injury Reports, to try the pipeline.
 
 Nobody was hurt: job, activity, incident, object, body part and outcome are drawn from lists of words. What makes real
 records hard is drawn, too: a long tail of codes, spelling, narratives that leave the injury out or name another one
@@ -18,9 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from storage.tables.reading import open_table
+from storage import strict_yaml
+from storage.tables.reader import open_table
 
 HEADER = (
     "EventDate", "State", "City", "Primary NAICS", "Hospitalized", "Amputation", "Final Narrative", "Nature",
@@ -40,7 +39,7 @@ _PRONOUNS = (("he", "him", "his"), ("she", "her", "her"), ("the employee", "the 
 
 @dataclass(frozen=True)
 class DemoData:
-    """The files written."""
+    """Names the files of the demo data."""
 
     csv: Path
     codelist: Path
@@ -49,10 +48,10 @@ class DemoData:
 def write_demo_data(
     folder: Path, *, records: int = 1800, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> DemoData:
-    """Write `injuries.csv` and `codelist.csv` into a folder; files of these names are replaced.
+    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names.
 
     Args:
-        progress: told the records written and their number, now and then.
+        progress: receives the records written and their number, now and then.
     """
     words = _words()
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,16 +71,17 @@ def write_demo_data(
 
 
 def narratives(records: int, *, seed: int) -> list[str]:
-    """The texts alone; a seed gives the same everywhere."""
+    """Returns the texts alone; a seed gives the same everywhere."""
     at = HEADER.index("Final Narrative")
     return [str(record[at]) for record in _records(_words(), records, random.Random(seed))]
 
 
 def is_demo_data(path: Path) -> bool:
-    """Whether all of a table's rows can be ours, whatever seed and number they are of: its other columns hold nothing
-    but words of our lists, and its narratives hardly any.
+    """Checks whether all of a table's rows can be demo data, of any seed and number.
 
-    Real records fail at their first rows: their cities, establishments and objects are not of our lists.
+    Its other columns then have only words of the demo lists, and its narratives hardly any others.
+
+    Real records fail at their first rows: their cities, establishments and objects are not on these lists.
 
     Raises:
         InputError: the table cannot be read.
@@ -89,29 +89,28 @@ def is_demo_data(path: Path) -> bool:
     table = open_table(path, ())
     if not set(HEADER) <= set(table.columns):
         return False
-    ours, known, said = _ours(), _vocabulary(), re.compile(r"[^\W\d_]+")
+    allowed_cells, vocabulary, word_pattern = _allowed_cells(), _vocabulary(), re.compile(r"[^\W\d_]+")
     words = strange = 0
     for row in table.text_rows(HEADER):
         cells: dict[str, str] = dict(zip(HEADER, row, strict=True))
-        if any(cells[name].strip() not in allowed for name, allowed in ours.items()):
+        if any(cells[name].strip() not in allowed for name, allowed in allowed_cells.items()):
             return False
         if not re.fullmatch(r"E\d{7,}", cells["Establishment"].strip()):
             return False
-        narrative = said.findall(cells["Final Narrative"].casefold())
-        words, strange = words + len(narrative), strange + sum(word not in known for word in narrative)
+        narrative = word_pattern.findall(cells["Final Narrative"].casefold())
+        words, strange = words + len(narrative), strange + sum(word not in vocabulary for word in narrative)
         if words > _SOME and strange > _STRANGE * words:
             return False
     return strange <= _STRANGE * words
 
 
 _SOME, _STRANGE = 2000, 0.1
-"""From so many words on, narratives of which a larger share is of no list of ours are not ours. Of ours 2 % are
-misspelt."""
+"""From so many words on, a larger share outside the lists rules demo data out. Of its words 2 % are misspelt."""
 
 
 @cache
-def _ours() -> dict[str, frozenset[str]]:
-    """What may stand in a column, but for dates, numbers and narratives."""
+def _allowed_cells() -> dict[str, frozenset[str]]:
+    """Returns the allowed cells by column, except dates, numbers and narratives."""
     words = _words()
     things = {thing for event in words["events"].values() for thing in event["thing"]}
     return {
@@ -125,7 +124,7 @@ def _ours() -> dict[str, frozenset[str]]:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    """Every word that a narrative can be made of."""
+    """Returns every word that a narrative may use."""
     texts = [(Path(__file__).with_name("demo_vocabulary.yaml")).read_text(encoding="utf-8"), " ".join(_STATES)]
     texts += [word for pronouns in _PRONOUNS for word in pronouns]
     texts += ["monday tuesday wednesday thursday friday saturday a an am pm m s p"]
@@ -134,11 +133,11 @@ def _vocabulary() -> frozenset[str]:
 
 @cache
 def _words() -> dict[str, Any]:
-    return yaml.safe_load(Path(__file__).with_name("demo_vocabulary.yaml").read_text(encoding="utf-8"))
+    return strict_yaml.load(Path(__file__).with_name("demo_vocabulary.yaml").read_text(encoding="utf-8"))
 
 
 def _sizes(records: int, codes: int) -> list[int]:
-    """Records of each code: a power law, four or more of each where there are enough."""
+    """Returns the records of each code: a power law, four or more of each where there are enough."""
     weights = [(rank + _TAIL_SHIFT) ** -_TAIL_POWER for rank in range(1, codes + 1)]
     least = min(4, records // codes)
     rest = records - least * codes
@@ -174,7 +173,7 @@ def _records(words: dict[str, Any], records: int, rng: random.Random) -> Iterato
 
 
 def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Another code, as a hurried coder picks it: one that the same kind of event leads to."""
+    """Picks another code as a hurried coder would: one that the same kind of event leads to."""
     near = [other for other in words["codes"] if other is not code and set(other["from"]) & set(code["from"])]
     return rng.choice(near or words["codes"])
 
@@ -182,7 +181,7 @@ def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -
 def _narrative(
     words: dict[str, Any], code: dict[str, Any], event_name: str, rng: random.Random
 ) -> tuple[str, str, str]:
-    """Text, body part and object of one case."""
+    """Returns text, body part and object of one case."""
     event = words["events"][event_name]
     he, him, his = rng.choice(_PRONOUNS)
     part, thing = rng.choice(words["parts"][code["part"]]), rng.choice(event["thing"])
@@ -215,20 +214,20 @@ def _narrative(
 
 
 def _filled(pattern: str, fill: dict[str, str]) -> str:
-    """Replace {slot}; {Slot} begins a sentence."""
+    """Replaces {slot}; {Slot} begins a sentence."""
 
     def value(match: re.Match[str]) -> str:
         slot = match[1]
-        found = fill[slot.lower()]
+        word = fill[slot.lower()]
         if slot[0].isupper():
-            return found[0].upper() + found[1:]
-        return found
+            return word[0].upper() + word[1:]
+        return word
 
     return re.sub(r"\{(\w+)\}", value, pattern)
 
 
 def _misspelt(word: str, rng: random.Random) -> str:
-    """Swap, drop or double a letter inside a word."""
+    """Swaps, drops or doubles a letter inside a word."""
     if len(word) < 4 or not word.isalpha():
         return word
     at = rng.randrange(1, len(word) - 2)

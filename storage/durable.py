@@ -1,4 +1,4 @@
-"""Files that survive a power cut: written beside their name, synced, then renamed over it."""
+"""Writes files that survive a power cut: under a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's entries, to the disk."""
+    """Flushes a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -19,10 +19,10 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write a file to; it takes the place of `path` when the block ends, and goes if it fails.
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Yields a temporary name for a file that replaces `path` when the block ends, and is removed if it fails.
 
-    Processes, threads and machines may do it at once: the last one to end counts.
+    Processes, threads and machines may do this at once: the last to end counts.
     """
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
@@ -36,6 +36,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a small file, all or nothing."""
-    with replacing(path) as partial:
+    """Replaces a small file, all or nothing."""
+    with replace_atomically(path) as partial:
         partial.write_bytes(content)

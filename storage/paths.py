@@ -1,4 +1,4 @@
-"""The workspace: where the private files, the bundles and the ledger of one installation lie."""
+"""Locates the private files, the bundles and the ledger of one installation."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Workspace:
-    """Folders of one workspace. `private` never leaves the house; `bundles` is what may."""
+    """Holds the folders of one workspace. `private` never leaves the agency; `bundles` may."""
 
     home: Path
 
     @property
     def private(self) -> Path:
-        """Records, posteriors, weights, checkpoints: mode 0700."""
+        """Returns the folder of records, posteriors, weights and checkpoints: mode 0700."""
         return self.home / "private"
 
     @property
     def bundles(self) -> Path:
-        """Released folders, one a release."""
+        """Returns the folder of released bundles, one per release."""
         return self.home / "bundles"
 
     @property
-    def revocations(self) -> Path:
-        """The newest list of what was revoked, for those who read bundles and may not read the ledger."""
-        return self.bundles / ".revocations.json"
+    def roots(self) -> Path:
+        """Returns the file of the agency's roots, for those who read bundles and may not read the ledger."""
+        return self.bundles / ".roots.json"
 
     @property
     def ledger_url(self) -> str:
-        """The default ledger: a SQLite file beside the folders, apart from Prefect's database."""
+        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's database."""
         return f"sqlite:///{(self.home / 'ledger.db').resolve()}"
 
     def create(self) -> Workspace:
-        """Make the folders, the private one closed to others."""
+        """Creates the folders, the private one closed to others."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.private.mkdir(mode=0o700, exist_ok=True)
         self.private.chmod(0o700)

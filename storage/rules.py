@@ -1,8 +1,7 @@
-"""An agency's rules on its fields: two codes that never occur together, such as an event and a nature.
+"""Reads an agency's rules on its fields: two codes that never occur together, such as an event and a nature.
 
-A CSV with the columns `field`, `code`, `other_field`, `other_code`, and perhaps `why`. A code that ends in `*` stands
-for all codes of the list that begin so. Whoever codes flags a case whose best codes break a rule for a person to look
-at; no code is changed.
+A CSV with the columns `field`, `code`, `other_field`, `other_code`, and perhaps `why`. A code that ends in `*` means
+all codes of the list that begin so. Coding flags a case whose best codes break a rule for review; no code is changed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from storage.codelist import normalise_code
 from storage.errors import InputError
-from storage.tables.reading import read_small
+from storage.tables.reader import read_small
 
 COLUMNS = ("field", "code", "other_field", "other_code")
 _EVERY = "*"
@@ -23,7 +22,7 @@ _MOST_WHY = 200
 
 @dataclass(frozen=True)
 class Rule:
-    """Two codes that never occur together; a code that ends in `*` is all that begin so."""
+    """Names two codes that never occur together; a code that ends in `*` means all that begin so."""
 
     field: str
     code: str
@@ -32,42 +31,41 @@ class Rule:
     why: str = ""
 
     def broken_by(self, codes: Mapping[str, str]) -> bool:
-        """Whether a case of these codes, by field, breaks it. A field without a code breaks nothing."""
-        return _says(self.code, codes.get(self.field)) and _says(self.other_code, codes.get(self.other_field))
+        """Checks whether a case of these codes, by field, breaks the rule. A field without a code breaks nothing."""
+        return _matches(self.code, codes.get(self.field)) and _matches(self.other_code, codes.get(self.other_field))
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """For JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """Returns its columns by name, without an empty reason."""
         named = {name: getattr(self, name) for name in COLUMNS}
         return named | ({"why": self.why} if self.why else {})
 
     def __str__(self) -> str:
-        """In words."""
+        """Describes the rule in words."""
         pair = f"{self.field} {self.code} with {self.other_field} {self.other_code}"
         return f"{pair}: {self.why}" if self.why else pair
 
 
 @dataclass(frozen=True)
 class Rules:
-    """All rules, found by the codes that they are of: a case costs no more for a long file."""
+    """Holds all rules, indexed by code: a case costs no more for a long file."""
 
     every: tuple[Rule, ...]
     of_code: Mapping[tuple[str, str], tuple[Rule, ...]]
-    """By a rule's first field and each code of it that the rule is of."""
+    """Rules by their first field and each code of it that they name."""
 
     def broken_by(self, codes: Mapping[str, str]) -> tuple[Rule, ...]:
-        """Those that a case of these codes, by field, breaks."""
+        """Returns the rules that a case of these codes, by field, breaks."""
         return tuple(rule for pair in codes.items() for rule in self.of_code.get(pair, ()) if rule.broken_by(codes))
 
 
-def _says(pattern: str, code: str | None) -> bool:
+def _matches(pattern: str, code: str | None) -> bool:
     if code is None:
         return False
     return code.startswith(pattern[:-1]) if pattern.endswith(_EVERY) else code == pattern
 
 
 def read_rules(path: Path, spaces: Mapping[str, Sequence[str]], *, option: str = "--rules") -> Rules:
-    """Read rules on these fields, each with the codes of its list.
+    """Reads rules on these fields, each with the codes of its list.
 
     Raises:
         InputError: names the file, and the row and column at fault: a field that is not coded, a code (or a beginning
@@ -76,8 +74,8 @@ def read_rules(path: Path, spaces: Mapping[str, Sequence[str]], *, option: str =
     path = path.expanduser()
     columns, rows = read_small(path, COLUMNS, option=option)
     at = {name: columns.index(name) for name in COLUMNS}
-    told = columns.index("why") if "why" in columns else None
-    found: dict[tuple[tuple[str, str], ...], Rule] = {}
+    why_column = columns.index("why") if "why" in columns else None
+    rules_by_pair: dict[tuple[tuple[str, str], ...], Rule] = {}
     for number, row in enumerate(rows, start=1):
         cells = {name: row[place].strip() for name, place in at.items()}
         if not any(cells.values()):
@@ -88,24 +86,24 @@ def read_rules(path: Path, spaces: Mapping[str, Sequence[str]], *, option: str =
 
         for field, code in (("field", "code"), ("other_field", "other_code")):
             if cells[field] not in spaces:
-                raise refuse(field, f"no such field is coded; there are {', '.join(spaces)}")
+                raise refuse(field, f"no such field is coded. Use {', '.join(spaces)}")
             cells[code] = normalise_code(cells[code], spaces[cells[field]])
-            if not any(_says(cells[code], known) for known in spaces[cells[field]]):
-                raise refuse(code, f"the list of {cells[field]} has no such code")
+            if not any(_matches(cells[code], listed) for listed in spaces[cells[field]]):
+                raise refuse(code, f"the code list of {cells[field]} lacks this code. Correct it")
         if cells["field"] == cells["other_field"]:
-            raise refuse("other_field", "a rule is of two fields, and this is the same one")
-        why = "" if told is None else row[told].strip()
+            raise refuse("other_field", "a rule names the same field twice. Name two fields")
+        why = "" if why_column is None else row[why_column].strip()
         if len(why) > _MOST_WHY:
-            raise refuse("why", f"is longer than {_MOST_WHY} characters")
+            raise refuse("why", f"the text is too long. Use up to {_MOST_WHY} characters")
         pair = tuple(sorted([(cells["field"], cells["code"]), (cells["other_field"], cells["other_code"])]))
-        if pair in found:
-            raise refuse("code", "an earlier row says the same; remove one")
-        found[pair] = Rule(**cells, why=why)
-    if not found:
-        raise InputError(f"{option}: {path}: it holds no rule")
+        if pair in rules_by_pair:
+            raise refuse("code", "an earlier row has the same rule. Remove one")
+        rules_by_pair[pair] = Rule(**cells, why=why)
+    if not rules_by_pair:
+        raise InputError(f"{option}: {path} contains no rule. Add one, or leave out {option}")
     of_code: dict[tuple[str, str], list[Rule]] = {}
-    for rule in found.values():
+    for rule in rules_by_pair.values():
         for code in spaces[rule.field]:
-            if _says(rule.code, code):
+            if _matches(rule.code, code):
                 of_code.setdefault((rule.field, code), []).append(rule)
-    return Rules(tuple(found.values()), {pair: tuple(rules) for pair, rules in of_code.items()})
+    return Rules(tuple(rules_by_pair.values()), {pair: tuple(rules) for pair, rules in of_code.items()})

@@ -1,4 +1,4 @@
-"""YAML as settings are read: safe, and every key once."""
+"""Reads settings from YAML: safely, each key once, keys as they are written."""
 
 from __future__ import annotations
 
@@ -6,32 +6,66 @@ from typing import Any
 
 import yaml
 
+_MOST_CHARACTERS, _DEEPEST, _MOST_VALUES = 1 << 20, 40, 100_000
+
 
 class _Loader(yaml.SafeLoader):
     pass
 
 
 def load(text: str) -> Any:
-    """The document; keys are strings.
+    """Returns the document; keys are strings.
 
     Raises:
-        yaml.YAMLError: it does not read, a key is given twice, where the last would win in silence, or a value holds
-            itself.
+        yaml.YAMLError: it cannot be read, is too large or too deep, a key is given twice, where the last would win in
+            silence, a key is not a string in YAML, or a value holds itself.
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise yaml.YAMLError(f"it is longer than {_MOST_CHARACTERS:,} characters")
     try:
+        _check_size(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  (a safe one)
-    except (ValueError, RecursionError):  # a day that no month has, a number of thousands of digits, endless nesting
-        raise yaml.YAMLError("a value does not read") from None
+    except (ValueError, RecursionError):  # a day that no month has, a number of thousands of digits
+        raise yaml.YAMLError("a value cannot be read") from None
+
+
+def _check_size(text: str) -> None:
+    """Counts the document's values as if each alias were written out, without making one."""
+    sizes: dict[str, int] = {}
+    open_at: list[tuple[str | None, int]] = [(None, 0)]
+    for event in yaml.parse(text, Loader=_Loader):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_at.append((anchor, 1))
+            if len(open_at) > _DEEPEST + 1:
+                raise yaml.YAMLError(f"it is nested deeper than {_DEEPEST} levels")
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            # guard: aliases are counted as written out
+            anchor, size = None, sizes.get(str(anchor), 1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_at.pop()
+        if anchor is not None:
+            sizes[anchor] = size
+        name, inner = open_at.pop()
+        open_at.append((name, inner + size))
+        if inner + size > _MOST_VALUES:
+            raise yaml.YAMLError(f"it has more than {_MOST_VALUES:,} values, aliases written out")
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        key = str(loader.construct_object(key_node, deep=True))
-        if key in found:
+        key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, int) and not isinstance(key, bool) and str(key) == key_node.value:
+            key = str(key)  # a year, or a code: written as it is read
+        if not isinstance(key, str):
+            problem = f"key {str(key_node.value)[:40]!r} is not a string in YAML. Put it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+        if key in mapping:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -1,4 +1,4 @@
-"""Parameters of a retrain: what an operator fills in, in a profile, on the command line or in Prefect's form.
+"""Defines the parameters of a retrain, which an operator sets in a profile, on the command line or in Prefect's form.
 
 Every default that the paper states is the paper's. A value out of range, an unknown name or a contradiction is refused
 before work starts.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -30,7 +28,7 @@ from storage.ingest import IngestConfig
 
 
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
-    """Which records, and how their columns are read."""
+    """Names the records, and how their columns are read."""
 
     source: str = Field(
         title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1
@@ -38,13 +36,13 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     codelist: str | None = Field(
         default=None,
         title="Code list",
-        description="CSV of the published classification (code, title). It fixes the label space; without it the "
-        "observed codes do, which is recorded as an unprotected input.",
+        description="CSV of the published classification (code, title), or SKOS. It fixes the label space; without it "
+        "the observed codes do, which is recorded as an unprotected input.",
     )
     classification: str = Field(
         default="",
         title="Classification",
-        description="Name of the classification that the code list is of, such as OIICS; every coded row will tell it.",
+        description="Name of the classification that the code list is of, such as OIICS; every coded row carries it.",
         pattern=r"^[A-Za-z0-9 ()._-]{0,80}$",
     )
     classification_version: str = Field(
@@ -66,28 +64,32 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     @model_validator(mode="after")
     def _each_field_has_its_list(self) -> DataParameters:
         if self.codelist is not None and self.ingest.fields:
-            raise ValueError("codelist: several fields have one each: ingest.fields.NAME.codelist; leave this one out")
+            raise ValueError("codelist is for one field. For several fields set ingest.fields.NAME.codelist")
         return self
 
     @property
     def codelists(self) -> dict[str, Path | None]:
-        """The file of each field's code list; that of a single field has no name."""
+        """Returns the file of each field's code list; the list of a single field has an empty name."""
         named = {name: field.codelist for name, field in self.ingest.fields.items()} or {"": self.codelist}
         return {name: None if file is None else Path(file).expanduser() for name, file in named.items()}
 
     @property
-    def whole_codelists(self) -> dict[str, Path | None]:
-        """Those of them whose every code is a class, whatever records have."""
+    def complete_codelists(self) -> dict[str, Path | None]:
+        """Returns the lists whose every code is a class, observed or not."""
         return self.codelists if self.ingest.label_space == "codelist" else {}
 
     @property
-    def listed(self) -> bool:
-        """Whether every field has a code list."""
+    def has_codelists(self) -> bool:
+        """Checks whether every field has a code list."""
         return None not in self.codelists.values()
 
 
+HEAD_RATE = 0.003
+"""The default rate of fine-tuning where a head alone trains; at that of a whole encoder it hardly moves."""
+
+
 class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
-    """How each of the three posteriors is fitted."""
+    """Sets how each of the three posteriors is fitted."""
 
     adamw: OptimiserPhase = Field(
         default=OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8), title="Fine-tuning"
@@ -95,7 +97,7 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     sgd: OptimiserPhase = Field(
         default=OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8),
         title="SWAG collection",
-        description="Constant rate; one snapshot an epoch.",
+        description="Constant rate; one snapshot per epoch.",
     )
     swag: SwagConfig = Field(default=SwagConfig(), title="SWAG")
     seed: int = Field(
@@ -105,25 +107,25 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
     @model_validator(mode="after")
     def _consistent(self) -> FitParameters:
         if self.sgd.schedule != "constant":
-            raise ValueError("sgd.schedule must be `constant`: SWAG rests on a constant rate")
+            raise ValueError("sgd.schedule is not `constant`. SWAG needs a constant rate: set it to `constant`")
         if self.swag.rank > self.sgd.epochs:
             raise ValueError(
-                f"swag.rank ({self.swag.rank}) exceeds the snapshots (sgd.epochs = {self.sgd.epochs}); "
-                "lower the rank or raise the epochs"
+                f"swag.rank ({self.swag.rank}) exceeds the snapshots (sgd.epochs = {self.sgd.epochs}). "
+                "Lower the rank or raise the epochs"
             )
         return self
 
 
-class Spread(BaseModel, frozen=True, extra="forbid", title="Shards"):
-    """How one work is spread over workers. Where it is computed does not change what comes out."""
+class ShardSettings(BaseModel, frozen=True, extra="forbid", title="Shards"):
+    """Sets how one computation is spread over workers. The result does not depend on it."""
 
     shards: int = Field(
         default=1,
         ge=1,
         le=10_000,
         title="Shards",
-        description="In how many parts the work goes to workers; 1: none, this run does it itself. Some two to four a "
-        "worker.",
+        description="In how many parts the work (draws of each pass, reruns, pieces of a table) goes to workers; 1: "
+        "this run does it itself. Two to four per worker work well.",
     )
     patience_seconds: float = Field(
         default=120,
@@ -131,41 +133,33 @@ class Spread(BaseModel, frozen=True, extra="forbid", title="Shards"):
         le=86_400,
         allow_inf_nan=False,
         title="Patience",
-        description="Seconds without any worker at the shards before this run computes one itself; 0: it works along "
-        "from the start.",
+        description="Seconds without any worker at the shards before this run computes one itself; 0: it computes "
+        "shards from the start.",
     )
     attempts: int = Field(
-        default=3, ge=1, le=100, title="Attempts", description="How often a shard is asked for before the run fails."
+        default=3, ge=1, le=100, title="Attempts", description="How often a shard is requested before the run fails."
     )
 
 
-class FanOut(Spread, frozen=True, extra="forbid", title="Shards"):
-    """How passes over draws, and the reruns of an audit, are spread over workers."""
+class FanOut(ShardSettings, frozen=True, extra="forbid", title="Shards"):
+    """Sets how passes over draws, and the reruns of an audit, are spread over workers."""
 
-    shards: int = Field(
-        default=1,
-        ge=1,
-        le=10_000,
-        title="Shards",
-        description="In how many parts the draws of each risk and sensitivity pass, and the reruns of an audit, go to "
-        "workers; 1: none, this run computes them itself. Some two to four a worker.",
-    )
     deployment: str = Field(
-        default="risk-shard/risk-shard",
+        default="shard/gpu",
         title="Deployment",
         description="Whose runs compute the shards of a pass.",
         pattern=r"^[^/]+/[^/]+$",
     )
 
 
-RELEASED = "release"
-"""The name that stands for what a retrain releases from, where the others are a comparison's branches."""
-DEMO = "demo"
+RELEASE_BRANCH = "release"
+"""Names what a retrain releases, next to the names of a comparison's branches."""
+DEMO_POPULATION = "demo"
 """The population of invented narratives: deployments release it without approval until a policy is in force."""
 
 
 class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger", hide_input_in_errors=True):
-    """Which ledger, under which policy."""
+    """Names the ledger and its policy."""
 
     policy: str | None = Field(
         default=None,
@@ -183,25 +177,17 @@ class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger", h
     def _no_password(cls, value: str | None) -> str | None:
         # Prefect stores parameters in clear.
         if value is not None and re.search(r"://[^/@]*:[^/@]+@", value):
-            raise ValueError("leave the password out: give it in AUTOCODER_LEDGER_URL, PGPASSWORD or PGPASSFILE")
+            raise ValueError("ledger_url holds a password. Give it in AUTOCODER_LEDGER_URL, PGPASSWORD or PGPASSFILE")
         return value
 
 
 class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle"):
-    """Which ledger, under which policy, and how the bundle is written and signed."""
+    """Names the ledger and its policy, and sets how the bundle is written and signed."""
 
     signing_key: str | None = Field(
         default=None,
         title="Signing key",
-        description="File of a private P-256 key (`autocoder keys new`); empty: the workspace's own, made when needed.",
-    )
-    signing_certificate: str | None = Field(
-        default=None,
-        title="Signing certificate",
-        description="X.509 certificate of that key (PEM), where there is one.",
-    )
-    certificate_chain: tuple[str, ...] = Field(
-        default=(), title="Certificate chain", description="Files of the authorities above the certificate (PEM)."
+        description="File of a private P-256 key (`autocoder keys new`); empty: the workspace's, created when needed.",
     )
     unsigned: bool = Field(
         default=False,
@@ -211,27 +197,36 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     precision: Precision = Field(
         default="float32", title="Precision", description="Of the released weights; bfloat16 halves the bundle."
     )
-    licence: str | None = Field(
-        default=None, title="Licence", description="SPDX name, or a text file, which the plan pins; empty: Apache 2.0."
+    onnx: bool = Field(
+        default=False,
+        title="ONNX",
+        description="Add `model.onnx`, a graph for onnxruntime whose weights are the bundle's own files. For one "
+        "field, pooling `mean` and float32. Needs the extra `onnx`.",
+    )
+    licence: str | None = Field(default=None, title="Licence", description="SPDX name; empty: Apache 2.0.")
+    accept_texts: str | None = Field(
+        default=None,
+        title="Texts that were read",
+        description="Digest on the plan's page, where texts of no published list leave and nobody has to sign.",
+        pattern=r"^[0-9a-f]{16}$",
     )
 
     @model_validator(mode="after")
     def _signed_in_one_way(self) -> BundleParameters:
-        if self.signing_certificate and not self.signing_key:
-            raise ValueError("signing_certificate: name its private key by signing_key")
         if self.unsigned and self.signing_key:
-            raise ValueError("unsigned: a signing_key is given too; leave one out")
+            raise ValueError("unsigned and signing_key contradict each other. Leave one out")
+        if self.onnx and self.precision != "float32":
+            raise ValueError("onnx goes with precision `float32`")
         return self
 
 
 class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
-    """Whether and how a draw leaves."""
+    """Sets whether and how a draw is released."""
 
     enabled: bool = Field(
         default=False,
         title="Release at once",
-        description="Go on from the plan to its release. Off: stop at the plan, so that it is audited before it is "
-        "released.",
+        description="Release the plan at once. Off: stop at the plan, so that it is audited before it is released.",
     )
     label: str = Field(
         default="first",
@@ -241,7 +236,11 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
     requester: str = Field(
-        default="operator", title="Requester", description="Who asks, for the ledger.", min_length=1, max_length=200
+        default="operator",
+        title="Requester",
+        description="Who requests the release; the ledger records it.",
+        min_length=1,
+        max_length=200,
     )
     deployment: str | None = Field(
         default=None,
@@ -254,8 +253,25 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
     supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")
 
 
-class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal release"):
-    """A release of one formally private fit, in place of a draw by SWAG-PPM."""
+Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class Target(BaseModel, frozen=True, extra="forbid"):
+    """States what an experiment aims at: for one privacy unit, as its owner decides."""
+
+    target_epsilon: Epsilon | Literal["match"] | None = None
+    delta: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        title="Delta",
+        description="Of formal claims, far below one over the number of records; empty: the profile's, or the least of "
+        "1e-5, a tenth over their number and the policy's cap.",
+    )
+
+
+class FormalParameters(Target, frozen=True, title="Formal release"):
+    """Releases one formally private fit, in place of a draw by SWAG-PPM."""
 
     branch: str = Field(
         default="prior-descent",
@@ -263,36 +279,21 @@ class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal rel
         description="Which one, by its name in deployments/branches.yaml.",
         pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
     )
-    target_epsilon: float | None = Field(
+    target_epsilon: Epsilon | None = Field(
         default=None,
-        gt=0,
-        le=1000,
-        allow_inf_nan=False,
         title="Target epsilon",
-        description="Of one privacy unit. Whoever is responsible for the records gives it.",
-    )
-    delta: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        title="Delta",
-        description="Well below one over the number of records; empty: 1e-5, or the policy's cap where that is less.",
+        description="For one privacy unit. The owner of the records decides it.",
     )
     mechanism: dict[str, Any] = Field(
         default={},
         title="Settings of the mechanism",
-        description="In place of the branch's own, such as `prior_std`; chosen without the records, or else the choice "
-        "is no part of the epsilon.",
+        description="Replace the branch's, such as `prior_std`. Choose them without the records: the epsilon does "
+        "not cover that choice.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_settings_that_are_the_branch_s(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what changes nothing: such releases keep the digests they are found by."""
-        return {name: value for name, value in serialise(self).items() if name != "mechanism" or value}
 
 
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
-    """Everything a retrain needs, apart from where it works."""
+    """Holds everything that a retrain needs, apart from its workspace."""
 
     data: DataParameters
     model: ModelConfig = ModelConfig()
@@ -305,18 +306,35 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     )
     release: ReleaseParameters = ReleaseParameters()
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_asked_for(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a formal release that is not asked for: other methods keep the digests they are found by."""
-        return {name: value for name, value in serialise(self).items() if name != "formal" or value is not None}
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_a_head(cls, values: Any) -> Any:
+        """Sets the rate of fine-tuning where a head alone trains and no rate is given."""
+        if not isinstance(values, dict):
+            return values
+        model, fit = values.get("model"), values.get("fit", {})
+        part = model.get("trainable") if isinstance(model, dict) else getattr(model, "trainable", None)
+        phase = fit.get("adamw", {}) if isinstance(fit, dict) else None
+        if part != "head" or not isinstance(phase, dict) or "learning_rate" in phase:
+            return values
+        return values | {"fit": fit | {"adamw": phase | {"learning_rate": HEAD_RATE}}}
 
     @model_validator(mode="after")
     def _encoder_where_one_is_used(self) -> RetrainParameters:
         kind, pooling = self.data.ingest.kind, self.model.pooling
         if kind != "text" and pooling != "none":
-            raise ValueError(f"data.ingest.kind is `{kind}`, which needs no encoder: set model.pooling=none")
+            raise ValueError(f"data.ingest.kind `{kind}` has no encoder. Set model.pooling=none")
         if kind == "text" and pooling == "none":
-            raise ValueError("model.pooling is `none`, which reads no narratives: set data.ingest.kind=table or images")
+            raise ValueError("model.pooling `none` does not read narratives. Set data.ingest.kind=table or images")
+        return self
+
+    @model_validator(mode="after")
+    def _values_next_to_a_mean(self) -> RetrainParameters:
+        if self.data.ingest.value_columns and not self.model.reads_values:
+            raise ValueError(
+                "data.ingest.value_columns: the head reads them next to the mean of the encoder's tokens. Set "
+                "model.pooling=mean, and model.trainable=head or lora"
+            )
         return self
 
     @model_validator(mode="after")
@@ -324,21 +342,21 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         several = self.data.ingest.fields
         if several and not self.model.linear_head:
             raise ValueError(
-                "data.ingest.fields: several fields are coded by linear heads on one frozen encoding: set "
+                "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "
                 "model.trainable=head and model.pooling=mean"
             )
         if unknown := [name for name in self.model.prior_sentences if name not in several]:
-            raise ValueError(f"model.prior_sentences: {unknown[0]} is none of data.ingest.fields")
+            raise ValueError(f"model.prior_sentences: {unknown[0]} is not in data.ingest.fields. Name one of them")
         return self
 
     @property
     def rounds(self) -> tuple[RoundName, ...]:
-        """The posteriors to fit, in order; the last is the one released from."""
+        """Returns the posteriors to fit, in order; the release draws from the last."""
         config = self.pseudo_posterior
         return ROUNDS["reweighted" if config.mechanism == "weighted" and config.reweight else config.mechanism]
 
     def bounded(self, round_name: str) -> BoundedLikelihood | None:
-        """The bound on each record's log-likelihood in one of the rounds; None where there is none.
+        """Returns the bound on each record's log-likelihood in one of the rounds; None if it is not bounded.
 
         A unit of m records costs m times what one does, and the target is the unit's.
         """
@@ -349,10 +367,10 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @property
     def source_path(self) -> Path:
-        """The data file."""
+        """Returns the data file."""
         return Path(self.data.source).expanduser()
 
     @property
     def codelist_path(self) -> Path | None:
-        """The code list of a single field, if any."""
+        """Returns the code list of a single field, if any."""
         return None if self.data.codelist is None else Path(self.data.codelist).expanduser()

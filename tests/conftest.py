@@ -15,6 +15,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # files side by side, and each with all
 pytest_plugins = ["tiny_models", "ledger_sites", "sealed_bundle", "planned_chain", "s3_server"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One registry key for all workspaces, as machines that share stages need: their keys and bytes are compared."""
+    file = tmp_path_factory.mktemp("registry") / "registry.key"
+    file.write_bytes(b"k" * 32)
+    os.environ["AUTOCODER_REGISTRY_KEY"] = str(file)
+    return file
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of public data sets that are not part of the project; tests that need it skip without it."""

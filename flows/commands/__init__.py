@@ -1,1 +1,1 @@
-"""Commands of the `autocoder` command line, one group a file."""
+"""Defines the commands of `autocoder`, one group per file."""

@@ -1,4 +1,4 @@
-"""`autocoder approve` and `autocoder refuse`: a person's signed decision on a planned release."""
+"""Defines `autocoder approve` and `autocoder refuse`, signed decisions on a planned release."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect
+from flows.server.settings import configure_prefect, home_of
 
 if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
+    from tasks.releasing.checked_plan import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
 Key = Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")]
 
 
 @dataclass(frozen=True)
-class WhereTo:
-    """Where a decision goes: printed, handed to a run, or kept beside the plan and in the ledger."""
+class DecisionTarget:
+    """Says where a decision goes: printed, to a waiting run, or next to the plan and into the ledger."""
 
     only_print: Annotated[
-        bool, typer.Option("--print", help="Only print the signed line, for the form in Prefect's page or for a file.")
+        bool, typer.Option("--print", help="Only print the signed line, for the form on Prefect's page or for a file.")
     ] = False
-    post: Annotated[bool, typer.Option("--post", help="Hand it to the waiting release run (PREFECT_API_URL).")] = False
+    post: Annotated[bool, typer.Option("--post", help="Send it to the waiting release run (PREFECT_API_URL).")] = False
     ledger_url: options.LedgerUrl = None
-    home: options.PlansHome = None
+    home: options.HomeOfPlan = None
 
 
 def approve(
     key: Key,
-    to: WhereTo,
+    to: DecisionTarget,
     plan: Annotated[
         Path | None, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")
     ] = None,
@@ -43,28 +45,41 @@ def approve(
     ] = None,
     recovery: Annotated[
         Path | None,
-        typer.Option(help="Approve going on with another ledger (`autocoder ledger recover --ask`); prints the line."),
+        typer.Option(
+            help="Approve a recovery of the ledger (`autocoder ledger recover --ask`) instead; prints the line."
+        ),
     ] = None,
+    requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
+    reason: Annotated[str, typer.Option(help="With --policy: why, word for word as in `ledger change-policy`.")] = "",
 ) -> None:
-    """Approve a planned release: sign it, and keep the signature beside the plan.
+    r"""Approve a planned release: sign it, and save the signature next to the plan.
 
-    The signature is over everything that the plan releases; it counts for that plan alone. Whose keys count, and how
-    many are needed, the budget policy says. `--print` and `--post` do not keep it here.
+    The signature covers everything that the plan releases, and counts for that plan alone. The budget policy names the
+    keys that count, and how many are needed. `--print` and `--post` save nothing here. In a dossier (`autocoder plan
+    export`) no workspace is needed: the signature is a file there, which `autocoder plan import` takes back.
 
     [bold]Examples[/bold]
 
-      autocoder approve workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem
+      autocoder approve PLAN.json --key officer/signing-key.pem
 
       autocoder approve PLAN.json --key officer/signing-key.pem --post
 
-      autocoder approve --policy policy-2027.yaml --key officer/signing-key.pem > approval.txt
+      autocoder approve dossier/plan.json --key officer/signing-key.pem
+
+      autocoder approve --policy policy-2027.yaml \
+          --requester lead --reason "budget of 2027" \
+          --key officer/signing-key.pem > approval.txt
     """
     from storage.errors import InputError
 
     if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
-        raise InputError("name a plan, or a policy with --policy, or a recovery with --recovery")
+        raise InputError("no subject. Name a plan, a policy with --policy, or a recovery with --recovery.")
     if policy is not None:
-        _approve_policy(policy, key)
+        if not (requester and reason):
+            raise InputError(
+                "--policy: the signature covers who requests the change and why. Give --requester, --reason."
+            )
+        _approve_policy(policy, key, to, requester=requester, reason=reason)
     elif recovery is not None:
         _approve_recovery(recovery, key)
     elif plan is not None:
@@ -72,32 +87,37 @@ def approve(
 
 
 def refuse(
-    plan: options.Plan, key: Key, reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")], to: WhereTo
+    plan: options.Plan,
+    key: Key,
+    reason: Annotated[str, typer.Option(help="Reason; the ledger records it.")],
+    to: DecisionTarget,
 ) -> None:
-    """Refuse a planned release: the ledger records who and why, and the plan can't be released any more.
+    r"""Refuse a planned release: the ledger records who and why, and the plan cannot be released any more.
 
     [bold]Example[/bold]
 
-      autocoder refuse workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem \
---reason "the code list of 2025 is missing"
+      autocoder refuse PLAN.json --key officer/signing-key.pem \
+          --reason "the code list of 2025 is missing"
     """
     from storage.errors import InputError
 
     if not reason.strip():
-        raise InputError("--reason: say why")
+        raise InputError("--reason: it is empty. Give a reason.")
     _decide(plan, key, "refuse", reason.strip(), to)
 
 
-def _approve_policy(policy: Path, key: Path) -> None:
+def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: str, reason: str) -> None:
     from storage.ledger import Policy
+    from storage.ledger.content import policy_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
 
-    loaded = Policy.load(policy)
-    decision = sign(
-        load_private_key(key), subject="policy", decision="approve", digest=loaded.digest, terms={"name": loaded.name}
-    )
+    loaded, private = Policy.load(policy), load_private_key(key)
+    in_force = options.LedgerOptions(home=to.home, ledger_url=to.ledger_url).open().policy_mark()
+    terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
+    decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
     say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
+    say(f"in the place of the policy of {in_force}, for {requester}: {reason}", err=True)
     say(decision.token)
 
 
@@ -114,23 +134,29 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
         content = json.loads(recovery.read_text(encoding="utf-8"))
         terms, spent = recovery_terms(content), len(content["releases"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"--recovery {recovery}: not what `autocoder ledger recover --ask` wrote") from None
+        raise InputError(
+            f"--recovery {recovery}: not a recovery file. Give the file from `autocoder ledger recover --ask`."
+        ) from None
     decision = sign(load_private_key(key), subject="recovery", decision="approve", digest=digest(content), terms=terms)
-    say(f"given up: {terms['lost']}, with {spent} releases; gone on with: {terms['found']}", err=True)
+    say(f"abandoned: {terms['abandoned']}, with {spent} releases; continued with: {terms['continued']}", err=True)
     say(decision.token)
 
 
-def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> None:
+def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
     from storage.errors import InputError
+
+    if to.only_print and to.post:
+        raise InputError("--print and --post: give one of them")
+    if to.home is None and to.ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
+        _decide_in_dossier(plan, key, answer, reason, to)
+        return
+    workspace = options.home_of_plan(plan, to.home)
+    configure_prefect(workspace, make_home=False)
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
-    if to.only_print and to.post:
-        raise InputError("--print and --post exclude each other")
-    workspace = options.plans_home(plan, to.home)
-    before_prefect(workspace, make_home=False)
     planned = PlannedRelease.load(plan)
     _quote(planned, plan, workspace, to.ledger_url)
     decision = sign(
@@ -144,70 +170,115 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: WhereTo) -> 
     if to.only_print:
         outcome = decision.token
     elif to.post:
-        outcome = f"{answer}: handed to run {_post(plan, decision)}"
+        outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(planned, decision, workspace, to.ledger_url)  # refuses a key that is none of the policy's
+        outcome = _keep(planned, decision, workspace, to.ledger_url)  # refuses a key that the policy does not name
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
 
 def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
-    """What is signed, on stderr before the signature: claim, measured leakage, budget, who else has these records."""
+    """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
     from storage.errors import InputError
-    from tasks.releasing import reading
+    from tasks.releasing import plan_page
     from tasks.running.stage import Context
 
-    claim = planned.plan.claim
-    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
-    say(f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε {epsilon}", err=True)
+    _say_contents(planned)
     try:
-        page = reading.read(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+        page = plan_page.load_plan_page(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
     except InputError as error:
-        say(f"  budget and audit are not quoted: {error}", err=True)
+        say(f"  budget and audit cannot be shown: {error}", err=True)
         return
     for answer in page.answers:
         if answer.key in _QUOTED:
             say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
-    say(f"  {page.summary}; all of it: autocoder plan show {plan}", err=True)
+    say(f"  {page.summary}; details: autocoder plan show {plan}", err=True)
+
+
+def _say_contents(planned: PlannedRelease) -> None:
+    """Prints claim, licence, precision, encoder and texts of no published list on stderr."""
+    from mechanisms.privacy.events import describe_guarantee
+    from tasks.bundle.texts import describe_encoder
+
+    claim = planned.plan.claim
+    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
+    guarantee = describe_guarantee(claim.guarantee_kind, planned.plan.event.mechanism)
+    say(f"{planned.plan.population}, {planned.plan.release_label}: {guarantee}, ε {epsilon}", err=True)
+    encoder = describe_encoder(planned.candidate.model.encoder, planned.output.encoder)
+    say(f"  licence {planned.output.licence}, {planned.output.precision}, encoder {encoder}", err=True)
+    for text in planned.output.texts:
+        say(f"  leaves in the bundle, on no published list: {text}", err=True)
 
 
 _QUOTED = ("leakage", "cost", "outdated", "siblings")
-"""Answers that a signature is given in the light of."""
+"""Answers that a signer must see."""
 
 
 def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
     from tasks.parameters import LedgerParameters
-    from tasks.releasing import approval, gate, publish
+    from tasks.releasing import approval, ledger_access
+    from tasks.releasing.checked_plan import check
     from tasks.running.stage import Context
 
     context = Context(home=str(workspace))
-    ledger = publish.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
-    name = approval.admit(context, ledger, planned, decision)
-    row = ledger.refusal(planned.plan)
+    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
+    plan = check(planned, ledger)
+    return outcome_of(context, plan, decision, approval.accept_decision(context, plan, decision))
+
+
+def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: str) -> str:
+    """Returns what a decision that was accepted changes, and what comes next."""
+    from tasks.releasing import approval, gate
+
+    row = plan.ledger.refusal(plan.plan)
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
-    missing = approval.standing(context, ledger, planned).missing
+    missing = approval.approval_status(context, plan).missing
     if missing:
-        return f"approved by {name}; {missing} more wanted"
-    stands_in_the_way = gate.obstacle(ledger, planned)
-    if stands_in_the_way is not None:
-        return f"approved by {name}; `autocoder release` will refuse it as things are: {stands_in_the_way}"
-    return f"approved by {name}; `autocoder release` may go on"
+        return f"approved by {name}; {missing} more needed"
+    obstacle = gate.obstacle(plan)
+    if obstacle is not None:
+        return f"approved by {name}; `autocoder release` would refuse it now: {obstacle}"
+    return f"approved by {name}; next: autocoder release PLAN"
 
 
-def _post(plan: Path, decision: Decision) -> str:
-    """Hand a decision to the release run that waits for this plan; return the run's id."""
+def _decide_in_dossier(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
+    """Signs on the officer's own desk, after the dossier was checked and quoted."""
+    configure_prefect(home_of(None), make_home=False)
+    from tasks.releasing.dossier import Dossier
+
+    dossier = Dossier(plan)
+    stated = dossier.stated
+    _say_contents(dossier.planned)
+    for name, verdict, question, text in stated.answers:
+        if name in _QUOTED:
+            say(f"  {verdict}: {question} {text}", err=True)
+    say(f"  as of {stated.stated_at}: {stated.summary}; the dossier is signed with key {stated.key_id[:12]}…", err=True)
+    name, decision, file = dossier.decide(key, answer, reason)
+    say(f"signed: digest {stated.digest[:12]}…", err=True)
+    if to.only_print:
+        say(decision.token)
+    elif to.post:
+        say(f"{answer}: sent to run {_post(plan, dossier.planned, decision)}")
+    else:
+        done = "approved" if answer == "approve" else "refused"
+        say(f"{done} by {name}: {file}\nnext: send this file back; there `autocoder plan import {file.name}`")
+
+
+def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
+    """Send a decision to the release run that waits for this plan; return the run's id."""
     import os
 
     from storage.errors import InputError
 
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError("--post: set PREFECT_API_URL to the server's address (and PREFECT_API_AUTH_STRING)")
-    from flows.server.waiting import answer, waiting_releases
+        raise InputError("--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).")
+    from flows.server.waiting_runs import answer, waiting_releases
 
-    # By the name, which is made of the plan's key: the approver's copy need not lie where the worker's does.
-    runs = [run for run in waiting_releases() if Path(run.plan).name == plan.name]
+    # By the name, which is the plan's key: the approver's copy may be at another path than the worker's.
+    names = {plan.name, f"{planned.plan.idempotency_key[:16]}.json"}
+    runs = [run for run in waiting_releases() if Path(run.plan).name in names]
     if not runs:
-        raise InputError(f"--post: no release run waits for {plan.name}, as the plan was named; start one in the page")
+        raise InputError(f"--post: no release run waits for {plan.name}. Start one on Prefect's page.")
     answer(runs[0].id, decision.token)
     return runs[0].id

@@ -1,25 +1,25 @@
-"""`autocoder audit`."""
+"""Defines `autocoder audit`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, same_house
-from flows.server.temporary import own_server
+from flows.server.run_flow import run_flow
+from flows.server.settings import configure_prefect, require_same_workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tasks.auditing.audited import AuditResult
+    from tasks.auditing.audit_result import AuditResult
     from tasks.auditing.settings import AuditParameters
-    from tasks.branches.branch import CompareParameters
+    from tasks.branches.branch import Terms
     from tasks.parameters import RetrainParameters
 
 _CONTRADICTED = 3
@@ -27,19 +27,25 @@ _CONTRADICTED = 3
 
 @dataclass(frozen=True)
 class EffortOptions:
-    """How much an audit measures."""
+    """Sets the effort of an audit."""
 
     trials: Annotated[
         int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: none, which satisfies no policy.")
     ] = 32
     trial_draws: Annotated[
-        int, typer.Option(help="Draws for risks and Delta in each rerun; at most the candidate's own.")
+        int, typer.Option(help="Draws for risks and Delta in each rerun; at most as many as the candidate.")
     ] = 50
-    canaries: Annotated[int, typer.Option(help="Canaries of each family.")] = 32
+    references: Annotated[
+        int,
+        typer.Option(
+            help="Heads without privacy that calibrate the membership test where there are no trials; 0: none."
+        ),
+    ] = 16
+    canaries: Annotated[int, typer.Option(help="Canaries per family.")] = 32
     gradient_canaries: Annotated[
         int,
         typer.Option(
-            help="Coins of a white-box test of DP-SGD's noise, in one more fit of each; at least 1000, or 0: none."
+            help="Canaries of a white-box test of DP-SGD's noise, in one more fit each; at least 1000, or 0: none."
         ),
     ] = 1000
     left_out: Annotated[
@@ -48,28 +54,28 @@ class EffortOptions:
     power: Annotated[
         bool, typer.Option("--power/--no-power", help="Rerun formal mechanisms at half of their noise as well.")
     ] = True
-    confidence: Annotated[float, typer.Option(help="Of all that is said of one claim.")] = 0.95
+    confidence: Annotated[float, typer.Option(help="Confidence of all statements on one claim together.")] = 0.95
 
 
 @dataclass(frozen=True)
 class BranchOptions:
-    """What is audited."""
+    """Selects what is audited."""
 
     branches: Annotated[
-        str, typer.Option(help="Names by comma, `all`, or `release`: what retrain would release from.")
+        str, typer.Option(help="Names by comma, `all`, or `release`: those that retrain would release from.")
     ] = "release"
     all_branches: Annotated[bool, typer.Option("--all-branches", help="Every branch, and SWAG without weights.")] = (
         False
     )
-    seeds: Annotated[int, typer.Option(help="Candidates of each branch, from fit.seed on.")] = 1
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Candidates per branch, from fit.seed on.")] = 1
     target_epsilon: Annotated[
-        str, typer.Option(help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
+        str, typer.Option(help="Epsilon of the other branches: a number, or `match` that of SWAG-PPM.")
     ] = "match"
 
 
 @dataclass(frozen=True)
 class VariationOptions:
-    """Audits of the same under changed settings."""
+    """Adds audits under changed settings."""
 
     vary: Annotated[
         list[str] | None,
@@ -77,9 +83,10 @@ class VariationOptions:
             help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be repeated."
         ),
     ] = None
-    vary_branches: Annotated[str, typer.Option(help="Branches that --vary is for.")] = "release"
+    vary_branches: Annotated[str, typer.Option(help="Branches to audit under --vary.")] = "release"
     vary_seeds: Annotated[
-        int | None, typer.Option(help="Candidates under each --vary.", show_default="as many as --seeds")
+        int | None,
+        typer.Option(min=1, max=100, help="Candidates under each --vary.", show_default="as many as --seeds"),
     ] = None
     vary_trials: Annotated[
         int | None, typer.Option(help="Reruns under each --vary.", show_default="as many as --trials")
@@ -88,18 +95,19 @@ class VariationOptions:
 
 @dataclass(frozen=True)
 class _Case:
-    """One audit to run."""
+    """Holds the settings of one audit."""
 
     parameters: RetrainParameters
-    compare: CompareParameters
+    terms: Terms
     settings: AuditParameters
     branches: str
+    seeds: int
 
 
 def audit(
     plan: Annotated[
         Path | None,
-        typer.Argument(help="Plan that retrain or compare wrote: audited with the settings that it was made with."),
+        typer.Argument(help="Plan from retrain or compare, audited with its own settings."),
     ] = None,
     *,
     run: options.RunOptions,
@@ -109,59 +117,65 @@ def audit(
     output: options.OutputOptions,
     shards: options.Shards = 1,
     results: options.Results = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with code 3 when a claim is contradicted.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a claim is contradicted.")] = False,
+    server: options.Server = "none",
 ) -> None:
-    """Measure what a release would leak, beside what it claims.
+    r"""Measure what a release would leak, and compare it with the claim.
 
-    A membership test of the candidate; reruns of the whole mechanism on records and canaries that take part by the
-    toss of a coin; lower bounds on epsilon from both. The ledger keeps claim and measurement, and a bound above the
-    claim blocks the release. Of a plan, what it releases is audited; without one, give the options of the retrain.
+    Tests membership on the candidate, reruns the whole mechanism on randomly chosen records and canaries, and bounds
+    epsilon from below by both. The ledger records claim and measurement. A bound above the claim blocks the release.
+    With a plan, its release is audited; without one, give the options of the retrain.
 
     [bold]Examples[/bold]
 
       autocoder audit workspace/private/plans/0123456789abcdef.json
 
-      autocoder audit --data injuries.csv --codelist oiics201_nature.csv
+      autocoder audit --profile osha-formal --target-epsilon 5 \
+          --data injuries.csv --codelist oiics201_nature.csv
 
-      autocoder audit --data injuries.csv --trials 0 --json
+      autocoder audit --profile osha-head --data injuries.csv --trials 0 --json
 
-      autocoder audit --data injuries.csv --all-branches --seeds 5 --vary fit.adamw.epochs=3 --results docs/truth.md
+      autocoder audit --profile osha-head --data injuries.csv --all-branches \
+          --seeds 5 --vary fit.adamw.epochs=3 --results docs/truth.md
     """
     if plan is not None:
-        options.refuse_beside_a_plan(run, chosen, variation, results=results)
-        result = _of_plan(plan, run, effort, output, shards)
-        say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_told(plan, result)))
+        options.refuse_with_plan(run, chosen, variation, results=results)
+        result = _of_plan(plan, run, effort, output, shards, server)
+        say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_summary(plan, result)))
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     options.require_plan_or_records(run)
     cases = _cases(run, chosen, effort, variation)
     if results is not None:
-        options.require_place("--results", results)
+        options.require_writable("--results", results)
 
     from tasks.parameters import FanOut
 
     context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.audit as job
-    from tasks.auditing.run import expected, seconds_of_reruns
+    from tasks.auditing.run import estimate_stages, rerun_seconds
     from tasks.auditing.settings import choose_branches
     from tasks.running.failures import private_errors
 
     seconds, measured, reruns = 0.0, True, 0
     with private_errors("audit"):
-        for case in cases.values():  # a mistake in the last change is said before the first audit
-            branches = choose_branches(case.branches, case.parameters, case.compare.known)
-            estimate = expected(context, case.parameters, case.compare, case.settings, branches)
-            seconds += seconds_of_reruns(estimate, case.settings, branches)
+        for case in cases.values():  # a mistake in the last change shows before the first audit
+            branches = choose_branches(case.branches, case.parameters, case.terms.all_branches)
+            estimate = estimate_stages(context, case.parameters, case.terms, case.settings, branches)
+            seconds += rerun_seconds(estimate, case.settings, branches)
             measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
-    with output.progress() as console, own_server():
+    with output.progress() as console:
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
         audits = {
-            change: job.audit_branches(
+            change: run_flow(
+                job.audit_branches,
+                server,
                 parameters=case.parameters,
-                compare=case.compare,
+                terms=case.terms,
                 settings=case.settings,
                 branches=case.branches,
+                seeds=case.seeds,
                 home=context.home,
                 device=run.device,
                 fan_out=context.fan_out,
@@ -169,11 +183,15 @@ def audit(
             for change, case in cases.items()
         }
     if results is not None:
-        from tasks.auditing.results import write
+        from tasks.auditing.truth_page import write
 
-        audited, own = {change: result.branches for change, result in audits.items()}, cases[""]
+        audited, base_case = {change: result.branches for change, result in audits.items()}, cases[""]
         target = audits[""].target_epsilon
-        of_run: dict[str, Any] = {"parameters": own.parameters, "settings": own.settings, "compare": own.compare}
+        of_run: dict[str, Any] = {
+            "parameters": base_case.parameters,
+            "settings": base_case.settings,
+            "terms": base_case.terms,
+        }
         write(results, audited, **of_run, target=target, refused=audits[""].refused)
     say(_json(audits) if output.as_json else "\n".join(_lines(audits)))
     if strict and any(result.contradicted for result in audits.values()):
@@ -181,36 +199,42 @@ def audit(
 
 
 def _of_plan(
-    plan: Path, run: options.RunOptions, effort: EffortOptions, output: options.OutputOptions, shards: int
+    plan: Path,
+    run: options.RunOptions,
+    effort: EffortOptions,
+    output: options.OutputOptions,
+    shards: int,
+    server: Literal["none", "own"],
 ) -> AuditResult:
-    """The audit of what a plan releases."""
-    from flows.commands.profiles import checked
-
-    workspace = options.plans_home(plan, run.home)
-    same_house(plan, workspace)
-    before_prefect(workspace, make_home=True)
+    """Audits what a plan releases."""
+    workspace = options.home_of_plan(plan, run.home)
+    require_same_workspace(plan, workspace)
+    configure_prefect(workspace, make_home=True)
+    from flows.commands.profiles import validate
     from tasks.auditing.settings import AuditParameters, check, choose_branches
-    from tasks.branches.origin import Origin
+    from tasks.branches.plan import Origin
     from tasks.parameters import FanOut
 
-    settings = checked(AuditParameters, asdict(effort), at="audit: ")
+    settings = validate(AuditParameters, asdict(effort), at="audit: ")
     origin = Origin.of(plan)[1]
     check(origin.parameters, settings)
 
     import flows.audit as job
-    from tasks.auditing.run import expected, seconds_of_reruns
+    from tasks.auditing.run import estimate_stages, rerun_seconds
     from tasks.running.failures import private_errors
     from tasks.running.stage import Context
 
     with private_errors("audit"):
-        branches = choose_branches(origin.branch, origin.parameters, origin.compare.known)
+        branches = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
         context = Context(home=str(workspace), device=run.device, fan_out=FanOut(shards=shards))
-        estimate = expected(context, origin.parameters, origin.compare, settings, branches)
-    with output.progress() as console, own_server():
+        estimate = estimate_stages(context, origin.parameters, origin.terms, settings, branches)
+    with output.progress() as console:
         if settings.trials:
-            seconds = seconds_of_reruns(estimate, settings, branches)
+            seconds = rerun_seconds(estimate, settings, branches)
             console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
-        return job.audit(
+        return run_flow(
+            job.audit,
+            server,
             plan=str(plan),
             settings=settings.model_dump(),
             home=str(workspace),
@@ -219,23 +243,23 @@ def _of_plan(
         )
 
 
-def _told(plan: Path, result: AuditResult) -> list[str]:
-    """Claim and measurement, and what comes next."""
+def _summary(plan: Path, result: AuditResult) -> list[str]:
+    """Returns claim and measurement, and the next step."""
     from tasks.auditing.findings import lines
-    from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE
+    from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
 
     (verdict,) = {one.verdict for one in result.branches}
     following = {
-        CONTRADICTED: "the claim is refuted and its release blocked: a formal release, whose command "
-        f"`autocoder plan show {plan}` prints, or `autocoder override`",
-        INCONCLUSIVE: f"more --trials can show more; a policy with require_audit refuses `autocoder release {plan}`",
+        CONTRADICTED: "the claim is refuted and its release blocked. Make a formal release (command in "
+        f"`autocoder plan show {plan}`), or use `autocoder override`.",
+        INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }
-    signed = f"autocoder release {plan} (a policy with approvals wants `autocoder approve` first)"
+    signed = f"autocoder release {plan} (where the policy requires approvals: `autocoder approve` first)"
     return [*lines(result), f"next: {following.get(verdict, signed)}"]
 
 
 def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
-    """Claim and measurement, of each change under its name."""
+    """Returns claim and measurement of each change, under its name."""
     from tasks.auditing.findings import lines
 
     return [
@@ -246,41 +270,40 @@ def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
 def _cases(
     run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions, variation: VariationOptions
 ) -> dict[str, _Case]:
-    """The audit that was asked for, by the name "", and one of each change.
+    """Returns the requested audit under the name "", and one per change.
 
     Raises:
-        InputError: an option is out of range, or names what is not there.
+        InputError: an option is out of range, or names something unknown.
     """
-    from flows.commands.profiles import checked, own_branches, target
+    from flows.commands.profiles import parse_target, profile_branches, validate
 
     aimed = run.formal and chosen.target_epsilon != "match"
-    base = [f"formal.target_epsilon={target(chosen.target_epsilon)}"] if aimed else []
-    own = run.parameters(*base)
+    base = [f"formal.target_epsilon={parse_target(chosen.target_epsilon)}"] if aimed else []
+    base_case = run.parameters(*base)
 
     from tasks.auditing.settings import AuditParameters, check, choose_branches
-    from tasks.branches.branch import CompareParameters
+    from tasks.branches.branch import Terms
 
     def case(
         parameters: RetrainParameters, branches: str, seeds: int, trials: int, *, target_epsilon: str | None = None
     ) -> _Case:
         rivals = {
-            "target_epsilon": target(target_epsilon or chosen.target_epsilon),
-            "seeds": seeds,
-            "branches": own_branches(run.profile),
+            "target_epsilon": parse_target(target_epsilon or chosen.target_epsilon),
+            "branches": profile_branches(run.profile_name),
         }
-        settings = checked(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
-        compare = checked(CompareParameters, rivals, at="audit: ")
-        if parameters.formal is None:  # else looking them up brings Prefect, whose settings are not made yet
-            choose_branches(branches, parameters, compare.known)
+        settings = validate(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
+        terms = validate(Terms, rivals, at="audit: ")
+        if parameters.formal is None:  # a formal one would import Prefect before it is configured
+            choose_branches(branches, parameters, terms.all_branches)
         check(parameters, settings)
-        return _Case(parameters, compare, settings, branches)
+        return _Case(parameters, terms, settings, branches, seeds)
 
-    cases = {"": case(own, "swag,all" if chosen.all_branches else chosen.branches, chosen.seeds, effort.trials)}
+    cases = {"": case(base_case, "swag,all" if chosen.all_branches else chosen.branches, chosen.seeds, effort.trials)}
     trials = effort.trials if variation.vary_trials is None else variation.vary_trials
     for change in variation.vary or []:
         settings = [part.strip() for part in change.split(";") if part.strip()]
         varied, seeds = run.parameters(*base, *settings), variation.vary_seeds or chosen.seeds
-        # A target that is varied is the case's own, which `match` takes; --target-epsilon would overrule it.
+        # A varied target belongs to its case, and `match` takes it; --target-epsilon would replace it.
         own_target = any(part.partition("=")[0].strip().endswith(".target_epsilon") for part in settings)
         by = "match" if own_target else None
         cases[change] = case(varied, variation.vary_branches, seeds, trials, target_epsilon=by)
@@ -288,6 +311,6 @@ def _cases(
 
 
 def _json(audits: Mapping[str, AuditResult]) -> str:
-    """The result, with what was varied beside it."""
+    """Returns the result as JSON, with those of --vary."""
     models = {change: result.model_dump(mode="json") for change, result in audits.items()}
     return json.dumps(models.pop("") | {"varied": models}, indent=2)

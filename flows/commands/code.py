@@ -1,4 +1,4 @@
-"""`autocoder code`: codes for new narratives from a released bundle."""
+"""Defines `autocoder code`: codes for new narratives from a released bundle."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of
+from flows.server.settings import configure_prefect, home_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from storage.tables.reading import Table
+    from storage.tables.reader import Table
     from tasks.coding.coder import Coder, Coding
-    from tasks.coding.job import Coded, CodingJob
+    from tasks.coding.job import CodingJob, CodingReport
     from tasks.coding.joint import Case, JointCoder, Threshold
+    from tasks.coding.records import Records
 
 _file = partial(typer.Option, rich_help_panel="Files")
-_review = partial(typer.Option, rich_help_panel="Which answers to believe")
+_review = partial(typer.Option, rich_help_panel="Review")
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """A table to code, and the one to write."""
+    """Names the table to code and the one to write."""
 
     data: Annotated[Path | None, _file(help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).")] = None
     out: Annotated[Path | None, _file(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = None
     column: Annotated[
         list[str] | None,
-        _file(help="Text column of --data; repeated, several are joined.", show_default="Final Narrative"),
+        _file(
+            help="Text column of --data; repeated, several are joined. INDUSTRY=COLUMN: the column of --data for one "
+            "that the model reads next to the text.",
+            show_default="Final Narrative",
+        ),
     ] = None
     template: Annotated[
-        str | None, _file(help="How several columns are joined, as in training: '{Job title}: {Narrative}'.")
+        str | None, _file(help="Template that joins several columns, as in training: '{Job title}: {Narrative}'.")
     ] = None
-    append: Annotated[bool, _file("--append", help="Add to an --out of the same columns.")] = False
-    overwrite: Annotated[bool, _file("--overwrite", help="Replace an --out that is there.")] = False
+    append: Annotated[bool, _file("--append", help="Append to an --out of the same columns.")] = False
+    overwrite: Annotated[bool, _file("--overwrite", help="Replace an existing --out.")] = False
     version_column: Annotated[
         str | None,
         _file(help="Column of --data that names each row's classification version; another version is refused."),
@@ -49,27 +54,22 @@ class FileOptions:
         list[str] | None,
         _file(
             metavar="FILE",
-            help="CSV from_code, to_code, from_version, to_version: adds the code of another version; of several "
-            "fields, nature=FILE, one each.",
+            help="CSV from_code, to_code, from_version, to_version: adds the code of another version; for several "
+            "fields nature=FILE, once per field.",
         ),
     ] = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Text columns of the table."""
-        return tuple(self.column or ["Final Narrative"])
 
 
 @dataclass(frozen=True)
 class ReviewOptions:
-    """What a person must look at."""
+    """Sets which answers a person must check."""
 
     threshold: Annotated[
         float | None,
         _review(
             min=0,
             max=1,
-            help="Score below which a person must look: adds needs_review, and the group of codes that is sure.",
+            help="Score below which a person must check: adds needs_review, and the group of codes that reaches it.",
         ),
     ] = None
     accuracy: Annotated[
@@ -77,20 +77,28 @@ class ReviewOptions:
         _review(
             min=0,
             max=1,
-            help="In place of --threshold: the one that reached this accuracy when thresholds were fitted.",
+            help="In place of --threshold: the score that reached this accuracy when thresholds were fitted.",
         ),
     ] = None
     thresholds: Annotated[
         list[Path] | None,
-        _review(help="File from `autocoder calibrate`, in place of the bundle's own; of several fields, one each."),
+        _review(help="File from `autocoder calibrate`, in place of those of the bundle; one per field."),
+    ] = None
+    coverage: Annotated[
+        float | None,
+        _review(
+            min=0,
+            max=1,
+            help="Adds set, codes that hold the right one with this probability; needs `autocoder calibrate --sets`.",
+        ),
     ] = None
     rules: Annotated[
         Path | None,
-        _review(help="CSV field, code, other_field, other_code: what never occurs together wants a person's look."),
+        _review(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
     ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
-        _review(help="Whether leading digits of a code name its groups; auto: where the classification is OIICS."),
+        _review(help="Groups by the leading digits of a code; auto: where the classification is OIICS."),
     ] = "auto"
 
 
@@ -100,7 +108,13 @@ def code(
     files: FileOptions,
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
-    top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes a narrative.")] = 1,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE", help="Value of a column that the model reads next to NARRATIVES; repeatable."
+        ),
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
     precision: options.Precision = "auto",
     shards: Annotated[
         int,
@@ -111,60 +125,82 @@ def code(
         ),
     ] = 1,
 ) -> None:
-    """Code narratives with a released model.
+    r"""Code narratives with a released model.
 
-    A file of any size is read and written in pieces. Killed, the same command goes on where it stopped. Every row says
-    which model, classification and bundle its code is from. In CSV, cells that a table program would take for formulas
-    get an apostrophe.
+    A file of any size is read and written in pieces. After an interruption, run the same command to resume. Every row
+    names its model, classification and bundle. In CSV, cells that a spreadsheet would take for formulas get an
+    apostrophe.
 
     [bold]Examples[/bold]
 
-      autocoder code "Employee fell from a ladder and fractured his wrist." --top-k 3
+      autocoder code "Employee fell from a ladder." --top-k 3
 
-      autocoder code --data new.csv --column Narrative --out coded.csv --threshold 0.8
+      autocoder code --data new.csv --column Narrative --out coded.csv \
+          --threshold 0.8
 
-      autocoder code --data new.parquet --column Job --column Text --template '{Job}: {Text}' --out coded.jsonl
+      autocoder code --data new.parquet --column Job --column Text \
+          --template '{Job}: {Text}' --out coded.jsonl
 
-      autocoder code --data new.csv --out coded.csv --crosswalk nature=nature.csv --crosswalk part=part.csv
+      autocoder code --data new.csv --out coded.csv \
+          --thresholds thresholds.json --coverage 0.9
 
-      autocoder code --data /narratives/2026q3.csv --out /narratives/coded.csv --shards 8
+      autocoder code --data new.csv --out coded.csv \
+          --crosswalk nature=nature.csv --crosswalk part=part.csv
+
+      autocoder code --data /narratives/2026q3.csv \
+          --out /narratives/coded.csv --shards 8
     """
-    _require_sense(narratives, files, review, shards)
+    _require_consistent(narratives, files, review, shards, precision)
+    if value and files.data is not None:
+        raise typer.BadParameter("--value goes with narratives; --data has its values in columns")
     files = replace(files, **{name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)})
     if shards > 1:
-        before_prefect(home_of(released.home), make_home=False)
+        configure_prefect(home_of(released.home), make_home=False)
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
         from storage.crosswalk import crosswalk_files
+        from tasks.coding.coder import describe_release
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
+        from tasks.coding.records import Records, declared_columns, with_values
 
         if shards > 1:
             from tasks.coding.shards import preflight
 
             preflight()
-        table = None if files.data is None else _survey(files.data, files, output)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
-            # to try bfloat16 on the golden texts takes longer than to code a few; workers' processors may differ
-            chosen = "float32" if precision == "auto" and (table is None or shards > 1) else precision
+            declared = declared_columns(folder)
+            given = _values(value or (), declared, wanted=files.data is None)
+            records = Records.of(declared, files.column or (), files.template, usual="Final Narrative")
+            table = None if files.data is None else _survey(files.data, files, records, output)
+            # a trial of bfloat16 on the golden texts takes longer than a few narratives; workers may differ
+            # calibrate finds the limits of sets in float32
+            exact = table is None or shards > 1 or review.coverage is not None
+            chosen = "float32" if precision == "auto" and exact else precision
             coder = open_bundle(
                 folder,
                 thresholds=review.thresholds or (),
                 by_digits=by_digits,
                 precision=chosen,
                 rules=review.rules,
+                coverage=review.coverage,
             )
-        released.require_standing(coder)
+            release = describe_release(folder)
+        released.require_not_revoked(coder)
+        say(release, err=True)
+        for name, one in coder.fields.items():
+            if one.sets is not None:
+                say(f"{f'{name}: ' if name else ''}{one.sets.statement}", err=True)
         threshold: Any = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
         if table is None or files.out is None:
-            texts = narratives or []
+            texts = [with_values(text, given) for text in narratives or ()]
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
                 say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
         walks = crosswalk_files(files.crosswalk or (), tuple(coder.fields))
-        job = _job(coder, table, files.out, files, walks, top_k, threshold)
+        job = _job(coder, table, files.out, files, records, walks, top_k, threshold)
         with output.progress() as console:
             console.started("code")
             spread = _spread(coder, job, folder, walks, review, by_digits, shards) if shards > 1 else None
@@ -177,46 +213,66 @@ def code(
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
 
 
-def _require_sense(narratives: list[str] | None, files: FileOptions, review: ReviewOptions, shards: int) -> None:
-    """Refuse options that contradict each other, or lack one."""
+def _require_consistent(
+    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, shards: int, precision: str
+) -> None:
+    """Refuse options that contradict each other or are incomplete."""
     from storage.errors import InputError
 
     if bool(narratives) == (files.data is not None):
-        raise InputError("give narratives as arguments, or a file with --data")
+        raise InputError("no narratives, or two sources. Give narratives as arguments, or a file with --data.")
     if files.data is not None and files.out is None:
-        raise InputError("--out: name the file to write, .csv, .parquet or .jsonl")
+        raise InputError("--out: missing. Name the file to write: .csv, .parquet or .jsonl.")
     if review.threshold is not None and review.accuracy is not None:
         raise InputError("--threshold and --accuracy: give one of them")
     if files.append and files.overwrite:
         raise InputError("--append and --overwrite: give one of them")
+    if review.coverage is not None and precision == "bfloat16":
+        raise InputError("--coverage: sets were fitted in float32. Leave out --precision bfloat16.")
     if files.data is None and any(vars(files).values()):
-        raise InputError("--out, --column and other options of files need --data")
+        raise InputError("--out, --column and other file options require --data")
     if files.data is None and shards > 1:
-        raise InputError("--shards: workers code parts of a file; give it with --data")
+        raise InputError("--shards: requires --data, since workers code parts of a file")
 
 
-def _survey(data: Path, files: FileOptions, output: options.OutputOptions) -> Table:
-    """The input, read to its end: what is wrong with it shows before a model is loaded."""
-    from storage.tables.reading import survey
-    from storage.tables.writing import kind_of
+def _values(given: Sequence[str], declared: Sequence[str], *, wanted: bool) -> dict[str, str]:
+    """Returns the values of --value by column; refuses another column, and one that lacks its value."""
+    from storage.errors import InputError
+
+    values = {name: cell for name, _, cell in (one.partition("=") for one in given)}
+    if strange := [name for name in values if name not in declared]:
+        reads = f"The model reads {', '.join(declared)}" if declared else "The model reads the narrative alone"
+        raise InputError(f"--value: no column {strange[0]!r}. {reads}.")
+    if wanted and (missing := [name for name in declared if name not in values]):
+        raise InputError(
+            f"--value: the model reads {missing[0]} next to the narrative. Give --value '{missing[0]}=VALUE', without "
+            "VALUE where it is unknown."
+        )
+    return values
+
+
+def _survey(data: Path, files: FileOptions, records: Records, output: options.OutputOptions) -> Table:
+    """Reads the input to its end, so that its faults show before a model is loaded."""
+    from storage.tables.reader import survey
+    from storage.tables.writer import output_kind
 
     if files.out is not None:
-        kind_of(files.out)
-        options.require_place("--out", files.out)
+        output_kind(files.out)
+        options.require_writable("--out", files.out)
     with output.progress() as console:
         console.started("read the table through")
-        return survey(data, text_columns=files.columns, said_by=dict.fromkeys(files.columns, "--column"))
+        return survey(data, text_columns=records.columns, column_options=records.options)
 
 
 def _lines(text: str, coding: Coding | Case) -> str:
-    said = text if len(text) <= 100 else text[:97] + "..."
+    quote = text if len(text) <= 100 else text[:97] + "..."
     from tasks.coding.joint import Case
 
     if not isinstance(coding, Case):
-        return "\n  ".join([said, *_answers(coding)])
-    lines = [said]
-    for name, own in coding.codings.items():
-        lines += [f"{name}:", *(f"  {line}" for line in _answers(own))]
+        return "\n  ".join([quote, *_answers(coding)])
+    lines = [quote]
+    for name, answer in coding.codings.items():
+        lines += [f"{name}:", *(f"  {line}" for line in _answers(answer))]
     lines += [f"needs review: {rule}" for rule in coding.conflicts or ()]
     return "\n  ".join(lines)
 
@@ -224,11 +280,13 @@ def _lines(text: str, coding: Coding | Case) -> str:
 def _answers(coding: Coding) -> list[str]:
     lines = [f"{answer.code:<6} {answer.score:5.1%}  {answer.title}" for answer in coding.answers]
     if not coding.answers:
-        lines.append("no code: nothing was said")
+        lines.append("no code: the narrative is blank")
     elif coding.needs_review:
         group = coding.group
-        sure = f"; sure only of {group.code} {group.title} ({group.score:.1%})" if group else ""
+        sure = f"; certain only of {group.code} {group.title} ({group.score:.1%})" if group else ""
         lines.append(f"needs review{sure}")
+    if coding.members:
+        lines.append(f"set: {'; '.join(coding.members)}")
     return lines
 
 
@@ -237,20 +295,19 @@ def _job(
     table: Table,
     out: Path,
     files: FileOptions,
+    records: Records,
     walks: Mapping[str, Path],
     top_k: int,
     threshold: Threshold | None,
 ) -> CodingJob:
-    from storage.tables.narratives import Narratives
-    from tasks.coding.columns import added_of, check_version, read_crosswalks
+    from tasks.coding.columns import answer_columns, check_version, read_crosswalks
     from tasks.coding.job import CodingJob
 
     crosswalks = read_crosswalks(coder, walks)
     if files.version_column is not None:
         check_version(table, files.version_column, coder)
-    added = added_of(coder, top_k=top_k, threshold=threshold, crosswalks=crosswalks)
-    narratives = Narratives(files.columns, files.template)
-    return CodingJob(table, out, narratives, added, append=files.append, overwrite=files.overwrite)
+    added = answer_columns(coder, top_k=top_k, threshold=threshold, crosswalks=crosswalks)
+    return CodingJob(table, out, records, added, append=files.append, overwrite=files.overwrite)
 
 
 def _spread(
@@ -262,12 +319,12 @@ def _spread(
     by_digits: bool | None,
     number: int,
 ) -> Callable[[], object]:
-    """What has workers code the job's pieces."""
+    """Returns the call that has workers code the job's pieces."""
     from tasks.coding import shards
-    from tasks.parameters import Spread
+    from tasks.parameters import ShardSettings
     from tasks.running import progress
 
-    told = shards.told(
+    request = shards.pieces_of(
         coder,
         job,
         bundle=bundle,
@@ -276,13 +333,15 @@ def _spread(
         crosswalks=walks,
         rules=review.rules,
     )
-    return partial(shards.finish, coder, job, told, Spread(shards=number), progress.reporter("code, by shards"))
+    return partial(
+        shards.finish, coder, job, request, ShardSettings(shards=number), progress.reporter("code, by shards")
+    )
 
 
-def _notes(coded: Coded) -> str:
+def _notes(coded: CodingReport) -> str:
     notes = [f"{coded.blank:,} blank"] if coded.blank else []
     if coded.review is not None:
         notes.append(f"{coded.review:,} need review")
     if coded.resumed:
-        notes.append(f"{coded.resumed:,} were there from an earlier run")
+        notes.append(f"{coded.resumed:,} were coded by an earlier run")
     return f" ({'; '.join(notes)})" if notes else ""

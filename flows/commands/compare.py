@@ -1,4 +1,4 @@
-"""`autocoder compare`."""
+"""Defines `autocoder compare`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.server.temporary import own_server
+from flows.server.run_flow import run_flow
 
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """What all branches have in common."""
+    """Holds the settings of all branches."""
 
     target_epsilon: Annotated[
-        str, typer.Option(help="A number, or, for study, `match`: what SWAG-PPM came out with, rounded up.")
+        str, typer.Option(help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up.")
     ] = "match"
     delta: Annotated[
         float | None,
-        typer.Option(help="Of the formal claims.", show_default="1e-5, or the policy's cap where that is less"),
+        typer.Option(
+            help="Delta of the formal claims.",
+            show_default="the profile's, or 1e-5, less for over 10,000 records or by policy",
+        ),
     ] = None
     epsilons: Annotated[
-        str, typer.Option(help="Further targets by comma, such as 1,2,5: what which ε costs, on the officer's page.")
+        str, typer.Option(help="Further targets by comma, such as 1,2,5: accuracy at each ε, on the decision page.")
     ] = ""
     protocols: Annotated[
         str,
         typer.Option(
-            help="Which records: `paper`, `all-records`, or both by comma, for two tables of one report.",
-            show_default="as the profile says",
+            help="Records: `paper`, `all-records`, or both by comma, for two tables in one report.",
+            show_default="the profile's",
         ),
     ] = ""
-    seeds: Annotated[int, typer.Option(help="Runs of each branch, from fit.seed on.")] = 5
-    epochs: Annotated[int, typer.Option(help="Of the non-private and DP-SGD fits.")] = 30
-    batch_size: Annotated[int, typer.Option(help="Of DP-SGD in the paper's setting.")] = 512
+    seeds: Annotated[int, typer.Option(help="Runs per branch, from fit.seed on.")] = 5
+    epochs: Annotated[int, typer.Option(help="Epochs of the non-private and DP-SGD fits.")] = 30
+    batch_size: Annotated[int, typer.Option(help="Batch size of DP-SGD in the paper's setting.")] = 512
     slots: Annotated[int, typer.Option(help="Branches at once.")] = 1
 
 
@@ -52,32 +55,37 @@ def compare(
         ),
     ] = False,
     results: options.Results = None,
+    server: options.Server = "none",
 ) -> None:
-    """Compare SWAG-PPM with its rivals on the same records. Nothing is released; the report is internal.
+    r"""Compare branches on the same records. Nothing is released; the report is internal.
 
-    For each branch that has a claim it leaves a release plan, which `autocoder release` takes. Branches whose epsilon
-    was taken from the records (`--target-epsilon match`) are for study and get none. `decision.html` beside the report
-    is for whoever decides: at which epsilon which branch loses what, audits beside it, and a recommendation.
+    Each branch with a claim gets a release plan, which `autocoder release` takes. A branch whose epsilon is taken from
+    the records (`--target-epsilon match`) is for study and gets none. The page `decision.html` next to the report shows
+    accuracy and audits of each branch by epsilon, with a recommendation.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
-      autocoder compare --data injuries.csv --codelist oiics201_nature.csv --branches non-private,swag-ppm,formal-head
+      autocoder compare --profile osha-formal --target-epsilon 5 \
+          --data injuries.zip --codelist oiics201_nature.csv \
+          --branches non-private-titles,prior-descent --epsilons 1,2
 
-      autocoder compare --profile osha-formal --data injuries.zip --codelist oiics201_nature.csv \
---branches non-private-titles,prior-descent --protocols paper,all-records --target-epsilon 5 --epsilons 1,2
+      autocoder compare --profile osha-head --data injuries.csv \
+          --codelist oiics201_nature.csv --branches non-private,swag-ppm
     """
-    from flows.commands.profiles import checked, own_branches, target
-
     parameters = run.parameters()
 
+    from flows.commands.profiles import parse_target, profile_branches, validate
     from tasks.branches.branch import CompareParameters, choose
 
-    values = asdict(shared) | {"target_epsilon": target(shared.target_epsilon), "branches": own_branches(run.profile)}
+    values = asdict(shared) | {
+        "target_epsilon": parse_target(shared.target_epsilon),
+        "branches": profile_branches(run.profile_name),
+    }
     values |= {"epsilons": _parts(shared.epsilons), "protocols": _parts(shared.protocols)}
-    settings = checked(CompareParameters, values, at="compare: ")
-    chosen = choose(branches, model=parameters.model, data=parameters.data, known=settings.known)
+    settings = validate(CompareParameters, values, at="compare: ")
+    chosen = choose(branches, model=parameters.model, data=parameters.data, branches=settings.all_branches)
     if results is not None:
-        options.require_place("--results", results)
+        options.require_writable("--results", results)
 
     from tasks.parameters import FanOut
 
@@ -86,18 +94,20 @@ def compare(
     import flows.compare as job
     from flows.server.form import RetrainForm
     from tasks.comparing import protocols
-    from tasks.comparing.run import expected, refuse_early
+    from tasks.comparing.run import estimate_seconds, refuse_early
     from tasks.running.failures import private_errors
 
-    taken = [protocols.under(parameters, name) for name in settings.protocols] or [parameters]
+    taken = [protocols.apply_protocol(parameters, name) for name in settings.protocols] or [parameters]
 
     with private_errors("compare"):
-        estimates = [refuse_early(context, under, settings, chosen) for under in taken]
-        seconds = sum(expected(estimate, settings, chosen) for estimate in estimates)
-    with output.progress(bars=settings.slots == 1) as console, own_server():
+        estimates = [refuse_early(context, one, settings, chosen, slots=settings.slots) for one in taken]
+        seconds = sum(estimate_seconds(estimate, settings, chosen) for estimate in estimates)
+    with output.progress(bars=settings.slots == 1) as console:
         measured = all(estimate.measured for estimate in estimates)
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=measured)
-        result = job.compare(
+        result = run_flow(
+            job.compare,
+            server,
             parameters=RetrainForm.of(parameters),
             settings=settings.model_dump(),
             branches=branches,
@@ -118,23 +128,30 @@ def compare(
             settings=settings,
             target=result.target_epsilon,
             delta=result.delta,
-            refused=[f"{name}: {why}" for found in result.protocols.values() for name, why in found.refused.items()],
-            others=[(protocols.title(under), other.branches) for under, other in zip(taken[1:], others, strict=True)],
+            refused=[
+                f"{name}: {why}" for outcome in result.protocols.values() for name, why in outcome.refused.items()
+            ],
+            others=[
+                (protocols.protocol_title(under), other.branches)
+                for under, other in zip(taken[1:], others, strict=True)
+            ],
         )
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
     if study := [branch.name for branch in chosen if branch.takes_target_from_records(settings)]:
         plans.append(
-            f"no release plan of {', '.join(study)}: their epsilon was taken from these records; to release one, give "
-            "--target-epsilon a number"
+            f"no release plan of {', '.join(study)}: their epsilon was taken from these records. To release one, give "
+            "--target-epsilon a number."
         )
-    said = [
-        f"{name}: {found.recommendation}" if len(result.protocols) > 1 else found.recommendation
-        for name, found in result.protocols.items()
+    sentences = [
+        f"{name}: {outcome.recommendation}" if len(result.protocols) > 1 else outcome.recommendation
+        for name, outcome in result.protocols.items()
     ]
-    said += [
-        f"{name} is in no table: {why}" for found in result.protocols.values() for name, why in found.refused.items()
+    sentences += [
+        f"{name} is missing from the tables: {why}"
+        for outcome in result.protocols.values()
+        for name, why in outcome.refused.items()
     ]
-    output.answer(result, "\n".join([*said, result.decision, result.report, *plans]))
+    output.answer(result, "\n".join([*sentences, result.decision, result.report, *plans]))
 
 
 def _parts(text: str) -> tuple[str, ...]:

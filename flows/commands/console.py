@@ -1,10 +1,11 @@
-"""The terminal: one bar for the stage at work, one line of figures for each that ended. Elsewhere, lines in between."""
+"""Shows progress on a terminal: a bar for the stage at work, a line per finished stage; elsewhere, lines in between."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from datetime import timedelta
 from threading import Lock
 from typing import Any
 
@@ -16,32 +17,50 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
-from flows.commands.terminal import Console, shown
-from tasks.running.progress import Listener, line_of, listening
+from flows.commands.terminal import Console, escape_text
+from tasks.running.progress import Listener, line_of, listening, words_of
+
+
+class CountColumn(MofNCompleteColumn):
+    """Shows the steps of a stage that has counted them."""
+
+    def render(self, task: Task) -> Text:
+        """Returns steps done and in all; nothing while their number is unknown."""
+        return Text() if task.total is None else super().render(task)
 
 
 class RateColumn(ProgressColumn):
-    """Steps a second (of a sampler: draws), once there have been some."""
+    """Shows steps per second (for a sampler: draws)."""
 
     def render(self, task: Task) -> Text:
-        """Three digits of it."""
+        """Returns three digits of the rate, once it is known."""
         return Text("" if not task.speed else f"{task.speed:.3g}/s")
 
 
+class TimeColumn(ProgressColumn):
+    """Shows elapsed time, and the time left once it can be estimated."""
+
+    def render(self, task: Task) -> Text:
+        """Returns both, with the word `left` after the second."""
+        elapsed = timedelta(seconds=int(task.elapsed or 0))
+        if task.total is None:
+            return Text(f"working, {elapsed}")
+        left = task.time_remaining
+        return Text(f"{elapsed}" if left is None else f"{elapsed} · {timedelta(seconds=int(left))} left")
+
+
 def duration(seconds: float) -> str:
-    """For people: `40 s`, `12 min`, `3.5 h`."""
+    """Formats a time for people: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Told:
-    """What is said of long stages where no bar can move: a line after 15 seconds, then each minute."""
+class StageHeartbeat:
+    """Writes lines on long stages where no bar can move: after 15 seconds, then each minute."""
 
     FIRST, EVERY = 15.0, 60.0
 
@@ -52,14 +71,14 @@ class Told:
         self._due: dict[str, float] = {}
 
     def started(self, label: str) -> None:
-        """The clock of a stage starts."""
+        """Start the clock of a stage."""
         with self._lock:
             self._began[label] = self._clock()
             self._due[label] = self._began[label] + self.FIRST
             self._first.pop(label, None)
 
     def line(self, label: str, done: int, total: int | None) -> str | None:
-        """What to say now; None: nothing yet. Time left is told by what was done since the first report."""
+        """Returns the line to print now, or None; time left is estimated from the work since the first report."""
         now = self._clock()
         with self._lock:
             began, first = self._began.setdefault(label, now), self._first.setdefault(label, done)
@@ -76,26 +95,25 @@ class Told:
 
 
 class ConsoleListener(Listener):
-    """Draws the progress of its block's stages on stderr, so that stdout stays for what a program reads.
+    """Draws the progress of its block's stages on stderr; stdout is for results.
 
     Args:
-        quiet: nothing at all.
-        bars: one for the stage at work; those of stages side by side would overwrite each other.
+        quiet: show nothing.
+        bars: a bar for the stage at work; not for parallel stages, whose bars would overwrite each other.
+        verbose: show stages by their names and all their figures, in place of words.
     """
 
-    def __init__(self, *, quiet: bool = False, bars: bool = True) -> None:
-        self._lock, self._stack = Lock(), ExitStack()
+    def __init__(self, *, quiet: bool = False, bars: bool = True, verbose: bool = False) -> None:
+        self._lock, self._stack, self._verbose = Lock(), ExitStack(), verbose
         self._console = Console(stderr=True, quiet=quiet)
         self._bars = bars and self._console.is_terminal
-        self._told = None if self._console.is_terminal else Told()
+        self._heartbeat = None if self._console.is_terminal else StageHeartbeat()
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False),
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            CountColumn(),
             RateColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeColumn(),
             console=self._console,
             transient=True,
         )
@@ -111,35 +129,36 @@ class ConsoleListener(Listener):
         self._stack.close()
 
     def expect(self, what: str, seconds: float, *, measured: bool) -> None:
-        """Say beforehand how long it takes."""
-        by = "by what stages took in this workspace" if measured else "rough: nothing was timed in this workspace yet"
+        """Print the expected time beforehand."""
+        by = "by what stages took in this workspace" if measured else "rough: no stage was timed in this workspace yet"
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
 
     def started(self, label: str) -> None:
-        """Put up the bar of a stage."""
-        if self._told is not None:
-            self._told.started(label)
+        """Show the bar of a stage."""
+        if self._heartbeat is not None:
+            self._heartbeat.started(label)
         if self._bars:
             self._clear()
-            self._bar = self._progress.add_task(shown(label), total=None)
+            self._bar = self._progress.add_task(escape_text(label), total=None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Move the bar, or, off a terminal, say now and then how far it is."""
-        if self._told is not None and (line := self._told.line(label, done, total)):
+        """Move the bar, or print a line now and then where there is no terminal."""
+        if self._heartbeat is not None and (line := self._heartbeat.line(label, done, total)):
             with self._lock:
                 self._console.print(line, soft_wrap=True)
         if self._bar is not None:
             self._progress.update(self._bar, completed=done, total=total)
 
     def bar(self, label: str) -> Callable[[int, int], None]:
-        """A bar for work that is no stage; call it with what is done and the whole."""
+        """Returns a callback for work outside stages; call it with steps done and in all."""
         self.started(label)
         return lambda done, total: self.report(label, done, total)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """One line of figures."""
+        """Print what a stage did on one line."""
         mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
-        line = Text.assemble(mark, "  ", (shown(label), "bold"), "  ", shown(line_of(figures)))
+        name, words = (label, line_of(figures)) if self._verbose else words_of(label, figures)
+        line = Text.assemble(mark, "  ", (f"{escape_text(name):<8}", "bold"), "  ", escape_text(words))
         with self._lock:
             self._clear()
             self._console.print(line, soft_wrap=True)

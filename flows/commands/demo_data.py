@@ -1,4 +1,4 @@
-"""`autocoder demo-data`."""
+"""Defines `autocoder demo-data`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def demo_data(
     from storage.errors import InputError
 
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out: {out} is a file; name a folder")
+        raise InputError(f"--out: {out} is a file. Name a folder.")
     with output.progress() as console:
         written = write_demo_data(out, records=records, seed=seed, progress=console.bar("writing narratives"))
     if output.as_json:

@@ -1,4 +1,4 @@
-"""`autocoder deploy`: work pools, deployments and automations onto the Prefect server."""
+"""Defines `autocoder deploy`: work pools, deployments and automations of the Prefect server."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of
+from flows.server.settings import configure_prefect, home_of
+from tasks.catalogue import CATALOGUE
 
-FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 POOLS = {"cpu": None, "gpu": None}
-"""Work pools and how many runs each may have in all; a GPU worker takes one at a time (`--limit 1`)."""
+"""Work pools and the runs that each may have; a GPU worker takes one at a time (`--limit 1`)."""
 
 
 def deploy(
-    file: Annotated[Path, typer.Option(help="Deployments.")] = FOLDER / "prefect.yaml",
-    rules: Annotated[Path, typer.Option("--automations", help="Automations.")] = FOLDER / "automations.yaml",
+    file: Annotated[Path, typer.Option(help="Deployments.")] = CATALOGUE / "prefect.yaml",
+    rules: Annotated[Path, typer.Option("--automations", help="Automations.")] = CATALOGUE / "automations.yaml",
 ) -> None:
-    """Apply work pools, deployments and automations to the server at PREFECT_API_URL. Again changes nothing more.
+    r"""Apply work pools, deployments and automations to the server at PREFECT_API_URL. It is safe to repeat.
 
     [bold]Example[/bold]
 
-      PREFECT_API_URL=http://127.0.0.1:4200/api AUTOCODER_DATA=/data/injuries.csv \
-AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
+      PREFECT_API_URL=http://127.0.0.1:4200/api \
+          AUTOCODER_DATA=/data/injuries.csv \
+          AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
     """
     from storage.errors import InputError, StorageError
 
     if "PREFECT_API_URL" not in os.environ:
-        raise InputError("PREFECT_API_URL: name the server, such as http://127.0.0.1:4200/api")
+        raise InputError("PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api.")
     for path in (file, rules):
         if not path.is_file():
-            raise InputError(f"no file {path}")
-    before_prefect(home_of(None), make_home=False)
+            raise InputError(f"{path} does not exist. Name a file.")
+    configure_prefect(home_of(None), make_home=False)
     from flows.server.automations import apply_pools, apply_rules
 
     apply_pools(POOLS)
@@ -55,6 +56,6 @@ AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
 
 
 def _defaults(environment: Any) -> dict[str, str]:
-    """Unset names stand in the forms as what to fill in."""
+    """Returns the environment; unset paths appear in the forms as what to fill in."""
     unset = {"AUTOCODER_DATA": "FILL IN: path of the records", "AUTOCODER_CODELIST": "FILL IN: path of the code list"}
     return {**unset, **{name: value for name, value in environment.items() if value or name not in unset}}

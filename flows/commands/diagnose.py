@@ -1,4 +1,4 @@
-"""`autocoder diagnose`."""
+"""Defines `autocoder diagnose`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.server.settings import before_prefect
-from flows.server.temporary import own_server
+from flows.server.run_flow import run_flow
+from flows.server.settings import configure_prefect
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How closely to look."""
+    """Sets the effort of the studies."""
 
     leave_out: Annotated[
         int, typer.Option(min=0, max=10_000, help="Records to leave out, one refit each; 0 for none.")
@@ -23,38 +23,38 @@ class StudyOptions:
     refits: Annotated[
         bool, typer.Option("--refits/--no-refits", help="Rerun the chain at two other learning rates and two seeds.")
     ] = True
-    study_draws: Annotated[int, typer.Option("--draws", min=10, max=100_000, help="Draws of each study.")] = 100
+    study_draws: Annotated[int, typer.Option("--draws", min=10, max=100_000, help="Draws per study.")] = 100
     horizon: Annotated[int, typer.Option(min=1000, max=10**9, help="Draws to extrapolate the maximum to.")] = 50_000
 
 
 def diagnose(
     plan: Annotated[
         Path | None,
-        typer.Argument(help="Plan that retrain wrote: looked at with the settings that it was made with."),
+        typer.Argument(help="Plan from retrain, diagnosed with its own settings."),
     ] = None,
     *,
     run: options.RunOptions,
     studies: StudyOptions,
     output: options.OutputOptions,
+    server: options.Server = "none",
 ) -> None:
-    """Look closely at a retrain: is its epsilon settled, its posterior one, and what does a single record do?
+    r"""Diagnose a retrain: is its epsilon stable, its posterior sound, and how much does a single record matter?
 
-    Give its plan, or the retrain's own options: its finished stages are reused. Writes one private page for a review
-    board, and releases nothing. Interrupted, the same command goes on where it stopped.
+    Give its plan, or the options of the retrain; finished stages are reused. Writes one private page for a review
+    board, and releases nothing. After an interruption, run the same command to resume.
 
     [bold]Examples[/bold]
 
       autocoder diagnose workspace/private/plans/0123456789abcdef.json
 
-      autocoder diagnose --data injuries.zip --codelist oiics201_nature.csv
-
-      autocoder diagnose --profile demo --data demo/injuries.csv --codelist demo/codelist.csv --leave-out 10 --no-refits
+      autocoder diagnose --profile demo --data demo/injuries.csv \
+          --codelist demo/codelist.csv --leave-out 10 --no-refits
     """
     if plan is not None:
-        options.refuse_beside_a_plan(run)
-        workspace = options.plans_home(plan, run.home)
-        before_prefect(workspace, make_home=True)
-        from tasks.branches.origin import Origin
+        options.refuse_with_plan(run)
+        workspace = options.home_of_plan(plan, run.home)
+        configure_prefect(workspace, make_home=True)
+        from tasks.branches.plan import Origin
 
         origin = Origin.of(plan)[1]
         origin.require_retrain(plan)
@@ -73,8 +73,15 @@ def diagnose(
     with private_errors("diagnose"):
         estimate = refuse_early(context, parameters, settings)
         missing = None if parameters.formal is not None else to_compute(context, parameters, settings)
-    with output.progress() as console, own_server():
-        if missing is not None:  # of a formal posterior's sampler nobody knows beforehand when it has mixed
+    with output.progress() as console:
+        if missing is not None:  # the mixing time of a formal posterior's sampler is unknown
             console.expect("these diagnostics", estimate.of_labels(missing), measured=estimate.measured)
-        result = job.diagnose_retrain(parameters=parameters, settings=settings, home=context.home, device=run.device)
+        result = run_flow(
+            job.diagnose_retrain,
+            server,
+            parameters=parameters,
+            settings=settings,
+            home=context.home,
+            device=run.device,
+        )
     output.answer(result, result.report)

@@ -1,4 +1,4 @@
-"""`autocoder doctor`: what is here, what is missing, how to get it."""
+"""Defines `autocoder doctor`: checks the installation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of
+from flows.server.settings import configure_prefect, home_of
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was looked at, whether it serves, what was seen and what to do if it does not."""
+    """Holds one check: its subject, verdict, result and remedy."""
 
     check: str
     ok: bool
-    seen: str
+    result: str
     remedy: str = ""
 
 
@@ -32,24 +32,24 @@ def doctor(
     home: options.Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON array.")] = False,
 ) -> None:
-    """Check torch, device, encoders, ledger, Prefect, shared storage and disk; say what is missing and how to get it.
+    """Check torch, device, encoders, ledger, Prefect, shared storage and disk; name what is missing and the remedy.
 
     Exits with 1 when something that a retrain needs is missing.
     """
     workspace = home_of(home)
-    before_prefect(workspace, make_home=False)
+    configure_prefect(workspace, make_home=False)
     findings = [check(workspace) for check in _CHECKS]
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         from rich.text import Text
 
-        from flows.commands.terminal import Console, shown
+        from flows.commands.terminal import Console, escape_text
 
         console = Console()
         for finding in findings:
             mark = Text("ok      ", "green") if finding.ok else Text("missing ", "red")
-            console.print(Text.assemble(mark, (finding.check, "bold"), f": {shown(finding.seen)}"))
+            console.print(Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"))
             if finding.remedy:
                 console.print(f"         {finding.remedy}")
     if not all(finding.ok for finding in findings):
@@ -78,7 +78,7 @@ def _encoder(_: Path) -> Finding:
     from mechanisms.model import encoders
 
     try:
-        return Finding("encoder packaged-minilm", True, Path(encoders.resolve(encoders.PACKAGED)).name)
+        return Finding("encoder packaged-minilm", bool(encoders.resolve(encoders.PACKAGED)), "installed")
     except MechanismError as error:
         return Finding("encoder packaged-minilm", False, "not installed", str(error))
 
@@ -89,7 +89,9 @@ def _hub(_: Path) -> Finding:
     cached = try_to_load_from_cache("distilroberta-base", "config.json")
     if isinstance(cached, str):
         return Finding("encoder distilroberta-base", True, "in the hub's cache")
-    note = "fetched at first use where a hub answers; else download it elsewhere and set model.encoder to its folder"
+    note = (
+        "fetched at first use where a hub answers; otherwise download it elsewhere and set model.encoder to its folder"
+    )
     return Finding("encoder distilroberta-base", True, "not in the cache", note)
 
 
@@ -113,7 +115,7 @@ def _ledger(home: Path) -> Finding:
 def _prefect(_: Path) -> Finding:
     url = os.environ.get("PREFECT_API_URL")
     if url is None:
-        return Finding("prefect", True, "no server named: runs start one of their own for their duration")
+        return Finding("prefect", True, "no server named: commands run without one")
     import httpx
 
     try:
@@ -126,13 +128,13 @@ def _prefect(_: Path) -> Finding:
 
 def _storage(_: Path) -> Finding:
     from storage.errors import StorageError
-    from storage.shared import VARIABLE, Shared
+    from storage.shared_store import VARIABLE, SharedStore
 
     url = os.environ.get(VARIABLE)
     if not url:
         return Finding("shared storage", True, f"none ({VARIABLE}): workers need one workspace that they all see")
     try:
-        shared = Shared(url)
+        shared = SharedStore(url)
         shared.manifest("check", "0" * 32)
     except StorageError as error:
         return Finding("shared storage", False, "cannot be used", str(error))
@@ -142,7 +144,7 @@ def _storage(_: Path) -> Finding:
 def _disk(home: Path) -> Finding:
     existing = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
-    remedy = "" if free > 1 << 30 else "a retrain with trainable part `head` wants about 1 GB"
+    remedy = "" if free > 1 << 30 else "a retrain with trainable part `head` needs about 1 GB"
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 

@@ -1,4 +1,4 @@
-"""`autocoder handover` and `autocoder revoke`: what went to whom, and what is not to be used any more."""
+"""Defines `autocoder handover` and `autocoder revoke`: bundles for partners, and their revocation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,27 @@ from flows.commands.terminal import say
 def handover(
     place: options.LedgerOptions,
     release: Annotated[str | None, typer.Argument(help="Release to hand over.")] = None,
-    to: Annotated[str | None, typer.Option(help="The partner it goes to.")] = None,
+    to: Annotated[str | None, typer.Option(help="Partner.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show what was handed over so far.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show all handovers.")] = False,
     key: Annotated[
         Path | None,
         typer.Option(
             help="Public key to check the bundle with.", show_default="$AUTOCODER_SIGNING_KEY's or the workspace's"
         ),
     ] = None,
-    authority: Annotated[
-        list[Path] | None, typer.Option(help="Or the authority of its certificate; repeatable.")
-    ] = None,
-    identity: Annotated[
-        str | None,
-        typer.Option("--identity", help="With --authority: e-mail, URI or whole subject of the certificate."),
-    ] = None,
     allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", help="Hand over without a signature.")] = False,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,
 ) -> None:
-    """Pack a release for a partner and record to whom it goes: a row of the ledger, beside the release's own.
+    r"""Pack a release for a partner, and record the handover as a row of the ledger.
 
-    The bundle is checked first as the partner will check it.
+    The bundle is checked first, as the partner will check it.
 
     [bold]Examples[/bold]
 
-      autocoder handover 3f2a9c41d07b65e8 --to "Statistics Office of Freedonia" --out outbox
+      autocoder handover 3f2a9c41d07b65e8 \
+          --to "Statistics Office of Freedonia" --out outbox
 
       autocoder handover --list
     """
@@ -59,24 +53,25 @@ def handover(
             revoked = f"  revoked {entry.revoked_on}" if entry.revoked_on else ""
             say(f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}")
         if not entries:
-            say("nothing was handed over so far")
+            say("no release was handed over yet")
         return
     if release is None or to is None or out is None:
-        raise InputError("name the release, the partner (--to) and a folder for the file (--out); or give --list")
+        raise InputError(
+            "arguments are missing. Name the release, the partner (--to) and a folder (--out); or give --list."
+        )
     from storage.bundle.check import check
     from storage.bundle.registry import hand_over, require_committed
-    from storage.bundle.seal import VARIABLE, own_public_key
-    from storage.bundle.signing import Verifier
+    from storage.bundle.seal import VARIABLE, signing_public_key
+    from storage.bundle.trust import Trust
 
     folder = workspace.bundles / release
     row = require_committed(ledger, release, folder)
-    if not allow_unsigned and key is None and not authority:
-        own = workspace.home / "signing-key.pub.pem"
-        trusted = own if own.is_file() and VARIABLE not in os.environ else own_public_key(workspace.private)
-    else:
-        trusted = key
-    verifier = None if allow_unsigned else Verifier(trusted, tuple(authority or ()), identity)
-    sound = check(folder, verifier, unsigned=allow_unsigned)
+    trusted = key
+    if not allow_unsigned and trusted is None:
+        local = workspace.home / "signing-key.pub.pem"
+        trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
+    trust = None if allow_unsigned or trusted is None else Trust(trusted)
+    sound = check(folder, trust, unsigned=allow_unsigned)
     archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
     partner = record.details["partner"]
     if as_json:
@@ -88,56 +83,62 @@ def handover(
 
 
 def revoke(
-    release: Annotated[str, typer.Argument(help="Release that is not to be used any more.")],
-    reason: Annotated[str, typer.Option(help="Why; partners read it.")],
+    release: Annotated[str, typer.Argument(help="Release to revoke.")],
+    reason: Annotated[str, typer.Option(help="Reason; partners read it.")],
     place: options.LedgerOptions,
-    out: Annotated[Path, typer.Option(help="Revocation list to write.")] = Path("revocations.json"),
+    out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path("roots.json"),
     key: Annotated[
         Path | None,
-        typer.Option(help="Private key that signs the list.", show_default="$AUTOCODER_SIGNING_KEY or the workspace's"),
+        typer.Option(help="Root key that signs.", show_default="$AUTOCODER_SIGNING_KEY or the workspace's"),
     ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the next root in days.")] = 365,
     requester: options.Requester = "operator",
     as_json: options.AsJson = False,
 ) -> None:
-    """Mark a release as revoked in the ledger, and write the signed list of all that were.
+    r"""Revoke a release in the ledger, and write the agency's next root, which names all revocations.
 
-    What was spent stays spent. Give the list to every partner that has the bundle (`autocoder handover --list`);
-    `autocoder verify --revocations` refuses what is on it.
+    The budget stays spent. Give the file to every partner that has the bundle (`autocoder handover --list`);
+    `autocoder verify --roots` refuses the releases that it revokes. Where a root needs more signatures, each holder of
+    a root key adds one by `autocoder keys sign`.
 
     [bold]Example[/bold]
 
-      autocoder revoke 3f2a9c41d07b65e8 --reason "superseded: the code list had an error" --out revocations.json
+      autocoder revoke 3f2a9c41d07b65e8 --out roots.json \
+          --reason "superseded: the code list had an error"
     """
-    from storage.bundle.registry import handovers, record_revocation, revocation_list
-    from storage.bundle.seal import sealed_by, signing_key
-    from storage.durable import write_atomically
+    from storage.bundle.registry import handovers, record_revocation, revoked_releases
+    from storage.bundle.seal import signing_key
+    from storage.bundle.trust import incomplete, sign_newest, with_next_root, workspace_roots, write_roots
     from storage.errors import InputError
-    from storage.ledger.heads import key_id, load_private_key
+    from storage.ledger.heads import load_private_key
 
     signing = load_private_key(signing_key(key, place.workspace.private))
-    ledger = place.open()
+    ledger, file = place.open(), place.workspace.roots
+    known = workspace_roots(file, signing.public_key())
     record_revocation(ledger, release, reason=reason, requester=requester)
-    revocations = revocation_list(ledger, signing)
-    for option, file in (("", place.workspace.revocations), ("--out ", out)):
-        if not option and not file.parent.is_dir():
-            continue  # the first is for the house's own workers that may not read the ledger
+    roots = with_next_root(known, revoked=revoked_releases(ledger), days=days)
+    try:
+        roots = sign_newest(roots, signing)
+    except InputError as error:
+        say(f"note: {error}", err=True)
+    for option, written in (("", file), ("--out ", out)):
+        if not option and not written.parent.is_dir():
+            continue  # the first is for workers that may not read the ledger
         try:
-            write_atomically(file, revocations.model_dump_json(indent=2).encode() + b"\n")
+            write_roots(written, roots)
         except OSError as error:
-            why = f"{option}{file}: {error.strerror}"
-            raise InputError(f"{why}; the release is revoked, run again for the list") from None
+            why = f"{option}{written}: {error.strerror}"
+            raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
+    lacks, newest = incomplete(roots), roots[-1]
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:
-        content = {"release_id": release, "list": str(out), "number": revocations.number, "partners": partners}
-        say(json.dumps(content))
+        content = {"release_id": release, "roots": str(out), "version": newest.version}
+        say(json.dumps(content | {"missing_signatures": lacks, "partners": partners}))
         return
-    say(f"release {release} revoked; list {revocations.number} with {len(revocations.revoked)} entries in {out}")
-    if partners:
-        say(f"tell {', '.join(partners)}")
-    sealed = sealed_by(place.workspace.bundles / release)
-    if sealed not in (None, key_id(signing.public_key())):
+    say(f"release {release} revoked; root {newest.version} with {len(newest.revoked)} revocations in {out}")
+    if lacks:
         say(
-            f"note: key {sealed[:16]}… sealed this bundle and another one signs the list, which partners that trust "
-            "the former by --key refuse; those that trust a root are told by `autocoder keys publish`",
-            err=True,
+            f"it lacks {lacks} signatures. Next, for each holder of a root key: autocoder keys sign {out} --key KEY.pem"
         )
+    if partners:
+        say(f"handed to: {', '.join(partners)}. Send them {out}{' once it is signed' if lacks else ''}.")

@@ -1,4 +1,4 @@
-"""`autocoder ledger`: what was released, from which records, at what cost, and whether anybody changed it."""
+"""Defines `autocoder ledger`: releases, their records and cost, and proof that nobody changed the ledger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import Column, print_table, say, say_prose
 
 if TYPE_CHECKING:
+    from mechanisms.privacy.events import GuaranteeKind
     from storage.ledger import Row
     from storage.ledger.recovery import Finding
 
@@ -30,113 +31,77 @@ def _answer(data: Any, text: str, *, as_json: bool) -> None:
     _print_json(data) if as_json else say(text)
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    from flows.commands.terminal import Console
-
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(
-            name, overflow="fold", no_wrap=name in ("row", "at", "state", "release", "guarantee", "ε", "Δ")
-        )
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    # A pipe has no width; the 80 columns assumed for it would fold every cell.
-    (console if console.is_terminal else Console(width=160)).print(table)
-
-
 @app.command("list")
-@options.grouped
+@options.expand_groups
 def list_rows(
     place: options.LedgerOptions,
     as_json: options.AsJson = False,
-    history: Annotated[bool, typer.Option(help="Every row, not each release's newest.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Evaluations, audits and budget changes too.")] = False,
+    history: Annotated[bool, typer.Option(help="Every row, not only the newest of each release.")] = False,
 ) -> None:
-    """List releases in their current state, and evaluations, audits and budget changes."""
-    from storage.ledger.amounts import brief, short
+    """List releases in their current state; with --all evaluations, audits and budget changes too.
+
+    A narrow terminal gets fewer columns, a pipe all of them. --json has every row with every field.
+    """
+    from flows.commands.ledger_text import release_columns, row_columns
 
     ledger = place.open()
     rows = ledger.rows() if history else ledger.current()
     if as_json:
         _print_json([row.as_json() for row in rows])
         return
-
-    def number(value: Any) -> str:
-        return "–" if value is None else brief(value)
-
-    header = (
-        "row",
-        "at",
-        "state",
-        "release",
-        "population",
-        "label",
-        "mechanism",
-        "guarantee",
-        "ε",
-        "δ",
-        "Δ",
-        "cohorts",
-    )
-    cells = [
-        (
-            str(row.sequence), row.recorded_at[:16], row.state if row.kind == "release" else row.kind,
-            row.release_id or "–", row.population or "–", row.label, row.mechanism or "–", row.guarantee_kind,
-            number(row.epsilon), short(row.delta) if row.delta is not None else "–", number(row.sensitivity),
-            ", ".join(row.cohorts),
-        )
-        for row in rows
-    ]  # fmt: skip
-    _table(f"Ledger {ledger.database.name}", header, cells)
+    releases = [row for row in rows if row.kind == "release"]
+    whole = every or history
+    say(f"{'Rows' if whole else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
+    if rows if whole else releases:
+        print_table(row_columns(rows) if whole else release_columns(releases))
+    else:
+        say("none")
+    if len(releases) < len(rows) and not whole:
+        say(f"\n{len(rows) - len(releases)} other rows are not shown: autocoder ledger list --all")
+    say("\nDetail: autocoder ledger show RELEASE. Budget: autocoder ledger budget")
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
-    """Show all that is known of one release, and how it came there."""
+    """Show a release: what it is, claim, cost, what it rests on, what is not protected, history."""
+    from flows.commands.ledger_text import release_text
+    from flows.commands.terminal import Console
+
     ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
         _print_json({**current.as_json(), "history": [row.as_json() for row in history]})
         return
-    fields = current.as_json()
-    cells = [(name, _shown(value)) for name, value in fields.items() if value not in (None, "", [], {})]
-    _table(f"Release {release}: {current.state}", ("field", "value"), cells)
-    _table(
-        "History",
-        ("row", "at", "kind", "state", "reason", "hash"),
-        [(str(r.sequence), r.recorded_at, r.kind, r.state, r.reason, r.hash) for r in history],
-    )
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    say(f"Release {release}: {current.state}\n")
+    for line in release_text(current, history, width=min(Console().width, 110)):
+        say(line)
+    say("\nEvery field: --json")
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def verify(
     place: options.LedgerOptions,
     head: Annotated[
-        list[Path] | None, typer.Option(help="An exported head that the ledger must still go through; repeatable.")
+        list[Path] | None, typer.Option(help="Exported head that the ledger must contain; repeatable.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(help="Check the heads' signatures with this key.")] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check every row; exit code 1 and the first bad row when somebody changed the ledger.
+    """Check every row; exit with 1 and name the first bad row if the ledger was changed.
 
-    Without --head or --against a ledger whose tail was cut, or that was rewritten as a whole, looks sound; --json says
-    so in `tail_checked`, and in `signatures_checked` whether the heads' signatures were (null: none has one).
+    Without --head or --against a ledger that was cut at its end, or rewritten as a whole, looks sound; --json reports
+    this as `tail_checked`, and as `signatures_checked` the check of signatures (null: no head has one).
     """
     from storage.ledger.heads import load_public_key, read_head
     from storage.ledger.report import read_export
 
     key = None if public_key is None else load_public_key(public_key)
     heads = [read_head(path, key=key) for path in head or ()]
-    kept = place.kept_heads()
+    anchored = place.journal_heads()
     earlier: Sequence[Row] = () if against is None else read_export(against)
     from flows.commands.console import ConsoleListener
 
@@ -145,12 +110,12 @@ def verify(
     with ConsoleListener() as console:
         tell = console.bar("checking rows")
         report = ledger.verify(
-            heads=[*heads, *kept], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
+            heads=[*heads, *anchored], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
         )
     if as_json:
         signatures = None if not any(one.signature for one in heads) else key is not None
-        told = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or kept or earlier)}
-        _print_json(told | asdict(report))
+        checks = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or anchored or earlier)}
+        _print_json(checks | asdict(report))
     else:
         say(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
         for note in report.notes:
@@ -158,28 +123,37 @@ def verify(
         if not report.ok:
             say(f"first bad row: {report.first_bad_row}: {report.problem}")
         elif key is None and any(one.signature for one in heads):
-            say("note: the heads' signatures weren't checked; give --public-key")
-        elif not (heads or kept or earlier):
-            say("note: without --head nobody can tell that rows were cut off at the end")
+            say("not checked: signatures of the heads (give --public-key)")
+        elif not (heads or anchored or earlier):
+            say("not checked: the end of the ledger, where rows could be missing (give --head)")
     if not report.ok:
         raise typer.Exit(1)
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def budget(
     place: options.LedgerOptions,
-    policy: Annotated[Path | None, typer.Option(help="Show this policy before anything is spent.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Show this policy, in force or not.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw epsilon spent over time into this PNG file.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what each account has spent of its cap. `*` stands for any cohort or population not named."""
+    r"""Show what each cohort has spent of its cap, what is left, how many releases of the last size fit, and the rule.
+
+    Cohorts of the same balance share four lines. Where noise is Gaussian or sampled, epsilon holds at the delta of the
+    cap and is less than the sum of the releases' own (docs/ledger.md, "How releases add up").
+
+    [bold]Example[/bold]
+
+      autocoder ledger budget --plot spent.png
+    """
     from storage.errors import InputError
     from storage.ledger import Policy
     from storage.ledger.budget import budget_lines
-    from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
+    from storage.ledger.report import budget_json
 
     if policy is not None:
-        # The given policy beside what was really spent, whether or not it is in force yet.
+        # The given policy and what was really spent, whether or not it is in force.
         given = Policy.load(policy)
         try:
             accounts = [line.account for line in place.open().budget() if line.account.sequence]
@@ -192,23 +166,47 @@ def budget(
     if as_json:
         _print_json(budget_json(lines))
     else:
-        _table(f"Budget, policy {name}", BUDGET_COLUMNS, budget_cells(lines))
+        from flows.commands.ledger_text import budget_text
+
+        for line in budget_text(lines, name):
+            say_prose(line)
+    if plot is not None:
+        _plot(place, plot)
+
+
+def _plot(place: options.LedgerOptions, file: Path) -> None:
+    from storage.errors import InputError
+    from storage.ledger.certificate import spend_plot
+
+    ledger = place.open()
+    charged = [line.account for line in ledger.budget() if line.account.sequence]
+    groups: list[tuple[str, GuaranteeKind]] = []
+    for account in charged:
+        if (account.population, account.guarantee_kind) not in groups:
+            groups.append((account.population, account.guarantee_kind))
+    if not groups:
+        raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
+    image = spend_plot({f"{name}, {kind}": ledger.spend_history(name, kind) for name, kind in groups})
+    try:
+        file.write_bytes(image)
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from error
 
 
 @app.command("change-policy")
-@options.grouped
+@options.expand_groups
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
-    requester: Annotated[str, typer.Option(help="Who wants the change.")],
-    reason: Annotated[str, typer.Option(help="Why.")],
+    requester: Annotated[str, typer.Option(help="Who requests the change.")],
+    reason: Annotated[str, typer.Option(help="Reason.")],
     place: options.LedgerOptions,
     approval: Annotated[
         list[str] | None,
-        typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --policy`); repeatable."),
+        typer.Option(help="A signed approval, or a file with one (`autocoder approve --policy`); repeatable."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Put another policy in force and record it for ever. What was spent stays spent."""
+    """Put another policy in force, and record it. Spent budgets stay spent."""
     from storage.ledger import Decision, Ledger, Policy
 
     loaded = Policy.load(policy)
@@ -222,7 +220,7 @@ def change_policy(
 
 
 def _content(text: str) -> str:
-    """What a file of this name holds; where there is none, the text itself."""
+    """Returns the content of a file of this name, or the text itself without one."""
     from storage.errors import InputError
 
     if len(text) >= 250 or not Path(text).is_file():
@@ -230,15 +228,17 @@ def _content(text: str) -> str:
     try:
         return Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise InputError(f"--approval {text}: it cannot be read as text; name what `autocoder approve` wrote") from None
+        raise InputError(
+            f"--approval {text}: it cannot be read as text. Name a file from `autocoder approve`."
+        ) from None
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def export(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     place: options.LedgerOptions,
-    format: Annotated[Literal["json", "csv"], typer.Option(help="JSON can be verified against later.")] = "json",
+    format: Annotated[Literal["json", "csv"], typer.Option(help="JSON serves `ledger verify --against`.")] = "json",
     as_json: options.AsJson = False,
 ) -> None:
     """Write every row to a file."""
@@ -250,13 +250,13 @@ def export(
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def head(
     place: options.LedgerOptions,
     key: Annotated[Path | None, typer.Option(help="Private key to sign with (`autocoder keys new`).")] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
 ) -> None:
-    """State sequence and hash of the newest row, for a partner to keep and verify against later."""
+    """Export sequence and hash of the newest row, so that a partner can verify the ledger later."""
     from storage.ledger.heads import load_private_key, state_head
 
     private = None if key is None else load_private_key(key)
@@ -271,43 +271,16 @@ def head(
 
 @app.command()
 def migrate(
-    url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="As the owner of the tables.")],
-    app_role: Annotated[
-        str | None, typer.Option(help="The role that the pipeline connects as: SELECT and INSERT, nothing else.")
-    ] = None,
+    url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")],
+    app_role: Annotated[str | None, typer.Option(help="Role of the pipeline: SELECT and INSERT only.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Create the ledger's tables or bring them up to date."""
+    """Create the ledger's tables, or migrate them."""
     from storage.ledger.database import Database, migrate
 
     revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
     text = f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else "")
     _answer({"schema": revision, "app_role": app_role}, text, as_json=as_json)
-
-
-@app.command()
-def witness(
-    url: Annotated[str, typer.Option(help="Of the witness's database, as its owner.")],
-    app_role: Annotated[
-        str | None,
-        typer.Option(help="The role that the pipeline connects as: it may read and add heads, nothing else."),
-    ] = None,
-) -> None:
-    """Put the table of a witness into a second database, whose URL AUTOCODER_LEDGER_WITNESS then names.
-
-    It gets the head of every transaction, and tells when ledger and workspace went back together. Best on a server that
-    others keep.
-
-    [bold]Example[/bold]
-
-      autocoder ledger witness --url postgresql+psycopg://witness_owner@elsewhere/witness --app-role autocoder
-    """
-    from storage.ledger.database import parse_url
-    from storage.ledger.witness import make_witness
-
-    make_witness(url, app_role=app_role)
-    shown = parse_url(url).render_as_string(hide_password=True)
-    say(f"witness {shown} is ready: AUTOCODER_LEDGER_WITNESS names it, with the role that may add to it")
 
 
 def _write(path: Path, text: str) -> None:
@@ -320,48 +293,56 @@ def _write(path: Path, text: str) -> None:
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def recover(
     place: options.LedgerOptions,
-    apply: Annotated[bool, typer.Option("--apply", help="Record kept draws, commit bundles, burn lost draws.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Record saved draws, commit bundles, burn lost draws.")
+    ] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
     ask: Annotated[
-        Path | None, typer.Option(help="Write what approvers sign to go on with a ledger that went back or is new.")
+        Path | None,
+        typer.Option(help="Write a request, for approvers to sign, to continue with a rolled-back or new ledger."),
     ] = None,
-    requester: Annotated[str, typer.Option(help="Who asks that; with --ask.")] = "operator",
-    reason: Annotated[str, typer.Option(help="Why; with --ask.")] = "",
-    accept: Annotated[Path | None, typer.Option(help="That file, signed; with --approval.")] = None,
+    requester: Annotated[str, typer.Option(help="Who requests it; with --ask.")] = "operator",
+    reason: Annotated[str, typer.Option(help="Reason; with --ask.")] = "",
+    accept: Annotated[Path | None, typer.Option(help="Request that was signed; with --approval.")] = None,
     approval: Annotated[
         list[str] | None,
-        typer.Option(help="A signed approval, or a file that holds one (`autocoder approve --recovery`); repeatable."),
+        typer.Option(help="A signed approval, or a file with one (`autocoder approve --recovery`); repeatable."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say in what state a crash left each release, and with --apply bring it on or burn it.
+    r"""Show the state of each release after a crash; with --apply complete or burn it.
 
-    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while
-    anything is open. A ledger that went back to an older state gets the rows that it lacks from this workspace; where
-    that can't be, it is gone on with only when those who approve releases have signed that.
+    Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while a
+    release is open. A ledger that was rolled back gets its missing rows from this workspace. Where that is impossible,
+    it continues only after those who approve releases have signed the request.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       autocoder ledger recover --apply
 
-      autocoder ledger recover --ask recovery.json --requester lead --reason "the disk is lost"
-      autocoder approve --recovery recovery.json --key officer/signing-key.pem > approval.txt
-      autocoder ledger recover --accept recovery.json --approval approval.txt
+      autocoder ledger recover --ask recovery.json --requester lead \
+          --reason "the disk is lost"
+      autocoder approve --recovery recovery.json \
+          --key officer/signing-key.pem > approval.txt
+      autocoder ledger recover --accept recovery.json \
+          --approval approval.txt
     """
     from storage.errors import InputError
     from storage.ledger import recovery
 
     workspace = place.workspace
     if not workspace.home.is_dir():
-        raise InputError(f"--home {workspace.home}: no such folder; every draw would look lost")
+        raise InputError(
+            f"--home {workspace.home}: the folder does not exist, and every draw would look lost. Name the workspace."
+        )
     if burn and not apply:
-        raise InputError("--burn: nothing is changed without --apply")
+        raise InputError("--burn: requires --apply")
     if accept is not None:
         return _accept(place, accept, approval or ())
-    if not _in_its_place(place, apply=apply, ask=ask, requester=requester, reason=reason):
+    if not _is_current(place, apply=apply, ask=ask, requester=requester, reason=reason):
         raise typer.Exit(1)
     ledger = place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
@@ -375,58 +356,98 @@ def recover(
         raise typer.Exit(1)
 
 
-def _in_its_place(place: options.LedgerOptions, *, apply: bool, ask: Path | None, requester: str, reason: str) -> bool:
-    """Whether the ledger is the one that was used before, or is again with the rows that it lacked."""
-    from storage.ledger import lost
+def _is_current(place: options.LedgerOptions, *, apply: bool, ask: Path | None, requester: str, reason: str) -> bool:
+    """Checks that the ledger was not rolled back, or restores the rows that it lacks."""
+    from storage.ledger.rollback import detect, request_recovery, restore
 
-    found = lost.look(place.url, place.workspace)
-    if found is None:
+    rollback = detect(place.url, place.workspace)
+    if rollback is None:
         return True
     if ask is not None:
-        content = lost.ask(place.url, place.workspace, found, requester=requester, reason=reason)
+        content = request_recovery(place.url, place.workspace, rollback, requester=requester, reason=reason)
         _write(ask, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-        say(f"{found.problem}\nto be signed: {ask} (`autocoder approve --recovery`)")
-    elif found.missing and apply:
-        say(f"{lost.put_back(place.url, place.workspace, found)} rows put back: {found.mark}")
+        say(f"{rollback.problem}\nNext: sign {ask} with `autocoder approve --recovery`.")
+    elif rollback.missing and apply:
+        say(f"{restore(place.url, place.workspace, rollback)} rows restored: {rollback.mark}")
         return True
-    elif found.missing:
-        say(f"{found.problem}\n{len(found.missing)} rows that it lacks are kept here: --apply puts them back")
+    elif rollback.missing:
+        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are in this workspace: give --apply.")
     else:
         say(
-            f"{found.problem}\nwhat it lacks is not kept here, or it went another way: restore it, or have it signed "
-            "that it is gone on with (--ask)"
+            f"{rollback.problem}\nThe missing rows are not in this workspace, or the ledger has others. Restore it, "
+            "or request to continue with it (--ask)."
         )
     return False
 
 
 def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -> None:
     from storage.errors import InputError
-    from storage.ledger import Decision, lost
+    from storage.ledger import Decision
+    from storage.ledger.rollback import accept_recovery
 
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         decisions = [Decision.read(_content(text)) for text in approval]
-        row = lost.accept(place.url, place.workspace, content, decisions)
+        row = accept_recovery(place.url, place.workspace, content, decisions)
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"--accept {file}: not what `autocoder ledger recover --ask` wrote") from None
-    say(f"recovered: ledger row {row.sequence}; plans and approvals from before it count no more")
+        raise InputError(
+            f"--accept {file}: not a recovery file. Give the file from `autocoder ledger recover --ask`."
+        ) from None
+    say(f"recovered: ledger row {row.sequence}; earlier plans and approvals are void")
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:
-    cells = [(f.release_id, f.state, f.step.value, "done" if f.done else "open", f.why) for f in findings]
-    _table("Recovery", ("release", "was", "step", "state", "why"), cells)
+    print_table(
+        [
+            Column("release", [one.release_id for one in findings]),
+            Column("was", [one.state for one in findings]),
+            Column("step", [one.step.value for one in findings]),
+            Column("state", ["done" if one.done else "open" for one in findings]),
+            Column("why", [one.why for one in findings], wraps=True),
+        ]
+    )
 
 
 @app.command()
-@options.grouped
+@options.expand_groups
 def certificate(
     release: ReleaseId,
     out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
     place: options.LedgerOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write the certificate of one release: what a review board files."""
+    """Write the certificate of one release for a review board."""
     from storage.ledger.certificate import write_certificate
 
     written = str(write_certificate(place.open(), release, out))
     _answer({"release": release, "certificate": written}, written, as_json=as_json)
+
+
+@app.command()
+@options.expand_groups
+def record(
+    release: ReleaseId,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    place: options.LedgerOptions,
+    answers: Annotated[Path | None, typer.Option(help="Also write a page that answers NIST SP 800-226.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Write the record of a committed release for a public registry of deployments.
+
+    Curators, region, domain, actors, refreshment, justification and authors come from `registry` in the policy. Where
+    the policy had it when the release was reserved, its bundle has both files.
+
+    [bold]Example[/bold]
+
+      autocoder ledger record 3f9c2a7e --out record.json \
+          --answers answers.md
+    """
+    from storage.ledger import record as records
+
+    deployment = records.stated_deployment(place.open(), release)
+    _write(out, json.dumps(records.registry_record(deployment), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
+    written = {"release": release, "record": str(out)}
+    if answers is not None:
+        _write(answers, records.answers(deployment))
+        written["answers"] = str(answers)
+    _answer(written, " and ".join(list(written.values())[1:]), as_json=as_json)

@@ -1,4 +1,4 @@
-"""`autocoder metrics`: what Prometheus reads, once or over HTTP."""
+"""Defines `autocoder metrics`: figures for Prometheus, once or over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of
+from flows.server.settings import configure_prefect, home_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -29,8 +29,8 @@ def metrics(
 ) -> None:
     """Print stage durations, rates, GPU memory, budgets, runs and workers in Prometheus' format, or serve them.
 
-    Read anew at each scrape: the figures that runs leave in the workspace, the ledger, and the Prefect server
-    (PREFECT_API_URL). What does not answer is told as `autocoder_up` 0. docs/operations.md names what to alarm at.
+    Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server (PREFECT_API_URL). A part
+    that does not answer has `autocoder_up` 0. docs/monitoring.md lists alarms.
 
     [bold]Examples[/bold]
 
@@ -44,9 +44,9 @@ def metrics(
 
     address, _, port = (serve or "").rpartition(":")
     if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
-        raise InputError(f"--serve: {serve} is no ADDRESS:PORT, such as 127.0.0.1:9464")
+        raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
     workspace = home_of(home)
-    before_prefect(workspace, make_home=False)
+    configure_prefect(workspace, make_home=False)
     registry = CollectorRegistry()
     registry.register(_collector(workspace, ledger_url))
     if serve is None:
@@ -66,14 +66,14 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
 
     from storage.errors import StorageError
     from tasks.parameters import LedgerParameters
-    from tasks.releasing.overview import ledger_overview
+    from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics
     from tasks.running.stage import Context
 
     context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
 
     class Everything(Collector):
-        """Stages from the workspace's files, the rest from ledger and server as they stand at the scrape."""
+        """Collects stages from the workspace, and the rest from ledger and server, at each scrape."""
 
         def collect(self) -> Iterator[Metric]:
             yield from worker_metrics.Families(worker_metrics.read(context.workspace.private)).collect()
@@ -84,7 +84,7 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
             except StorageError:
                 up.add_metric(["ledger"], 0)
             if "PREFECT_API_URL" in os.environ:
-                from flows.server.waiting import overview
+                from flows.server.waiting_runs import overview
 
                 try:
                     yield from _server(overview())
@@ -94,7 +94,7 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
             yield up
 
         def describe(self) -> Iterator[Metric]:
-            """Nothing beforehand: registering must not ask the ledger."""
+            """Describe nothing: registration must not read the ledger."""
             return iter(())
 
     return Everything()

@@ -1,11 +1,12 @@
-"""Options that several commands have, each written once: name, help and default text; and groups of them.
+"""Defines options that several commands share, and groups of them.
 
-A command takes a group as one parameter, a dataclass; `grouped` spreads it into the options that typer knows.
+A command takes a group as one parameter, a dataclass; `expand_groups` turns it into options of typer.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of, workspace_of
+from flows.server.settings import configure_prefect, home_of, workspace_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,44 +27,53 @@ if TYPE_CHECKING:
     from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
-    from storage.ledger.journal import Outside
+    from storage.ledger.journal import Journal
     from storage.paths import Workspace
     from tasks.coding.coder import AnyCoder
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
 Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")]
-Codelist = Annotated[Path | None, typer.Option("--codelist", help="Published classification, CSV with code and title.")]
+Codelist = Annotated[
+    Path | None, typer.Option("--codelist", help="Published classification: CSV with code and title, or SKOS.")
+]
 Text = Annotated[
     list[str] | None,
-    typer.Option("--text", help="Column that the coder reads; repeated, several.", show_default="the profile's"),
+    typer.Option("--text", help="Text column; may be repeated.", show_default="the profile's"),
 ]
 Label = Annotated[str | None, typer.Option("--label", help="Column of the code.", show_default="the profile's")]
 Date = Annotated[
     str | None,
-    typer.Option("--date", help='Column that tells the cohort; "" for none.', show_default="the profile's"),
+    typer.Option("--date", help='Column of the date, for cohorts; "" for none.', show_default="the profile's"),
 ]
 Population = Annotated[
     str | None,
-    typer.Option("--population", help="Whose records these are: budgets are theirs.", show_default="the profile's"),
+    typer.Option(
+        "--population",
+        help="Name of the population that the records describe; it owns the budget.",
+        show_default="the profile's",
+    ),
 ]
 Classification = Annotated[
     str | None,
     typer.Option(
         "--classification",
-        help='Name of what the code list is of, such as SOC; "" for none.',
+        help='Classification of the code list, such as SOC; "" for none.',
         show_default="the profile's",
     ),
 ]
 ClassificationVersion = Annotated[
-    str | None, typer.Option("--classification-version", help="Such as 2010.", show_default="the profile's")
+    str | None,
+    typer.Option("--classification-version", help="Version of it, such as 2010.", show_default="the profile's"),
 ]
 Profile = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--profile",
-        help="demo, demo-formal, osha-formal, osha-formal-lora, osha-head, osha-fields, paper, table, images, digits, "
-        "or a YAML file.",
+        help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
+        "osha-formal-lora, osha-fields, "
+        "osha-head and paper (estimated epsilon), demo-formal, demo, table, images, digits, or a YAML file.",
+        show_default=False,
     ),
 ]
 Settings = Annotated[
@@ -74,7 +84,7 @@ Prior = Annotated[
     Literal["none", "titles"] | None,
     typer.Option(
         "--prior",
-        help="Where heads start: at the titles of the code list, which costs nothing, or at random.",
+        help="Start of the heads: titles of the code list, which cost no epsilon, or random.",
         show_default="the profile's",
     ),
 ]
@@ -82,25 +92,25 @@ Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(
         "--precision",
-        help="Of the encoder's passes; auto: bfloat16 where the processor has instructions for it and the bundle's "
-        "golden texts get the codes of float32 so.",
+        help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
+        "codes.",
     ),
 ]
 ModelPrecision = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
     typer.Option(
         "--precision",
-        help="Of features, training steps and risk passes; auto: bfloat16 where the processor has instructions for it.",
+        help="Precision of features, training and risk passes; auto: bfloat16 where the processor supports it.",
         show_default="the profile's, float32",
     ),
 ]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute; auto: CUDA where there is a GPU.")
+    Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device; auto: CUDA where there is a GPU.")
 ]
 Home = Annotated[
     Path | None, typer.Option("--home", help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")
 ]
-PlansHome = Annotated[Path | None, typer.Option("--home", help="Workspace folder.", show_default="the plan's own")]
+HomeOfPlan = Annotated[Path | None, typer.Option("--home", help="Workspace folder.", show_default="that of the plan")]
 Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
 LedgerUrl = Annotated[
     str | None,
@@ -110,7 +120,7 @@ LedgerUrl = Annotated[
         show_default="$AUTOCODER_LEDGER_URL or the workspace's",
     ),
 ]
-Requester = Annotated[str, typer.Option("--requester", help="Who does this; kept in the ledger.")]
+Requester = Annotated[str, typer.Option("--requester", help="Name for the ledger.")]
 Results = Annotated[
     Path | None,
     typer.Option("--results", help="Also write aggregates and figures as Markdown to this file. For public data only."),
@@ -125,38 +135,37 @@ Shards = Annotated[
         "`autocoder deploy`.",
     ),
 ]
-Revocations = Annotated[
-    Path | None, typer.Option("--revocations", help="The agency's signed list of revoked releases.")
-]
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", help="Root of the agency's keys (N.root.json), had once from a safe place."),
-]
-Repository = Annotated[
-    Path | None,
-    typer.Option("--repository", help="With --root: folder from the agency with newer roots and its signed list."),
+Roots = Annotated[
+    Path | None, typer.Option("--roots", help="The agency's newest roots (roots.json): replaced keys, revocations.")
 ]
 State = Annotated[
     Path | None,
-    typer.Option(
-        "--state", help="With --root: where the newest list that was seen is remembered.", show_default="~/.local/state"
-    ),
+    typer.Option("--state", help="With --roots: folder that records the newest.", show_default="~/.local/state"),
 ]
 Thresholds = Annotated[
     list[Path] | None,
-    typer.Option("--thresholds", help="File from `autocoder calibrate`, in place of the bundle's own; one a field."),
+    typer.Option(
+        "--thresholds", help="File from `autocoder calibrate`, in place of those of the bundle; one per field."
+    ),
 ]
-Target = Annotated[
-    str, typer.Option("--target-epsilon", help="Of the rivals: a number, or `match` what SWAG-PPM came out with.")
+Server = Annotated[
+    Literal["none", "own"],
+    typer.Option(
+        "--server",
+        help="Without PREFECT_API_URL. none: run without Prefect; own: start a server for this run, which records it "
+        "in the workspace.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Every stage by its name, with all its figures.")]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is made of and where it works."""
+    """Holds records, method and workspace of a run."""
 
+    profile: Profile = None
     data: Data = None
     codelist: Codelist = None
     text: Text = None
@@ -165,21 +174,45 @@ class RunOptions:
     population: Population = None
     classification: Classification = None
     classification_version: ClassificationVersion = None
-    profile: Profile = "osha-head"
     prior: Prior = None
     settings: Settings = None
     home: Home = None
     device: Device = "auto"
     precision: ModelPrecision = None
 
+    @property
+    def profile_name(self) -> str:
+        """Returns the profile.
+
+        Raises:
+            InputError: none was given; every one makes another claim, so none is the default.
+        """
+        from storage.errors import InputError
+
+        if self.profile is None:
+            raise InputError(
+                "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
+                "epsilon is an estimate that audits refuted), demo-formal (made-up reports), or another of --help."
+            )
+        return self.profile
+
+    def _require_inputs(self) -> None:
+        """Refuse a wrong workspace, missing files and a missing profile, before the imports, which take seconds."""
+        home_of(self.home)
+        for option, file in (("--data", self.data), ("--codelist", self.codelist)):
+            if file is not None:
+                require_readable(option, file)
+        _ = self.profile_name
+
     def parameters(self, *more: str) -> RetrainParameters:
-        """Profile, options and settings in rising precedence; `more` are settings above them all."""
+        """Returns the parameters from profile, options, settings and `more`, in rising precedence."""
+        self._require_inputs()
+
         from flows.commands.profiles import parameters
 
-        home_of(self.home)  # a wrong one is said before what is wrong with the parameters
-        own = [] if self.prior is None else [f"model.prior={self.prior}"]
-        own += [] if self.precision is None else [f"model.precision={self.precision}"]
-        settings = [*(self.settings or []), *own, *more]
+        more_settings = [] if self.prior is None else [f"model.prior={self.prior}"]
+        more_settings += [] if self.precision is None else [f"model.precision={self.precision}"]
+        settings = [*(self.settings or []), *more_settings, *more]
         named = {
             "text": self.text or None,
             "label": self.label,
@@ -188,19 +221,21 @@ class RunOptions:
             "classification": self.classification,
             "classification-version": self.classification_version,
         }
-        return parameters(self.profile, settings, data=self.data, codelist=self.codelist, named=named)
+        return parameters(self.profile_name, settings, data=self.data, codelist=self.codelist, named=named)
 
     @property
     def formal(self) -> bool:
-        """Whether the profile or a setting asks for a formal release."""
-        from flows.commands.profiles import load_profile, override
+        """Checks that the profile or a setting makes a formal release."""
+        self._require_inputs()
 
-        return bool(override(load_profile(self.profile), self.settings or []).get("formal"))
+        from flows.commands.profiles import apply_settings, load_profile
+
+        return bool(apply_settings(load_profile(self.profile_name), self.settings or []).get("formal"))
 
     def context(self, *, make_home: bool = True, **fields: Any) -> Context:
-        """Where the run works; Prefect is imported by it, for the first time."""
+        """Returns the context of the run; imports Prefect for the first time."""
         home = home_of(self.home)
-        before_prefect(home, make_home=make_home)
+        configure_prefect(home, make_home=make_home)
         from tasks.running.stage import Context
 
         return Context(home=str(home), device=self.device, **fields)
@@ -208,7 +243,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """The bundle that codes."""
+    """Selects the bundle that codes."""
 
     bundle: Annotated[
         Path | None,
@@ -216,114 +251,128 @@ class BundleOptions:
     ] = None
     home: Home = None
     allow_revoked: Annotated[
-        bool, typer.Option("--allow-revoked", help="Use a bundle that was revoked in this workspace all the same.")
+        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
     ] = False
 
     def opened(self) -> AbstractContextManager[Path]:
-        """Its folder, unpacked for as long as the block lasts where it is packed."""
-        from storage.bundle.archive import opened
+        """Opens the folder of the bundle; an archive is unpacked for the length of the block."""
+        from storage.bundle.archive import open_folder
         from tasks.coding.coder import newest_bundle
 
-        return opened(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+        return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
-    def require_standing(self, coder: AnyCoder) -> None:
+    def require_not_revoked(self, coder: AnyCoder) -> None:
         """Refuse what was revoked in this workspace, unless it is wanted all the same.
 
         Raises:
             StorageError: it was, or the ledger that would know cannot be read.
         """
-        from tasks.coding.coder import require_standing
+        from tasks.coding.coder import require_not_revoked
 
         if not self.allow_revoked:
             otherwise = "name a newer one with --bundle, or give --allow-revoked"
-            require_standing(coder, home_of(self.home), otherwise=otherwise)
+            require_not_revoked(coder, home_of(self.home), otherwise=otherwise)
 
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """A ledger that is there already."""
+    """Selects an existing ledger."""
 
     home: Home = None
     ledger_url: LedgerUrl = None
 
     @property
     def workspace(self) -> Workspace:
-        """Of `home`."""
+        """Returns the workspace of `home`."""
         from storage.paths import Workspace
 
         return Workspace(home_of(self.home))
 
     @property
     def url(self) -> str:
-        """Of the option, else of this machine, else of the workspace."""
+        """Returns the URL of the option, the environment, or the workspace."""
         return self.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
 
-    def journals(self) -> Sequence[Outside]:
-        """What the workspace and the machine's witness keep of their ledger; of one named by --ledger-url nothing."""
+    def journals(self) -> Sequence[Journal]:
+        """Returns the anchors of the workspace and of the witness; none for a ledger named by --ledger-url."""
         from storage.ledger.journal import journals_of
 
-        there = self.ledger_url is None and (self.workspace.private.is_dir() or self.url == self.workspace.ledger_url)
-        return journals_of(self.workspace) if there else ()
+        has_journals = self.ledger_url is None and (
+            self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
+        )
+        return journals_of(self.workspace) if has_journals else ()
 
-    def kept_heads(self) -> list[Head]:
-        """The newest of them as heads that the ledger must go through."""
+    def journal_heads(self) -> list[Head]:
+        """Returns their newest marks as heads that the ledger must contain."""
         from storage.ledger.heads import state_head
 
         marks = [mark for journal in self.journals() if (mark := journal.last()) is not None]
         return [state_head(n, h) for mark in marks for n, h in ((1, mark.ledger), (mark.sequence, mark.hash))]
 
     def open(self) -> Ledger:
-        """Make none where there is none."""
+        """Open the ledger; never create one."""
         from storage.ledger import Ledger
 
-        return Ledger.existing(self.url)
+        return Ledger.require_existing(self.url)
 
 
-def trust(root: Path | None, repository: Path | None, state: Path | None) -> Trust | None:
-    """Whom a partner trusts by roles; None where it trusts a key or nobody.
+def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
+    """Returns whom a partner trusts; None without a key.
 
     Raises:
-        InputError: one of them is given without the others that it needs.
+        InputError: an option is given without the one that it requires.
     """
     from storage.bundle.trust import Trust
     from storage.errors import InputError
 
-    if (root is None) != (repository is None):
-        raise InputError("--root and --repository go together: the agency's root, and the folder that it sent")
-    if root is None or repository is None:
-        if state is not None:
-            raise InputError("--state: it remembers what was seen with --root")
+    if key is None and (roots is not None or state is not None):
+        raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")
+    if roots is None and state is not None:
+        raise InputError("--state: requires --roots")
+    if key is None:
         return None
-    if not repository.expanduser().is_dir():
-        raise InputError(f"--repository: no folder {repository}")
-    return Trust(root.expanduser(), repository.expanduser(), state.expanduser() if state else None)
+    expanded = (path and path.expanduser() for path in (roots, state))
+    return Trust(key.expanduser(), *expanded)
 
 
-def plans_home(plan: Path, home: Path | None) -> Path:
-    """The workspace of a plan: the option, or the one that the plan lies in."""
+def home_of_plan(plan: Path, home: Path | None) -> Path:
+    """Returns the workspace of a plan: the option, or the one that contains the plan.
+
+    Raises:
+        InputError: the plan cannot be read, or is not JSON; found before anything large is imported.
+    """
+    from storage.errors import InputError
+
+    try:
+        json.loads(plan.expanduser().read_bytes())
+    except OSError as error:
+        raise InputError(f"plan {plan}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"plan {plan} is not a release plan: file: Invalid JSON") from None
     return home_of(home) if home else workspace_of(plan)
 
 
 def require_plan_or_records(run: RunOptions) -> None:
-    """Without a plan a command takes records; who gave neither most often forgot the plan.
+    """Require records of a command without a plan.
 
     Raises:
-        InputError: neither an option, nor a setting, nor the profile names records.
+        InputError: no option, setting or profile names records.
     """
-    from flows.commands.profiles import load_profile, override
+    from flows.commands.profiles import apply_settings, load_profile
     from storage.errors import InputError
 
-    home_of(run.home)  # a wrong one is said first
-    section = override(load_profile(run.profile), run.settings or []).get("data")
+    home_of(run.home)  # a wrong workspace is reported first
+    content = {} if run.profile is None else load_profile(run.profile)
+    section = apply_settings(content, run.settings or []).get("data")
     if run.data is None and not (isinstance(section, dict) and section.get("source")):
-        raise InputError("PLAN: name the plan that a retrain ended with; or, without one, its records by --data")
+        raise InputError("PLAN: missing. Name the plan of a retrain, or give its records by --data.")
 
 
-def refuse_beside_a_plan(*groups: Any, **single: object) -> None:
-    """A plan says what is looked at; an option that says it too would be believed, and is not.
+def refuse_with_plan(*groups: Any, **single: object) -> None:
+    """Refuse options that a plan replaces.
 
     Raises:
-        InputError: names one that was given.
+        InputError: names the option.
     """
     from storage.errors import InputError
 
@@ -334,57 +383,80 @@ def refuse_beside_a_plan(*groups: Any, **single: object) -> None:
     for name, value, default in values:
         if name not in ("home", "device") and value != default:
             option = "set" if name == "settings" else name.replace("_", "-")
-            raise InputError(
-                f"--{option}: a plan is taken with what it was made with; leave the option out, or the plan"
-            )
+            raise InputError(f"--{option}: a plan has its own settings. Leave out the option, or the plan.")
+
+
+ESTIMATED = (
+    "note: this ε is an estimate for these records and no guarantee; audits have refuted such claims. "
+    "A guarantee: --profile formal"
+)
+"""One line about the kind of a claim that is not proven."""
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What the terminal gets: the answer on stdout, progress on stderr."""
+    """Writes the answer on stdout and progress on stderr."""
 
     as_json: AsJson = False
     quiet: Quiet = False
+    verbose: Verbose = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
-        """Shows the stages of its block; without `bars` only their ends, for stages side by side."""
+        """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
         from flows.commands.console import ConsoleListener
 
-        return ConsoleListener(quiet=self.quiet, bars=bars)
+        return ConsoleListener(quiet=self.quiet, bars=bars, verbose=self.verbose)
 
     def warn(self, sentences: Sequence[str]) -> None:
-        """What whoever ran the command has to know, on stderr."""
+        """Print warnings on stderr."""
         for sentence in sentences:
             say(f"warning: {sentence}", err=True)
 
+    def note_estimate(self, guarantee_kind: str) -> None:
+        """Print on stderr what an estimated claim is, and how to make one that is proven."""
+        if guarantee_kind == "asymptotic-local":
+            say(ESTIMATED, err=True)
+
     def answer(self, result: BaseModel, text: str) -> None:
-        """The result as JSON where that was asked for, else the text."""
+        """Print the result as JSON with --json, otherwise the text."""
         say(result.model_dump_json(indent=2) if self.as_json else text)
 
 
-def require_place(option: str, file: Path) -> None:
-    """Look, before work begins, whether the file that an option names can be written at its end.
+def require_readable(option: str, file: Path) -> None:
+    """Check that a file exists, before anything large is imported.
 
     Raises:
-        InputError: its folder is not there, or it is a folder itself.
+        InputError: it does not.
+    """
+    from storage.errors import InputError
+
+    if not file.expanduser().exists():
+        raise InputError(f"{option}: the file {file} does not exist")
+
+
+def require_writable(option: str, file: Path) -> None:
+    """Check before work starts that the file of an option can be written.
+
+    Raises:
+        InputError: its folder does not exist, or it is a folder itself.
     """
     from storage.errors import InputError
 
     if not file.parent.is_dir():
-        raise InputError(f"{option}: no folder {file.parent}")
+        raise InputError(f"{option}: the folder {file.parent} does not exist")
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder; name a file")
+        raise InputError(f"{option}: {file} is a folder. Name a file.")
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer wants it: each parameter that is a group spread into its options."""
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command for typer: groups become options, and paragraphs of its help one line each."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     spread: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            own = get_type_hints(groups[name], include_extras=True)
-            options = [(option.name, option.default, own[option.name]) for option in fields(groups[name])]
+            more_settings = get_type_hints(groups[name], include_extras=True)
+            options = [(option.name, option.default, more_settings[option.name]) for option in fields(groups[name])]
         else:
             options = [(name, parameter.default, hints[name])]
         spread += [
@@ -405,4 +477,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    flat.__doc__ = unwrap(command.__doc__ or "")
     return flat
+
+
+def unwrap(text: str) -> str:
+    """Joins the lines of each paragraph, so that a terminal wraps it once; indented examples stay as they are."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else part.replace("\n", " ") for part in paragraphs)

@@ -1,4 +1,4 @@
-"""`autocoder override`: a signed decision to release what an audit contradicts, or leaves open."""
+"""Defines `autocoder override`: a signed decision to release against an audit."""
 
 from __future__ import annotations
 
@@ -9,52 +9,54 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect
+from flows.server.settings import configure_prefect
 
 
 def override(
     plan: options.Plan,
-    key: Annotated[Path, typer.Option(help="Private key of an approver whom the policy names (PEM).")],
-    reason: Annotated[str, typer.Option(help="Why; the ledger and the privacy statement keep it.")],
+    key: Annotated[Path, typer.Option(help="Private key of an approver of the policy (PEM).")],
+    reason: Annotated[str, typer.Option(help="Reason; the ledger and the privacy statement record it.")],
     ledger_url: options.LedgerUrl = None,
-    home: options.PlansHome = None,
+    home: options.HomeOfPlan = None,
 ) -> None:
-    """Let a plan pass the gate although an audit contradicts its claim, or was inconclusive under `require_audit`.
+    r"""Let a plan pass the gate although an audit contradicts its claim, or was inconclusive under `require_audit`.
 
-    Signed over the plan, the audit's row and what it measured: another audit later blocks again. The statement says who
-    signed, why, and what was measured. A candidate that was never audited, or without reruns, has nothing to sign for.
-    Nobody overrides for their own request.
+    The signature covers the plan, the audit's row and its measurement: a later audit blocks again. The privacy
+    statement names signer, reason and measurement. A candidate without an audit, or without reruns, cannot be
+    overridden, and nobody can override for their own request.
 
     [bold]Example[/bold]
 
-      autocoder override workspace/private/plans/0123456789abcdef.json --key officer/signing-key.pem \
---reason "partner is bound by the confidentiality act; see memo 12"
+      autocoder override PLAN.json --key officer/signing-key.pem \
+          --reason "partner is bound by the confidentiality act; see memo 12"
     """
     from storage.errors import InputError
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
 
     if not reason.strip():
-        raise InputError("--reason: say why")
-    workspace = options.plans_home(plan, home)
-    before_prefect(workspace, make_home=False)
+        raise InputError("--reason: it is empty. Give a reason.")
+    workspace = options.home_of_plan(plan, home)
+    configure_prefect(workspace, make_home=False)
     from tasks.parameters import LedgerParameters
-    from tasks.releasing import gate, publish
+    from tasks.releasing import gate, ledger_access
+    from tasks.releasing.checked_plan import check
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
     planned = PlannedRelease.load(plan.expanduser())
-    ledger = publish.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
-    audit = gate.measured(ledger, planned)
+    ledger = ledger_access.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
+    checked = check(planned, ledger)
+    audit = checked.measurement
     if audit is None:
-        raise InputError("override: this plan's candidate was never audited; there is nothing to override")
+        raise InputError("override: the candidate of this plan was never audited. Run `autocoder audit PLAN` first.")
     decision = sign(
         load_private_key(key),
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(planned, audit),
+        terms=gate.override_terms(checked, audit),
         reason=reason.strip(),
     )
-    row = gate.override(ledger, planned, decision)
-    say(f"{audit.line}\noverridden: ledger row {row.sequence}; `autocoder release` may go on")
+    row = gate.override(checked, decision)
+    say(f"{audit.line}\noverridden: ledger row {row.sequence}; next: autocoder release {plan}")

@@ -1,4 +1,4 @@
-"""The reference of all parameters of a retrain, written from their models."""
+"""Writes the reference of all parameters of a retrain from their models."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _HEAD = """# Parameters
 
 <!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
 
-All parameters of `autocoder retrain`, `compare`, `audit` and `diagnose`, by the name that `--set name=value` takes and
-a profile nests. Some have an option of their own. Prefect's form has the same fields by their titles, most of them
-under *Advanced*. A default is the one of no profile; `deployments/profiles/` has others.
+For whoever changes a setting: all parameters of `autocoder retrain`, `compare`, `audit` and `diagnose`. The name is the
+one of `--set name=value` and of a profile. Some have an option, too. Prefect's form shows them by their titles, most of
+them under *Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
 """
 _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
 def parameters_page() -> str:
-    """Markdown: a section of the parameters a table, a parameter a row."""
+    """Returns Markdown: a table per section, a row per parameter."""
     schema = RetrainParameters.model_json_schema()
     return _HEAD + "".join(_section(schema, schema, ""))
 
 
-def _section(schema: dict[str, Any], own: dict[str, Any], path: str) -> Iterator[str]:
+def _section(schema: dict[str, Any], section: dict[str, Any], path: str) -> Iterator[str]:
     rows, inner = [], []
-    for name, entry in own.get("properties", {}).items():
+    for name, entry in section.get("properties", {}).items():
         where = f"{path}{name}"
         target = _target(schema, entry)
         if target is not None:
             inner.append((f"{where}.", target))
             continue
-        default = "required" if name in own.get("required", ()) else _value(entry.get("default"))
+        default = "required" if name in section.get("required", ()) else _value(entry.get("default"))
         option = f"<br>`{OPTIONS[where]}`" if where in OPTIONS else ""
         cells = (f"`{where}`{option}", entry.get("title", ""), _kind(entry), default, entry.get("description", ""))
         rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
     if rows:
-        title = own.get("title", "Retrain")
+        title = section.get("title", "Retrain")
         yield f"\n## {title}{f' (`{path[:-1]}`)' if path else ''}\n\n"
         yield "| parameter | title | values | default | meaning |\n|---|---|---|---|---|\n"
         yield from rows
@@ -48,7 +48,7 @@ def _section(schema: dict[str, Any], own: dict[str, Any], path: str) -> Iterator
 
 
 def _target(schema: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any] | None:
-    """The section that an entry is, also one that may be absent."""
+    """Returns the section of an entry, also an optional one; None for a parameter."""
     for one in (entry, *entry.get("anyOf", ()), *entry.get("allOf", ())):
         if "$ref" in one:
             return schema["$defs"][one["$ref"].rpartition("/")[2]]
@@ -57,21 +57,21 @@ def _target(schema: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any] | N
 
 def _kind(entry: dict[str, Any]) -> str:
     kinds = [one for one in entry.get("anyOf", [entry]) if one.get("type") != "null"]
-    told = []
+    parts = []
     for one in kinds:
         if "enum" in one:
-            told.append(", ".join(f"`{value}`" for value in one["enum"]))
+            parts.append(", ".join(f"`{value}`" for value in one["enum"]))
         elif "const" in one:
-            told.append(f"`{one['const']}`")
+            parts.append(f"`{one['const']}`")
         else:
             name = {"string": "text", "boolean": "true, false", "array": "list", "object": "mapping"}.get(
                 one.get("type", ""), one.get("type", "any")
             )
             limits = " and ".join(f"{sign} {_number(one[key])}" for key, sign in _LIMITS if key in one)
-            told.append(" ".join(part for part in (name, limits) if part))
+            parts.append(" ".join(part for part in (name, limits) if part))
     if len(kinds) < len(entry.get("anyOf", kinds)):
-        told.append("null")
-    return ", or ".join(told)
+        parts.append("null")
+    return ", or ".join(parts)
 
 
 def _number(value: float) -> str:

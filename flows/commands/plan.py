@@ -1,4 +1,4 @@
-"""`autocoder plan show`: what an officer reads before signing."""
+"""Defines `autocoder plan`: the page that an officer reads before signing, `renew`, and dossiers for her own desk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect
+from flows.server.settings import configure_prefect, home_of, require_same_workspace
 
 if TYPE_CHECKING:
+    from tasks.parameters import LedgerParameters
     from tasks.releasing.plan_page import PlanPage
 
 app = typer.Typer(no_args_is_help=True, help="Read a planned release before deciding on it.")
@@ -25,12 +26,12 @@ def show(
     html: Annotated[Path | None, typer.Option("--html", help="Write the page to this file instead.")] = None,
     as_json: options.AsJson = False,
     ledger_url: options.LedgerUrl = None,
-    home: options.PlansHome = None,
+    home: options.HomeOfPlan = None,
 ) -> None:
-    """Show a planned release as questions with verdicts: what it leaks, promises, costs, how well it codes.
+    """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
 
-    Measured leakage comes first, then the claim, the budget before and after, accuracy, what a formal release would
-    cost and lose, the diagnostics' warnings, other releases of the same records, and who has signed. It reads only.
+    Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
+    release, warnings of diagnostics, other releases of the same records, and signatures. It only reads.
 
     [bold]Examples[/bold]
 
@@ -39,8 +40,12 @@ def show(
       autocoder plan show PLAN.json --html plan.html
     """
     if html is not None:
-        options.require_place("--html", html)
-    page = read(plan, home, ledger_url)
+        options.require_writable("--html", html)
+    if home is None and ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
+        _show_dossier(plan, html, as_json=as_json)
+        return
+    page = load_page(plan, home, ledger_url)
+    options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:
         from storage.durable import write_atomically
         from tasks.releasing import plan_page
@@ -53,12 +58,140 @@ def show(
         _print(page)
 
 
-def read(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:
-    """The page of a plan, from the workspace that it lies in or the one named."""
-    workspace = options.plans_home(plan, home)
-    before_prefect(workspace, make_home=False)
+def renew(
+    plan: options.Plan,
+    as_json: options.AsJson = False,
+    ledger_url: options.LedgerUrl = None,
+    home: options.HomeOfPlan = None,
+) -> None:
+    """State a plan again that is out of date, since its records were fitted again. Takes seconds.
+
+    The fit and its claim stay. What the plan says of how the fit was chosen follows the ledger. Approvals of the
+    earlier plan do not count.
+
+    [bold]Example[/bold]
+
+      autocoder plan renew workspace/private/plans/0123456789abcdef.json
+    """
+    workspace = options.home_of_plan(plan, home)
+    require_same_workspace(plan, workspace)
+    configure_prefect(workspace, make_home=False)
+    from tasks.parameters import LedgerParameters
+    from tasks.releasing import publish
+    from tasks.running.failures import private_errors
+    from tasks.running.stage import Context
+
+    with private_errors("plan renew"):
+        context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
+        planned, file = publish.renew_plan(context, plan.expanduser(), settings)
+    if as_json:
+        say(json.dumps({"plan": str(file), "digest": planned.digest}))
+    else:
+        say(f"plan: {file}\nnext: autocoder release {file}")
+
+
+def export(
+    plan: options.Plan,
+    out: Annotated[Path, typer.Option(help="New folder, or file ending in .zip.")],
+    key: Annotated[
+        Path | None, typer.Option(help="Private key that signs the dossier.", show_default="that of the workspace")
+    ] = None,
+    ledger_url: options.LedgerUrl = None,
+    home: options.HomeOfPlan = None,
+) -> None:
+    """Write a dossier: all that an officer reads, checks and signs on a desk of her own.
+
+    It holds the plan, its page, the policy in force, the ledger's signed head and the public key. It is private, as the
+    page is. On her desk `autocoder plan show` and `autocoder approve` take its plan.json; no ledger is needed.
+
+    [bold]Example[/bold]
+
+      autocoder plan export workspace/private/plans/0123456789abcdef.json --out dossier.zip
+    """
+    page = load_page(plan, home, ledger_url)
+    from tasks.parameters import LedgerParameters
+    from tasks.releasing import dossier, ledger_access
+    from tasks.running.stage import Context
+
+    context = Context(home=str(options.home_of_plan(plan, home)))
+    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
+    key_id = dossier.write(context, page, ledger, out.expanduser(), key=key)
+    say(f"dossier: {out}: {page.summary}")
+    say(f"signed with key {key_id[:12]}…; tell the officer these digits by another way")
+    say("next, on her desk: autocoder approve DOSSIER/plan.json --key officer/signing-key.pem")
+
+
+def take_back(
+    decision: Annotated[Path, typer.Argument(metavar="DECISION", help="File that `autocoder approve` wrote.")],
+    ledger_url: options.LedgerUrl = None,
+    home: options.Home = None,
+) -> None:
+    """Take an approval or refusal back that an officer signed in a dossier.
+
+    [bold]Example[/bold]
+
+      autocoder plan import approve-0123456789abcdef.json
+    """
+    options.require_readable("DECISION", decision)
+    workspace = home_of(home)
+    configure_prefect(workspace, make_home=False)
+    from flows.commands.approve import outcome_of
+    from storage.ledger import Decision
+    from tasks.parameters import LedgerParameters
+    from tasks.releasing import dossier, ledger_access
+    from tasks.running.stage import Context
+
+    signed = Decision.read(decision.expanduser().read_text(encoding="utf-8"))
+    context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
+    if ledger_access.existing_ledger(context, settings) is None:
+        from storage.errors import InputError
+
+        raise InputError(f"{workspace} has no ledger. Give the plan's workspace (--home)")
+    name, plan = dossier.accept(context, ledger_access.open_ledger(context, settings), signed)
+    say(outcome_of(context, plan, signed, name))
+
+
+def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
+    """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
+    from decimal import Decimal
+
+    from flows.commands.ledger_text import cohorts, left, spent
+    from storage.ledger import BudgetRefused
+    from tasks.releasing import ledger_access, ledger_records
     from tasks.releasing.plan import PlannedRelease
-    from tasks.releasing.reading import read as page_of
+    from tasks.running.stage import Context
+
+    planned, context = PlannedRelease.load(Path(file)), Context(home=home)
+    plan, claim = planned.plan, planned.plan.claim
+    ledger = ledger_access.open_ledger(context, settings)
+    scores = ledger_records.candidate_scores(ledger, planned)
+    epsilon = "none" if claim.epsilon is None else spent(Decimal(repr(claim.epsilon)))
+    kind = "formal" if claim.guarantee_kind == "formal" else "estimated"
+    delta = "not quantified" if claim.delta is None else f"{claim.delta:g}"
+    reached = f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
+    whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
+    released = ledger.release_of(plan)
+    if released is not None:
+        return [f"This plan is release {released.release_id} already ({released.state}); nothing more is charged."]
+    lines = [
+        f"Nothing was released. The plan would release {plan.event.mechanism}: {kind}, ε {epsilon}, δ {delta}{reached}."
+    ]
+    try:
+        records = ledger_records.find_record_set(context, planned.candidate.dataset)
+        charges = ledger.quote(plan, records=records)
+    except BudgetRefused as refused:
+        return [*lines, f"It does not fit the budget: {refused}."]
+    tightest = min(charges, key=lambda one: one.epsilon_cap - one.epsilon_after)
+    remains = f"ε {left(tightest.epsilon_cap - tightest.epsilon_after)} of {left(tightest.epsilon_cap)} then remain"
+    return [*lines, f"It charges ε {epsilon} to {whose}; {remains}."]
+
+
+def load_page(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:
+    """Returns the page of a plan, from its workspace or the one named."""
+    workspace = options.home_of_plan(plan, home)
+    configure_prefect(workspace, make_home=False)
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.releasing.plan_page import load_plan_page as page_of
     from tasks.running.stage import Context
 
     planned = PlannedRelease.load(plan.expanduser())
@@ -75,51 +208,85 @@ def _plain(page: PlanPage) -> dict[str, object]:
         "verdict": page.verdict,
         "summary": page.summary,
         "answers": answers,
-        "approved": list(page.standing.approved),
+        "approved": list(page.status.approved),
         "claim": page.planned.plan.claim.model_dump(mode="json"),
         "facts": dict(plan_page.facts(page)),
+        "texts": list(page.planned.output.texts),
+        "texts_digest": page.planned.output.texts_digest,
     }
 
 
-def lines_of(text: str, width: int) -> list[str]:
-    """Lines of a paragraph; a command stays on one, so that it runs as it is copied."""
-    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _KEPT), text)
+def wrap_lines(text: str, width: int) -> list[str]:
+    """Wraps a paragraph; a command stays on one line, so that it can be copied."""
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _BLANK), text)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
-    return [line.replace(_KEPT, " ") for line in lines]
+    return [line.replace(_BLANK, " ") for line in lines]
 
 
-_KEPT = "\x1f"
-"""In the place of a blank within a command; no answer holds one."""
+_BLANK = "\x1f"
+"""Replaces a blank within a command; no answer contains it."""
 
 
 def _print(page: PlanPage) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from flows.commands.terminal import Console, shown
+    from flows.commands.terminal import Console, escape_text
     from tasks.releasing.plan_page import MARKS, facts
 
-    console, colours = Console(), {"fine": "green", "look": "yellow", "warning": "bold red"}
+    console, colours = Console(), {"fine": "green", "note": "cyan", "investigate": "yellow", "warning": "bold red"}
     plan = page.planned.plan
-    console.print(f"Planned release: {plan.population}, {plan.release_label}", style="bold")
-    console.print(Text.assemble((MARKS[page.verdict], colours[page.verdict]), f"  {shown(page.summary)}"))
+    console.print(f"{page.title}: {plan.population}, {plan.release_label}", style="bold")
+    console.print(Text.assemble((MARKS[page.verdict], colours[page.verdict]), f"  {escape_text(page.summary)}"))
     width = min(console.width, 110)
     for answer in page.answers:
         console.print()
         console.print(Text.assemble((MARKS[answer.verdict], colours[answer.verdict]), "  ", (answer.question, "bold")))
-        for line in lines_of(answer.text, width - 2):
+        for line in wrap_lines(answer.text, width - 2):
             console.print(f"  {line}", soft_wrap=True)
         if answer.table:
             head, rows = answer.table
             table = Table()
             for name in head:
-                table.add_column(name, overflow="fold")  # an id that is cut is none
+                table.add_column(name, overflow="fold")  # an id must not be cut
             for row in rows:
                 table.add_row(*row)
             console.print(table)
     console.print()
     for name, value in facts(page):
         console.print(f"  {name}: {value}", soft_wrap=True)
+    output = page.planned.output
+    if output.texts:
+        console.print()
+        console.print(
+            f"Texts of no published list that leave in the bundle (digest {output.texts_digest}):", style="bold"
+        )
+        for text in output.texts:
+            console.print(f"  {escape_text(text)}", soft_wrap=True, markup=False, highlight=False)
 
 
-app.command()(options.grouped(show))
+def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
+    """Prints what a dossier says of its plan, after its signature was checked."""
+    configure_prefect(home_of(None), make_home=False)
+    from storage.errors import InputError
+    from tasks.releasing.dossier import PAGE, Dossier
+    from tasks.releasing.plan_page import MARKS
+
+    dossier = Dossier(plan)
+    stated = dossier.stated
+    if html is not None:
+        raise InputError(f"--html: the page lies in the dossier: {dossier.folder / PAGE}")
+    if as_json:
+        say(stated.model_dump_json(indent=2))
+        return
+    say(f"{dossier.planned.plan.population}, {dossier.planned.plan.release_label}: {stated.summary}")
+    say(f"as of {stated.stated_at}; signed with key {stated.key_id[:12]}…; policy {dossier.policy.name}")
+    for _, verdict, question, text in stated.answers:
+        say(f"\n{MARKS[verdict]}  {question}\n  {text}")
+    say(f"\npage: {dossier.folder / PAGE}\ndigest: {stated.digest}")
+
+
+app.command()(options.expand_groups(show))
+app.command()(options.expand_groups(renew))
+app.command()(options.expand_groups(export))
+app.command("import")(options.expand_groups(take_back))

@@ -1,4 +1,4 @@
-"""Parameters from a profile (YAML), options and `--set key=value`, checked as a whole; errors name the option."""
+"""Builds parameters from a profile (YAML), options and `--set key=value`; errors name the option."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from storage import strict_yaml
 from storage.errors import InputError
+from tasks.catalogue import PROFILES
 from tasks.parameters import RetrainParameters
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,7 +26,7 @@ NAMED = {
     "classification": "data.classification",
     "classification-version": "data.classification_version",
 }
-"""Options that have a name of their own, and the parameters that they set."""
+"""Options with a name, and the parameters that they set."""
 OPTIONS = {
     "data.source": "--data",
     "data.codelist": "--codelist",
@@ -34,29 +35,30 @@ OPTIONS = {
     "formal.target_epsilon": "--target-epsilon",
     "pseudo_posterior.target_epsilon": "--target-epsilon",
 } | {parameter: f"--{option}" for option, parameter in NAMED.items()}
-PROFILES = Path(__file__).resolve().parents[2] / "deployments" / "profiles"
 
 
-def available() -> list[str]:
-    """Names of the profiles that ship."""
+def profile_names() -> list[str]:
+    """Returns the names of the packaged profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def load_profile(name: str) -> dict[str, Any]:
-    """A profile by name, or by the path of a YAML file.
+    """Loads a profile by name, or by the path of a YAML file.
 
     Raises:
-        InputError: no such profile, or it is no mapping.
+        InputError: the profile does not exist, or is not a mapping.
     """
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
-        raise InputError(f"--profile: no profile {name}; there are {', '.join(available())}, or give a .yaml file")
+        raise InputError(
+            f"--profile: {name} is unknown. Choose from {', '.join(profile_names())}, or give a .yaml file."
+        )
     try:
         content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"--profile: {path} is no YAML{where}{f': {problem}' if problem else ''}") from None
+        raise InputError(f"--profile: {path} is not YAML{where}{f': {problem}' if problem else ''}") from None
     except OSError as error:
         raise InputError(f"--profile: {path}: {error.strerror}") from None
     if not isinstance(content, dict):
@@ -64,40 +66,40 @@ def load_profile(name: str) -> dict[str, Any]:
     return content
 
 
-def override(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
 
-    What is a text stays the text that was typed (`2.010`), and one text serves where a list of them is wanted.
+    A text stays as it was typed (`2.010`), and one text may stand for a list of texts.
 
     Raises:
-        InputError: a setting without `=`, or one that goes through a value that is no section.
+        InputError: a setting has no `=`, or passes through a value that is not a section.
     """
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"--set: `{setting}` is not of the form key=value, such as fit.adamw.epochs=3")
+            raise InputError(f"--set: `{setting}` is not key=value. Give one such as fit.adamw.epochs=3.")
         section = content
         *path, last = key.split(".")
         for part in path:
             if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} lies in a value that is no section")
+                raise InputError(f"--set: {key}: {part} is within a value that is not a section")
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} is no section")
+                raise InputError(f"--set: {key}: {part} is not a section")
         section[last] = _read(key, value)
     return content
 
 
 def _read(key: str, value: str) -> Any:
-    """A value as its parameter wants it."""
+    """Reads a value by the type of its parameter."""
     kinds = set(_kinds(RetrainParameters, key.split(".")))
     text = str in kinds and not kinds & {tuple, dict, int, float, bool}
     try:
         read = strict_yaml.load(value)
     except yaml.YAMLError:
         if text:
-            return value  # a path or a column's name that is no YAML
-        raise InputError(f"--set: the value of {key} is no YAML; quote it") from None
+            return value  # a path or the name of a column, not YAML
+        raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
     if read is None and type(None) in kinds:
         return None
     if text:
@@ -108,7 +110,7 @@ def _read(key: str, value: str) -> Any:
 
 
 def _kinds(annotation: Any, path: Sequence[str]) -> Iterator[Any]:
-    """The types that a parameter may have, by its path from a model; nothing of one that is not there."""
+    """Yields the types of a parameter, by its path from a model; nothing for an unknown one."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _kinds(get_args(annotation)[0], path)
@@ -130,40 +132,42 @@ def parameters(
     codelist: Path | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> RetrainParameters:
-    """Parameters of a run from profile, options and settings, in rising precedence.
+    """Returns the parameters of a run from profile, options and settings, in rising precedence.
 
     Args:
         named: values of the options in `NAMED`; None: not given.
 
     Raises:
-        InputError: an unknown key, a value out of range or a contradiction; all of them in one text. Columns other
-            than the profile's want a population and a classification of their own.
+        InputError: all faults in one text: unknown keys, values out of range, contradictions. Other columns than
+            those of the profile require a population and a classification.
     """
     content = load_profile(profile)
     content.pop("branches", None)
+    unlisted: list[str] = content.pop("without_codelist", [])
     own = copy.deepcopy(content)
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
-        raise InputError(f"--profile: {profile}: data is a section, with source, codelist and so on")
+        raise InputError(f"--profile: {profile}: data must be a section, with source, codelist and so on")
     if data is not None:
         section["source"] = str(data)
     if codelist is not None:
         section["codelist"] = str(codelist)
     given = {option: value for option, value in (named or {}).items() if value is not None}
     _apply(content, given, settings)
-    content = override(content, settings)
+    content = apply_settings(content, settings)
     if not isinstance(content["data"], dict):
-        raise InputError("--set: data is a section, such as data.source=FILE")
-    _own_names(
-        content, own, {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}, profile
-    )
+        raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
+    keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}
+    _require_population(content, own, keys, profile)
+    if not _has_codelists(content["data"]):
+        content = apply_settings(content, [one for one in unlisted if one.partition("=")[0] not in keys])
     if not content["data"].get("source"):
-        raise InputError("--data: name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines)")
-    return checked(RetrainParameters, content, at="parameters: ")
+        raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
+    return validate(RetrainParameters, content, at="parameters: ")
 
 
 def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Put the values of options where their parameters are.
+    """Put the values of options into their parameters.
 
     Raises:
         InputError: one is given by its option and by --set.
@@ -172,7 +176,7 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
     for option, value in given.items():
         key = NAMED[option]
         if key in set_too:
-            raise InputError(f"--{option}: --set {key} is given too; leave one out")
+            raise InputError(f"--{option}: --set {key} is given too. Leave one out.")
         section = content
         *path, last = key.split(".")
         for part in path:
@@ -181,21 +185,29 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """What stands there where it is a section; what else may stand there is refused when all is checked."""
+    """Returns a section, or an empty one for another value, which validation refuses later."""
     value = content.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def _columns_of_fields(ingest: dict[str, Any]) -> dict[str, Any]:
-    """The code column of each of several fields, as far as it is said in the form that it should have."""
+    """Returns the code column of each of several fields, as far as the form is valid."""
     return {name: _section(_section(ingest, "fields"), name).get("label_column") for name in _section(ingest, "fields")}
 
 
-def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str], name: str) -> None:
-    """No profile lends its population and classification to other records than its own.
+def _has_codelists(data: dict[str, Any]) -> bool:
+    """Checks whether every field has a code list, as far as the form is valid."""
+    fields = _section(_section(data, "ingest"), "fields")
+    return all(_section(fields, name).get("codelist") for name in fields) if fields else bool(data.get("codelist"))
+
+
+def _require_population(content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str) -> None:
+    """Require a population and a classification with other columns than those of the profile.
+
+    What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences.
 
     Raises:
-        InputError: the columns are others, and whose they are is not said.
+        InputError: the columns are others, and a name is missing.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
@@ -204,31 +216,36 @@ def _own_names(content: dict[str, Any], profile: dict[str, Any], said: set[str],
         other.append("fields")
     if not other and now.get("population") == theirs.get("population"):
         return
-    if "release.enabled" not in said and isinstance(content.get("release"), dict):
-        content["release"].pop("enabled", None)
+    for key in ("release.enabled", "data.ingest.train_before", "model.prior_sentence", "model.prior_sentences"):
+        if key not in given:
+            *path, last = key.split(".")
+            section = content
+            for part in path:
+                section = _section(section, part)
+            section.pop(last, None)
     if not other:
         return
     lacking = [
         f"--{option} ({meaning}; {name} has {theirs[key]})"
         for option, key, meaning in (
-            ("population", "population", "whose records they are"),
-            ("classification", "classification", 'what they are coded by, "" for nothing published'),
+            ("population", "population", "that the records describe"),
+            ("classification", "classification", 'of the codes, "" for nothing published'),
         )
-        if theirs.get(key) and f"data.{key}" not in said
+        if theirs.get(key) and f"data.{key}" not in given
     ]
     if lacking:
         option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
-        raise InputError(f"{option}: other columns than profile {name}'s; give {' and '.join(lacking)}")
+        raise InputError(f"{option}: the columns differ from those of profile {name}. Give {' and '.join(lacking)}.")
     for key in ("classification_version", "public"):
-        if f"data.{key}" not in said:
+        if f"data.{key}" not in given:
             now.pop(key, None)
 
 
-def checked(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
-    """Values as a model; `at` begins the error's text.
+def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
+    """Returns values as a model; an error starts with `at`.
 
     Raises:
-        InputError: all that is wrong with them, in one text.
+        InputError: all faults, in one text.
     """
     try:
         return model.model_validate(values)
@@ -238,11 +255,11 @@ def checked(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
         raise InputError(at + faults) from None
 
 
-def own_branches(profile: str) -> dict[str, Any]:
-    """Branches that a profile adds to the standard ones, as it has them.
+def profile_branches(profile: str) -> dict[str, Any]:
+    """Returns the branches that a profile adds to the standard ones.
 
     Raises:
-        InputError: no such profile, or its branches are no mapping.
+        InputError: the profile does not exist, or its branches are not a mapping.
     """
     content = load_profile(profile).get("branches") or {}
     if not isinstance(content, dict):
@@ -250,8 +267,8 @@ def own_branches(profile: str) -> dict[str, Any]:
     return content
 
 
-def target(text: str) -> float | str:
-    """A target epsilon: a number, or `match`.
+def parse_target(text: str) -> float | str:
+    """Returns a target epsilon: a number, or `match`.
 
     Raises:
         InputError: it is neither.
@@ -268,14 +285,14 @@ def target(text: str) -> float | str:
 
 
 def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """One error of pydantic in one phrase: where, what, and what was given."""
+    """Puts an error of pydantic into one phrase: place, fault, and value."""
     where = ".".join(str(part) for part in entry["loc"])
     where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
-        message = "a text; quote it in YAML"
+        message = "must be a text. Quote it in YAML"
     if entry["type"] == "extra_forbidden":
-        message = f"no such parameter{_meant(where, list(_names(model)))}"
+        message = f"unknown parameter{_meant(where, list(_names(model)))}"
     value = entry.get("input")
     secret = where.endswith("ledger_url")
     plain = "input" in entry and isinstance(value, int | float | str | bool | None)
@@ -284,7 +301,7 @@ def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 
 def _names(annotation: Any, path: str = "") -> Iterator[str]:
-    """Dotted names of all parameters of a model; what a mapping holds has names of its own."""
+    """Yields dotted names of all parameters of a model, except within mappings."""
     if get_origin(annotation) is dict:
         return
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -297,9 +314,9 @@ def _names(annotation: Any, path: str = "") -> Iterator[str]:
 
 
 def _meant(wrong: str, names: Sequence[str]) -> str:
-    """The parameters that a misspelt name, or one without its section, can stand for; else where all of them stand."""
+    """Suggests parameters for a misspelt name, or one without its section."""
     section, _, last = wrong.rpartition(".")
-    found = [name for name in names if f".{name}".endswith(f".{last}")][:3]
-    beside = [name for name in names if name.rpartition(".")[0] == section]
-    found = found or difflib.get_close_matches(wrong, beside, n=1) or difflib.get_close_matches(wrong, names, n=1)
-    return f"; did you mean {' or '.join(found)}?" if found else " (docs/parameters.md has all)"
+    matches = [name for name in names if f".{name}".endswith(f".{last}")][:3]
+    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    matches = matches or difflib.get_close_matches(wrong, siblings, n=1) or difflib.get_close_matches(wrong, names, n=1)
+    return f". Did you mean {' or '.join(matches)}?" if matches else " (see docs/parameters.md)"

@@ -1,4 +1,4 @@
-"""`autocoder qa`: a sample to code twice, and how far human and model agree."""
+"""Defines `autocoder qa`: a sample to code twice, and the agreement of human and model."""
 
 from __future__ import annotations
 
@@ -20,57 +20,83 @@ app = typer.Typer(
 
 
 @app.command()
+@options.expand_groups
 def draw(
     coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
     out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     column: Annotated[
-        list[str] | None, typer.Option(help="What the coder reads; may be repeated.", show_default="Final Narrative")
+        list[str] | None,
+        typer.Option(help="Text column for the coder; may be repeated.", show_default="Final Narrative"),
     ] = None,
-    share: Annotated[float | None, typer.Option(min=0.0001, max=1, help="Of all rows.", show_default="0.05")] = None,
+    share: Annotated[
+        float | None, typer.Option(min=0.0001, max=1, help="Share of all rows.", show_default="0.05")
+    ] = None,
     sensitive: Annotated[
         list[str] | None,
-        typer.Option(help="Code that is always sampled (of several fields: nature=1311); may be repeated."),
+        typer.Option(help="Code that is always sampled (for several fields: nature=1311); may be repeated."),
     ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, help="Hours of the human coders, in place of --share: strata by code and score, best allocation."
+        ),
+    ] = None,
+    minutes_per_record: Annotated[float, typer.Option(min=0.01, help="Minutes to code a record, with --hours.")] = 3.0,
+    field: Annotated[
+        str, typer.Option(help="Field whose code and score form strata, of several.", show_default="the first")
+    ] = "",
     policy: Annotated[
         Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Repeats a sample.", show_default="none, it cannot be foreseen")
+        int | None, typer.Option(help="Seed that repeats a sample.", show_default="none: unpredictable")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Draw a random sample for double coding, without the model's codes.
 
+    Each row has a weight, one over its chance to be drawn, for `qa agree` and `autocoder estimate`. With --hours, rows
+    of low scores have more chance, since they say most about the counts (Neyman's allocation).
+
     [bold]Examples[/bold]
 
       autocoder qa draw coded.csv --out sample.csv --share 0.05 --sensitive 1311
 
+      autocoder qa draw coded.csv --out sample.csv --hours 20
+
       autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
     """
+    from storage.errors import InputError
     from tasks.coding.quality import Policy, draw, read_policy
     from tasks.running.failures import private_errors
 
+    if hours is not None and share is not None:
+        raise InputError("--share and --hours: give one of them")
+    size = None if hours is None else int(hours * 60 / minutes_per_record)
     with private_errors("qa"):
         chosen = read_policy(policy.expanduser()) if policy else Policy()
         changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
         chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        sample = draw(coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed)
+        sample = draw(
+            coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed, size=size, field=field
+        )
     if as_json:
         say(json.dumps(vars(sample) | {"out": str(out)}))
     else:
         say(
             f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes); fill in "
-            "the column human_code (of several fields, one each) and run `autocoder qa agree`"
+            "the column human_code (one per field) and run `autocoder qa agree`"
         )
 
 
 @app.command()
+@options.expand_groups
 def agree(
     coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
     sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare the human's codes with the model's: share, Cohen's kappa, each code.
+    """Compare the human's codes with the model's: share, Cohen's kappa, codes.
 
     [bold]Examples[/bold]
 
@@ -82,14 +108,14 @@ def agree(
     with private_errors("qa"):
         agreed = agreements(coded, sample)
     if as_json:
-        told = {field: one.as_dict() for field, one in agreed.items()}
-        say(json.dumps(told.get("", told), indent=2))
+        content = {field: one.as_dict() for field, one in agreed.items()}
+        say(json.dumps(content.get("", content), indent=2))
         return
     for field, one in agreed.items():
-        _tell(field, one)
+        _show(field, one)
 
 
-def _tell(field: str, agreed: Agreement) -> None:
+def _show(field: str, agreed: Agreement) -> None:
     from rich.table import Table
 
     from flows.commands.terminal import Console

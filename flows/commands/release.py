@@ -1,70 +1,109 @@
-"""`autocoder release`."""
+"""Defines `autocoder release`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.commands import options
-from flows.server.settings import before_prefect, same_house
-from flows.server.temporary import own_server
+from flows.server.run_flow import run_flow
+from flows.server.settings import configure_prefect, require_same_workspace
+
+if TYPE_CHECKING:
+    from tasks.parameters import LedgerParameters
+    from tasks.releasing.publish import Released
 
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """Ledger, policy and bundle."""
+    """Holds ledger, policy and bundle."""
 
     policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None
     ledger_url: options.LedgerUrl = None
     signing_key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="the workspace's own")
+        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
     ] = None
-    signing_certificate: Annotated[Path | None, typer.Option(help="X.509 certificate of that key (PEM).")] = None
-    certificate_chain: Annotated[list[Path] | None, typer.Option(help="Authorities above it (PEM); repeatable.")] = None
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the bundle without a signature.")] = False
-    precision: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32"
-    licence: Annotated[
-        str | None, typer.Option(help="SPDX name or text file; must be the plan's.", show_default="the plan's")
+    precision: Annotated[str, typer.Option(help="Precision of the weights: float32 or bfloat16.")] = "float32"
+    licence: Annotated[str | None, typer.Option(help="SPDX name; must be the plan's.", show_default="the plan's")] = (
+        None
+    )
+    accept_texts: Annotated[
+        str | None,
+        typer.Option(help="Digest of the texts on the plan's page, after they were read.", show_default="none"),
     ] = None
 
     def values(self) -> dict[str, Any]:
-        """As the flow's parameters hold them: paths as text."""
-        chain = [str(path) for path in self.certificate_chain or ()]
-        texts = {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
-        return texts | {"certificate_chain": chain}
+        """Returns the values for the flow: paths as text."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
 
 
 def release(
     plan: options.Plan,
     settings: SettingOptions,
     output: options.OutputOptions,
-    home: options.PlansHome = None,
+    home: options.HomeOfPlan = None,
     device: options.Device = "auto",
+    server: options.Server = "none",
 ) -> None:
-    """Release what a plan says: charge the budget, draw once, bundle, record, sign.
+    """Release a plan: charge the budget, draw once, bundle, record, sign.
 
-    A plan that is released already returns its bundle and spends nothing more.
+    A plan that was released before returns its bundle and spends nothing more.
 
     [bold]Example[/bold]
 
-      autocoder retrain --data injuries.csv
-
       autocoder release workspace/private/plans/0123456789abcdef.json
     """
-    from flows.commands.profiles import checked
+    workspace = options.home_of_plan(plan, home)  # a wrong file is reported before the imports, which take seconds
+    require_same_workspace(plan, workspace)
+    if settings.policy is not None:
+        from storage.ledger.policy import Policy
+
+        Policy.load(settings.policy.expanduser())
+
+    from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
-    ledger = checked(BundleParameters, settings.values(), at="")
-    workspace = options.plans_home(plan, home)
-    same_house(plan, workspace)
-    before_prefect(workspace, make_home=True)
+    ledger = validate(BundleParameters, settings.values(), at="")
+    configure_prefect(workspace, make_home=True)
 
     import flows.release as job
+    from tasks.releasing import publish
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.failures import private_errors
+    from tasks.running.stage import Context
 
-    with output.progress(), own_server():
-        result = job.release(plan=str(plan), home=str(workspace), device=device, ledger=ledger)
+    with private_errors("release"):  # the flow checks too, but later
+        publish.require_current(Context(home=str(workspace)), PlannedRelease.load(plan.expanduser()), ledger)
+    with output.progress():
+        result = run_flow(job.release, server, plan=str(plan), home=str(workspace), device=device, ledger=ledger)
     output.warn(result.warnings)
-    output.answer(result, result.bundle)
+    output.note_estimate(result.guarantee_kind)
+    output.answer(result, "" if output.as_json else ending(result, str(workspace), ledger))
+
+
+def ending(result: Released, home: str, settings: LedgerParameters) -> str:
+    """Returns what was released and charged, where the bundle is, and what to do next."""
+    from decimal import Decimal
+
+    from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
+    from tasks.releasing import ledger_access
+    from tasks.running.stage import Context
+
+    ledger = ledger_access.open_ledger(Context(home=home), settings)
+    row = ledger.release(result.release_id)
+    claimed = f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}"
+    charges = {one.account: one for earlier in ledger.history(result.release_id) for one in earlier.charges}
+    least = min((one.epsilon_cap - one.epsilon_after for one in charges.values()), default=Decimal(0))
+    remains = f"; ε {left(least)} left in the tightest account" if charges else ""
+    return "\n".join(
+        (
+            f"released  {result.release_id}: {claimed}, {relation(row)}",
+            f"charged   {row.population} {cohorts(row.cohorts)}{remains}",
+            f"bundle    {result.bundle}",
+            f'next      autocoder handover {result.release_id} --to "PARTNER" --out outbox',
+        )
+    )

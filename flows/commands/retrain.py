@@ -1,4 +1,4 @@
-"""`autocoder retrain`."""
+"""Defines `autocoder retrain`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.plan import summary_of
+from flows.commands.release import ending
 from flows.commands.terminal import say
-from flows.server.temporary import own_server
+from flows.server.run_flow import run_flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mechanisms.model.classifier import ModelConfig
     from storage.ledger import Row
     from tasks.parameters import RetrainParameters
     from tasks.retraining.run import Preview
@@ -28,25 +31,27 @@ def retrain(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Epsilon to reach. A formal profile adds the noise that it takes; with SWAG-PPM c and k are searched "
-            "for it, or, with mechanism censored or both, it is the bound."
+            help="Epsilon to reach. A formal profile adds noise for it; SWAG-PPM searches c and k for it, or, with "
+            "mechanism censored or both, bounds each record by it."
         ),
     ] = None,
     shards: options.Shards = 1,
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Folder or s3://bucket/prefix where machines share finished stages.", show_default="$AUTOCODER_STORAGE"
+            help="Folder or s3://bucket/prefix for finished stages that machines share.",
+            show_default="$AUTOCODER_STORAGE",
         ),
     ] = None,
     release: Annotated[
         bool | None,
         typer.Option(
             "--release/--plan-only",
-            help="Go on from the plan to its release, unaudited; or stop at the plan.",
-            show_default="--plan-only; of the profile demo --release",
+            help="Release the plan at once, unaudited; or stop at the plan.",
+            show_default="--plan-only; for profile demo --release",
         ),
     ] = None,
+    server: options.Server = "none",
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -54,35 +59,58 @@ def retrain(
             help="Read records and code list, and show stages, population, charge, budget, expected time and disk.",
         ),
     ] = False,
+    deploy: Annotated[
+        str | None,
+        typer.Option(
+            help="Do not run now: check these parameters, and register them under this name as a deployment of the "
+            "Prefect server (PREFECT_API_URL).",
+            show_default="run now",
+        ),
+    ] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            help="With --deploy: when it runs by itself, as a cron line in UTC.", show_default="by hand, on the page"
+        ),
+    ] = None,
 ) -> None:
-    """Run the whole method on a file of records and plan its release: one draw, or one formally private fit.
+    r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
 
-    It ends with a plan, and says what comes next: `autocoder audit PLAN`, then `autocoder release PLAN`. Interrupted or
-    killed, the same command goes on where it stopped. Finished stages are reused.
+    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. After an
+    interruption, run the same command to resume. Finished stages are reused.
 
     [bold]Examples[/bold]
 
       autocoder demo-data --out demo
 
-      autocoder retrain --profile demo --data demo/injuries.csv --codelist demo/codelist.csv
+      autocoder retrain --profile demo-formal --target-epsilon 5 \
+          --data demo/injuries.csv --codelist demo/codelist.csv
 
-      autocoder retrain --profile osha-formal --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 5
+      autocoder retrain --profile osha-formal --target-epsilon 5 \
+          --data injuries.zip --codelist oiics201_nature.csv
 
-      autocoder retrain --data injuries.zip --codelist oiics201_nature.csv --target-epsilon 4
+      autocoder retrain --profile formal --target-epsilon 5 \
+          --data jobs.csv --codelist soc2010.csv --text "Job title" \
+          --label Code --population job-titles \
+          --classification SOC --classification-version 2010 --dry-run
 
-      autocoder retrain --data jobs.csv --codelist soc2010.csv --text "Job title" --label Code --date "" \
---population job-titles --classification SOC --classification-version 2010 --dry-run
+      autocoder retrain --profile formal --target-epsilon 5 \
+          --data jobs.csv --text "Job title" --label Code \
+          --population job-titles --classification "" \
+          --deploy jobs --cron "0 6 1 */3 *"
     """
+    if deploy is not None or cron is not None:
+        _require_server(deploy, storage)
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
-    wanted = () if release is None else (f"release.enabled={str(release).lower()}",)
-    parameters = run.parameters(*target, *wanted)
+    enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
+    parameters = run.parameters(*target, *enabled)
     if storage is not None:
         os.environ["AUTOCODER_STORAGE"] = storage
 
     from tasks.parameters import FanOut
 
-    context = run.context(make_home=not dry_run, fan_out=FanOut(shards=shards))
+    context = run.context(make_home=not dry_run and deploy is None, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
     from flows.server.form import RetrainForm
@@ -93,36 +121,100 @@ def retrain(
     if dry_run:
         _show_dry_run(retraining.dry_run(parameters, context), parameters, context, output)
         return
-    with private_errors("retrain"):  # the flow looks too, but only once Prefect's server has started
+    if deploy is not None:
+        _deploy(run, output, parameters, context, name=deploy, cron=cron)
+        return
+    with private_errors("retrain"):  # the flow checks too, but only once the progress has started
         estimate = retraining.refuse_early(context, parameters)
-        missing = retraining.to_compute(context, parameters)
+        missing = retraining.unfinished_stages(context, parameters)
         form = RetrainForm.of(parameters)
-        words = code_lists.of_parameters(context, parameters)
+        words = code_lists.assess_parameters(context, parameters)
     output.warn([word.warning for word in words if word.warning is not None])
-    with output.progress() as console, own_server():
-        console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
-        result = job.retrain(parameters=form, home=context.home, device=run.device, fan_out=context.fan_out)
+    with output.progress() as console:
+        if missing:
+            console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
+        result = run_flow(
+            job.retrain, server, parameters=form, home=context.home, device=run.device, fan_out=context.fan_out
+        )
     output.warn((*result.warnings, *(result.release.warnings if result.release is not None else ())))
-    output.answer(result, _next(parameters, result.plan) if result.release is None else result.release.bundle)
+    if result.release is not None:
+        output.note_estimate(result.release.guarantee_kind)
+        output.answer(result, ending(result.release, context.home, parameters.release))
+        return
+    output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
+    output.answer(result, "" if output.as_json else _next(parameters, result.plan, context.home))
 
 
-def _next(parameters: RetrainParameters, plan: str) -> str:
-    """The plan, and the two commands that lead from it to a release."""
+def _require_server(deploy: str | None, storage: str | None) -> None:
+    """Refuse what cannot be registered, before anything large is imported.
+
+    Raises:
+        InputError: no name, no server, or an option of a run of this command alone.
+    """
+    from storage.errors import InputError
+
+    if deploy is None:
+        raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
+    if "PREFECT_API_URL" not in os.environ:
+        raise InputError(
+            "--deploy: no server is named. Set PREFECT_API_URL, such as http://127.0.0.1:4200/api; `make stack` and "
+            "`prefect server start` start one."
+        )
+    if storage is not None:
+        raise InputError("--storage: a deployment has none. Set AUTOCODER_STORAGE where the worker starts.")
+
+
+def _deploy(
+    run: options.RunOptions,
+    output: options.OutputOptions,
+    parameters: RetrainParameters,
+    context: Context,
+    *,
+    name: str,
+    cron: str | None,
+) -> None:
+    """Check the parameters as a run does, and register them."""
+    import flows.retrain as job
+    from flows.server import schedules
+    from tasks.retraining import run as retraining
+    from tasks.running.failures import private_errors
+
+    with private_errors("retrain"):
+        schedules.check_name(name)
+        schedule = schedules.schedule_of(cron)
+        parameters = schedules.with_absolute_paths(parameters)
+        retraining.refuse_early(context, parameters)
+        others = {"device": run.device, "fan_out": context.fan_out.model_dump(mode="json")}
+        others |= {} if run.home is None else {"home": context.home}
+        pool = "gpu" if run.device == "cuda" else "cpu"
+        registered = schedules.register_retrain(job.retrain, name, parameters, schedule=schedule, pool=pool, **others)
+    output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
+    if output.as_json:
+        say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))
+        return
+    when = "by hand" if cron is None else f"at {cron} (UTC)"
+    say(f"deployment {registered}: runs {when} on pool {pool}\nnext: prefect deployment run {registered}")
+
+
+def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
+    """Returns the plan, what it would release and charge, and the commands from it to a release."""
+    commands = f"plan: {plan}\nread: autocoder plan show {plan}\nnext: autocoder audit {plan}"
     if parameters.data.ingest.kind != "text":
         return f"plan: {plan}\nnext: autocoder audit {plan} --trials 0"
-    return f"plan: {plan}\nnext: autocoder audit {plan}\nthen: autocoder release {plan}"
+    return "\n".join((*summary_of(plan, home, parameters.release), f"{commands}\nthen: autocoder release {plan}"))
 
 
 def _show_dry_run(
     preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    """Stages, each with whether its output is there; whose records and codes; the charge; time and disk."""
-    from tasks.branches.search import searches
+    """Print stages with finished outputs; records and codes; the charge; time and disk."""
+    from tasks.branches.search import needs_search
 
-    search = _search(parameters) if parameters.formal is None and searches(parameters) else None
+    search = _search(parameters) if parameters.formal is None and needs_search(parameters) else None
     stages = {step.label: reused for step, reused in preview.steps}
-    data, looked, charge, estimate = parameters.data, preview.looked, preview.charge, preview.estimate
-    seconds = estimate.of_labels([label for label, reused in stages.items() if not reused])
+    data, survey, charge, estimate = parameters.data, preview.source, preview.charge, preview.estimate
+    missing = [label for label, reused in stages.items() if not reused]
+    seconds = estimate.of_labels(missing) if missing or search else 0.0
     row, listed = preview.row, None not in data.codelists.values()
     if output.as_json:
         content = {
@@ -131,14 +223,25 @@ def _show_dry_run(
             "release": None if row is None else {"release_id": row.release_id, "state": row.state},
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
-            "codes": {"listed": looked.codes if listed else None, "observed": looked.codes_observed},
+            "codes": {"listed": survey.codes if listed else None, "observed": survey.codes_observed},
             "code_lists": [
-                {"field": word.field, "verdict": word.verdict, "known_as": word.known_as, "said": word.said}
+                {
+                    "field": word.field,
+                    "verdict": word.verdict,
+                    "published_name": word.published_name,
+                    "description": word.description,
+                }
                 for word in preview.lists
             ],
-            "records": {"read": looked.rows, "usable": looked.usable, **looked.sampled},
-            "cohorts": list(looked.cohorts),
-            "charge": {"guarantee_kind": charge.guarantee_kind, "epsilon": charge.epsilon, "delta": charge.delta},
+            **({"columns": survey.values} if survey.values else {}),
+            "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
+            "cohorts": list(survey.cohorts),
+            "charge": {
+                "guarantee_kind": charge.guarantee_kind,
+                "epsilon": charge.epsilon,
+                "delta": charge.delta,
+                "warning": charge.warning,
+            },
             "budget": [
                 {
                     "population": one.population or data.population,
@@ -161,9 +264,11 @@ def _show_dry_run(
     from flows.commands.console import duration
     from flows.commands.terminal import Console
 
-    table = Table("stage", "output", title=f"Plan in {context.home}")
-    for label, reused in stages.items():
-        table.add_row(label, Text("there, reused", "cyan") if reused else "to compute")
+    table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
+    if len(missing) < len(stages):
+        table.add_row(f"{len(stages) - len(missing)} of {len(stages)} stages", Text("finished, reused", "cyan"))
+    for label in missing:
+        table.add_row(label, "to compute")
     if search is not None:
         table.add_row("search", search)
     table.add_row("release", _release(parameters, row))
@@ -171,42 +276,58 @@ def _show_dry_run(
     console.print(table)
     for name, line in _facts(preview, parameters):
         console.print(f"{name:<15} {line}", soft_wrap=True)
-    by = "by what stages took in this workspace" if estimate.measured else "rough: nothing was timed in this workspace"
+    if not missing and search is None:
+        console.print(f"{'to compute':<15} nothing: every stage is finished")
+        return
+    by = "by what stages took in this workspace" if estimate.measured else "rough: no stage was timed in this workspace"
     fits = "; with a search that needs two fits" if search else ""
-    disk = f"{estimate.disk_bytes / 1e6:,.0f} MB in all"
-    console.print(f"{'to compute':<15} about {duration(seconds)} ({by}{fits}), {disk}", soft_wrap=True)
+    console.print(f"{'to compute':<15} about {duration(seconds)} ({by}{fits})", soft_wrap=True)
+    console.print(f"{'disk':<15} {estimate.disk_bytes / 1e6:,.0f} MB in all")
 
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
-    """Whose records, coded by what, at what cost: what a release says for good."""
-    from storage.ledger.siblings import other_names
+    """Yields population, classification, records and cost of the release."""
+    from storage.ledger.overlapping_releases import population_name_warning
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
+    from tasks.retraining.run import warn_of_split
 
-    data, looked, charge = parameters.data, preview.looked, preview.charge
-    dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.dropped.items())
-    yield "population", f"{data.population}; cohorts {_listed(looked.cohorts)}"
+    data, survey, charge = parameters.data, preview.source, preview.charge
+    dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items())
+    yield "population", f"{data.population}; cohorts {_listed(survey.cohorts)}"
     named = " ".join(part for part in (data.classification, data.classification_version) if part)
     lists = data.codelists.values()
-    listed = "; no list" if None in lists else f"; {looked.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
-    yield "classification", f"{named or 'none named'}{listed}, {looked.codes_observed:,} observed"
+    listed = "; no list" if None in lists else f"; {survey.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
+    yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
     for word in preview.lists:
-        yield "code list", f"{word.field}: {word.said}" if word.field else word.said
-    yield "records", f"{looked.rows:,} read, {looked.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
-    left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in looked.left_out.items())
-    halves = ", ".join(f"{name} {count:,}" for name, count in looked.sampled.items())
-    yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}"
-    if parameters.data.ingest.kind == "text" and not are_generated_for(data.classification):
+        yield "code list", f"{word.field}: {word.description}" if word.field else word.description
+    for name, counts in survey.values.items():
+        where = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in counts.items())
+        yield "column", f"{name}: a list that is declared public; rows: {where}"
+    yield "records", f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
+    left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items())
+    halves = ", ".join(f"{name} {count:,}" for name, count in survey.sampled.items())
+    ingest = data.ingest
+    split = f"by the day {ingest.train_before}" if ingest.train_before else "at random"
+    dates = "" if ingest.dates_from else "; no dates are read"
+    yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}"
+    if warning := warn_of_split(ingest, train=survey.sampled["train"], test=survey.sampled["test"]):
+        yield "warning", warning
+    if ingest.kind == "text":
+        yield "model", _model(parameters.model)
+    if ingest.kind == "text" and (ingest.value_columns or not are_generated_for(data.classification)):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"
     else:
         yield "charge", charge.line + (", to each cohort" if len(charge.accounts) > 1 else "")
+    if charge.warning:
+        yield "delta", charge.warning
     for line in charge.budget:
         yield "budget", line
     if charge.by_name_alone:
-        yield "", "by name alone: releases of these records under another name are found once they are ingested"
+        yield "", "by name alone: releases of these records under another name show only after ingest"
     if charge.others:
-        yield "other names", other_names(charge.others, data.population)
+        yield "other names", population_name_warning(charge.others, data.population)
     if preview.separately is not None:
         count, apart = len(data.ingest.fields), preview.separately
         yield (
@@ -220,11 +341,18 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     elif data.ingest.fields:
         yield (
             "fields",
-            f"{', '.join(data.ingest.fields)} in one release: one Δ, measured on a record's fields together; releases "
-            "one by one would each be charged a Δ of their own",
+            f"{', '.join(data.ingest.fields)} in one release: one Δ, measured on a record's fields together; separate "
+            "releases would each be charged their own Δ",
         )
     if preview.row is None and charge.exceeds:
-        yield "", "that is not enough: the release would be refused"
+        yield "", "the budget is too small: the release would be refused"
+
+
+def _model(model: ModelConfig) -> str:
+    """Describes where the head starts and what it reads next to the encoder."""
+    start = "from the titles of the code list" if model.prior == "titles" else "at random"
+    words = {"none": "", "titles": "; it reads the words of the titles", "hashed": "; it reads hashed words"}
+    return f"{model.encoder}, trains {model.trainable}; the head starts {start}{words[model.lexical]}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -232,7 +360,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _search(parameters: RetrainParameters) -> str:
-    """What is not known before the first fit."""
+    """Describes a search, whose result only fits can show."""
     from mechanisms.posterior.target import MAX_FITS
 
     config = parameters.pseudo_posterior
@@ -245,11 +373,11 @@ def _search(parameters: RetrainParameters) -> str:
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
     if row is None and not parameters.release.enabled:
-        return "not by this command: it stops at the plan"
+        return "not by this command, which stops at the plan"
     if row is None:
         return f"at once, unaudited, label `{parameters.release.label}`"
     if row.state == "committed":
-        return f"there: {row.release_id}; nothing more is drawn or spent"
+        return f"committed before: {row.release_id}; nothing more is drawn or spent"
     if row.state == "burned":
         return f"burned: {row.release_id}; another release.label spends again"
-    return f"{row.state}: {row.release_id}; goes on without spending again"
+    return f"{row.state}: {row.release_id}; resumes without spending again"

@@ -1,12 +1,12 @@
-"""`autocoder serve`: a released bundle behind HTTP."""
+"""Defines `autocoder serve`: a released bundle over HTTP."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
 import os
+import re
 import socket
-import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,68 +19,80 @@ from flows.commands.terminal import say
 
 if TYPE_CHECKING:
     from service.clients import Clients, State
-    from storage.bundle.check import Sound
+    from storage.bundle.check import VerifiedBundle
 
 KEY = "AUTOCODER_API_KEY"
-
-
-@dataclass(frozen=True)
-class TlsOptions:
-    """HTTPS, where both are given."""
-
-    tls_certificate: Annotated[Path | None, typer.Option(help="Serve HTTPS: PEM file.")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None
+_MOST_CONNECTIONS = 512
+"""Connections at a time, well below a process's usual 1,024 files; one more is answered 503."""
 
 
 @dataclass(frozen=True)
 class TrustOptions:
-    """Whose bundle is served."""
+    """Sets whose bundle may be served."""
 
     verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
-    root: options.Root = None
-    repository: options.Repository = None
+    roots: options.Roots = None
     state: options.State = None
-    revocations: options.Revocations = None
     allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Serve a bundle without a checked signature; all else is checked.")
+        bool, typer.Option("--allow-unsigned", help="Serve a bundle without a signature check; the rest is checked.")
     ] = False
 
 
 def serve(
     released: options.BundleOptions,
     trust: TrustOptions,
-    tls: TlsOptions,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
+    proxy: Annotated[
+        str | None,
+        typer.Option(help="Address of the reverse proxy before it, which says who asks."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Name by which clients ask for it, next to --host; repeat it for several.")
+    ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="File with the API key, or a line NAME KEY for each client.", show_default=f"${KEY}"),
+        typer.Option(help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"),
     ] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Ask for no API key; only on a loopback address.")] = False,
-    rate: Annotated[int, typer.Option(min=1, help="Narratives a minute of one client.")] = 6000,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
+    rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
     thresholds: options.Thresholds = None,
     rules: Annotated[
         Path | None,
-        typer.Option(help="CSV field, code, other_field, other_code: what never occurs together wants a look."),
+        typer.Option(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
+    ] = None,
+    sensitive: Annotated[
+        Path | None,
+        typer.Option(help="CSV with a column code, and field for several: a public list, shown first in the review."),
     ] = None,
     precision: options.Precision = "auto",
 ) -> None:
-    """Serve a released model over HTTP, with a page to try it.
+    r"""Serve a released model over HTTP, with a page to try it.
 
-    The bundle is verified before the port opens. Keys, revocations and the agency's list are read again while it runs:
-    a client that was taken out is refused, and a release that was revoked codes no more. Requests are not logged.
-    SIGTERM and Ctrl-C let running requests end. Needs the extra `serve`.
+    The bundle is verified before the port opens. Keys and the agency's roots are read again while it runs:
+    a removed client is refused, and a revoked release no longer codes. Requests are not logged. SIGTERM and Ctrl-C let
+    running requests end. Requires the extra `serve`.
+
+    For other machines put a reverse proxy before it, which ends TLS and limits the time of connections, and name it by
+    --proxy: deployments/serve.Caddyfile is one.
 
     [bold]Examples[/bold]
 
-      autocoder serve --bundle bundles/3f2a9c41d07b65e8 --verify-key agency.pub.pem --api-key-file key.txt
+      autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
+          --verify-key agency.pub.pem --api-key-file key.txt
+
+      autocoder serve --bundle bundles/3f2a9c41d07b65e8 --verify-key agency.pub.pem \
+          --api-key-file key.txt --proxy 127.0.0.1 --allowed-host coder.agency.example
 
       autocoder serve --allow-unsigned --no-key
     """
     from storage.errors import InputError
     from tasks.running.failures import private_errors
 
-    _check_tls(tls)
+    if proxy is None and not _loopback(host):
+        raise InputError(f"--host {host} can be reached from elsewhere. Put a proxy before it and name it by --proxy.")
+    if wrong := [name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)]:
+        raise InputError(f"--allowed-host {wrong[0]!r} is not a host's name. Give one, without port or `*`.")
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
@@ -89,37 +101,46 @@ def serve(
 
             from service.app import Settings, create_app
             from service.clients import State
-            from service.connections import Connection
         except ImportError:
-            raise InputError("serve needs uvicorn and limits; install the extra: pip install '.[serve]'") from None
+            raise InputError("serve requires uvicorn and limits. Install the extra: pip install '.[serve]'") from None
+        from tasks.coding.explain import read_sensitive
         from tasks.coding.joint import open_bundle
 
         with released.opened() as folder:
             sound = _verified(folder, trust)
             coder = open_bundle(folder, thresholds=thresholds or (), precision=precision, rules=rules)
-        released.require_standing(coder)
+        released.require_not_revoked(coder)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
-        settings = Settings(state=watch.state, renew=watch, narratives_per_minute=rate, signed_by=sound.signed_by)
+        hosts = ("localhost", "127.0.0.1", "[::1]", "::1", host, *(allowed_host or ()))
+        settings = Settings(
+            state=watch.state,
+            renew=watch,
+            narratives_per_minute=rate,
+            hosts=hosts,
+            signed_by=sound.signed_by,
+            sensitive={} if sensitive is None else read_sensitive(sensitive, coder),
+        )
         config = uvicorn.Config(
             create_app(coder, settings),
             host=host,
             port=port,
             access_log=False,
             log_level="warning",
-            http=Connection,
+            http="h11",
+            limit_concurrency=_MOST_CONNECTIONS,
+            proxy_headers=proxy is not None,
+            forwarded_allow_ips=proxy or "",
             server_header=False,
             timeout_graceful_shutdown=30,
-            ssl_certfile=tls.tls_certificate,
-            ssl_keyfile=tls.tls_key,
         )
-        address = f"{'https' if tls.tls_certificate else 'http'}://{host}:{port}/"
+        address = f"http://{host}:{port}/"
         say(f"{coder.classification} {coder.version}, release {coder.release}: {address}", err=True)
         uvicorn.Server(config).run()
 
 
 def _require_free(host: str, port: int) -> None:
-    """Try the port before a model is loaded; whatever else may be wrong with it is told by the server."""
+    """Try the port before a model is loaded; the server reports other faults of it."""
     from storage.errors import InputError
 
     try:
@@ -128,32 +149,9 @@ def _require_free(host: str, port: int) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
-        # of a name's addresses some may not be this machine's, such as ::1 where there is no IPv6
+        # some addresses of a name may not exist here, such as ::1 without IPv6
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise InputError(f"--host {host}, --port {port}: {error.strerror}; choose another") from None
-
-
-def _check_tls(tls: TlsOptions) -> None:
-    """Try both files before a model is loaded and an address said."""
-    from storage.errors import InputError
-
-    certificate, key = tls.tls_certificate, tls.tls_key
-    if (certificate is None) != (key is None):
-        raise InputError("--tls-certificate and --tls-key go together")
-    if certificate is None or key is None:
-        return
-    for option, path in (("--tls-certificate", certificate), ("--tls-key", key)):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise InputError(f"{option} {path}: {error.strerror}") from None
-    try:
-        # with a password, since for an encrypted key without one it would be asked for on the terminal
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except ssl.SSLError:
-        raise InputError(
-            f"--tls-certificate {certificate}: with --tls-key {key} it is no certificate and its unencrypted key in PEM"
-        ) from None
+            raise InputError(f"--host {host}, --port {port}: {error.strerror}. Choose another.") from None
 
 
 def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
@@ -162,10 +160,10 @@ def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
 
     if no_key:
         if not _loopback(host):
-            raise InputError(f"--no-key: {host} can be reached from elsewhere; give an API key, or --host 127.0.0.1")
+            raise InputError(f"--no-key: {host} can be reached from elsewhere. Give an API key, or --host 127.0.0.1.")
         return None
     if file is None and not os.environ.get(KEY, "").strip():
-        raise InputError(f"give an API key by --api-key-file or ${KEY}, or --no-key on this machine alone")
+        raise InputError(f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine alone.")
     try:
         text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]
     except (OSError, UnicodeDecodeError):
@@ -183,36 +181,30 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _verified(folder: Path, trust: TrustOptions) -> Sound:
-    """Check the bundle; what holds of it."""
+def _verified(folder: Path, trust: TrustOptions) -> VerifiedBundle:
+    """Check the bundle, and return the facts about it."""
     from storage.bundle.check import check
-    from storage.bundle.signing import Verifier
     from storage.errors import InputError
 
-    if trust.verify_key is None and trust.root is None and not trust.allow_unsigned:
-        raise InputError(
-            "give the agency's root by --root, its public key by --verify-key, or serve unsigned with --allow-unsigned"
-        )
-    verifier = Verifier(trust.verify_key.expanduser()) if trust.verify_key is not None else None
-    agency = options.trust(trust.root, trust.repository, trust.state)
-    listing = None if agency is None else agency.listing()
-    return check(folder, verifier, listing=listing, revocations=trust.revocations, unsigned=trust.allow_unsigned)
+    trusted = options.trust(trust.verify_key, trust.roots, trust.state, option="--verify-key")
+    if trusted is None and not trust.allow_unsigned:
+        raise InputError("no trusted key. Give the agency's public key by --verify-key, or --allow-unsigned.")
+    return check(folder, trusted, unsigned=trust.allow_unsigned)
 
 
 class Watch:
-    """Looks again at the file of keys, the revocations and the agency's list.
+    """Reads the file of keys and the agency's roots again.
 
-    A file that cannot be read just now changes nothing and is told on stderr: the service keeps to what it knows. A
-    list that says that the bundle is revoked, or whose time is over, ends the coding.
+    A file that cannot be read changes nothing, and stderr reports it. A root that revokes the bundle, is forged or has
+    expired ends the coding.
     """
 
-    def __init__(self, state: State, keys: Path | None, trust: TrustOptions, sound: Sound) -> None:
+    def __init__(self, state: State, keys: Path | None, trust: TrustOptions, sound: VerifiedBundle) -> None:
         self.state, self._keys, self._trust, self._sound = state, keys, trust, sound
-        self._newest, self._told = sound.revocations or 0, ""
-        self._good_until: datetime | None = None
+        self._last_note, self._last_day = "", None if sound.root is None else sound.root.expires_on
 
     def __call__(self) -> State:
-        """What holds now."""
+        """Returns the current state."""
         from storage.bundle.folder import UnsoundBundle
         from storage.errors import StorageError
 
@@ -220,35 +212,26 @@ class Watch:
         try:
             if self._keys is not None:
                 clients = _clients(self._keys, no_key=False, host="")
-            self._look()
-            self._told = ""
+            self._read_roots()
+            self._last_note = ""
         except UnsoundBundle as fault:
             withdrawn = f"nothing is coded: {fault.problem}"
         except (StorageError, OSError) as error:
             withdrawn = self.state.withdrawn
-            if self._good_until is not None and datetime.now(UTC) > self._good_until:
-                withdrawn = "nothing is coded: the agency's list is out of date"
-            self._tell(str(error))
+            if self._last_day is not None and datetime.now(UTC).date().isoformat() > self._last_day:
+                withdrawn = "nothing is coded: the agency's roots are expired"
+            self._note(str(error))
         self.state = type(self.state)(clients, withdrawn)
         return self.state
 
-    def _look(self) -> None:
-        from storage.bundle.revocations import Revocations
-        from storage.errors import InputError
+    def _read_roots(self) -> None:
+        trusted = options.trust(self._trust.verify_key, self._trust.roots, self._trust.state, option="--verify-key")
+        if trusted is not None and trusted.roots is not None:
+            root = trusted.load()
+            root.check(self._sound.release_id, self._sound.digest, self._sound.key)
+            self._last_day = root.expires_on
 
-        agency = options.trust(self._trust.root, self._trust.repository, self._trust.state)
-        if agency is not None:
-            listing = agency.listing()
-            self._good_until = listing.expires
-            listing.check(self._sound.release_id, self._sound.digest)
-        if self._trust.revocations is not None and self._sound.key is not None:
-            listed = Revocations.load(self._trust.revocations, key=self._sound.key)
-            if listed.number < self._newest:
-                raise InputError(f"--revocations {self._trust.revocations}: older than the one that was read before")
-            self._newest = listed.number
-            listed.check(self._sound.release_id, self._sound.digest)
-
-    def _tell(self, problem: str) -> None:
-        if problem != self._told:
+    def _note(self, problem: str) -> None:
+        if problem != self._last_note:
             say(f"note: {problem}", err=True)
-        self._told = problem
+        self._last_note = problem

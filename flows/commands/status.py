@@ -1,27 +1,32 @@
-"""`autocoder status`: what runs, what waits for whom, what is left of the budget."""
+"""Defines `autocoder status`: runs, waiting plans, and the remaining budget."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import shlex
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import before_prefect, home_of
+from flows.server.settings import configure_prefect, home_of
 
+if TYPE_CHECKING:
+    from flows.commands.terminal import Console
+
+_SHOWN = 10
+"""Stopped runs that are shown, the newest."""
 _QUIET = 60
-"""Seconds without a sign of life; a stage at work gives one every few."""
+"""Seconds without a report; a stage at work reports every few."""
 
 
 def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_json: options.AsJson = False) -> None:
-    """Show runs and workers of the Prefect server (PREFECT_API_URL), stages at work in this workspace or interrupted,
-    plans that wait, open releases and the budget.
+    """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with the command to type.
 
-    Reads only. Exits with 1 when something wants a person: a failed run, a worker gone, a plan without its approvals, a
-    release that a crash left open.
+    Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without its approvals, or a
+    release that a crash left open. Runs and workers are those of the Prefect server (PREFECT_API_URL).
 
     [bold]Examples[/bold]
 
@@ -30,9 +35,9 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
       watch -n 10 autocoder status
     """
     workspace = home_of(home)
-    before_prefect(workspace, make_home=False)
+    configure_prefect(workspace, make_home=False)
     from tasks.parameters import LedgerParameters
-    from tasks.releasing.overview import ledger_overview
+    from tasks.releasing.budgets import ledger_overview
     from tasks.running.stage import Context
 
     overview = ledger_overview(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
@@ -41,19 +46,19 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
         say(json.dumps(overview, indent=1, default=str))
     else:
         _show(overview)
-    if _wants_a_person(overview):
+    if _needs_a_person(overview):
         raise typer.Exit(1)
 
 
 def _server() -> dict[str, Any] | None:
     if "PREFECT_API_URL" not in os.environ:
         return None
-    from flows.server.waiting import overview
+    from flows.server.waiting_runs import overview
 
     return overview()
 
 
-def _wants_a_person(overview: dict[str, Any]) -> bool:
+def _needs_a_person(overview: dict[str, Any]) -> bool:
     server = overview["server"] or {"runs": {}, "unserved": []}
     return bool(
         overview["open_releases"]
@@ -68,7 +73,7 @@ def _show(overview: dict[str, Any]) -> None:
     from rich.table import Table
 
     from flows.commands.console import duration
-    from flows.commands.terminal import Console
+    from flows.commands.terminal import Console, escape_text
 
     console = Console()
     server, ledger = overview["server"], overview["ledger"]
@@ -83,28 +88,44 @@ def _show(overview: dict[str, Any]) -> None:
             for pool, online in sorted(server["workers"].items())
         )
         console.print(f"workers   {workers or 'no work pool; apply them with `autocoder deploy`'}")
+        for pool in lacking:
+            _remedy(console, f"prefect worker start --pool {pool}")
+        for run in server["stopped"][:_SHOWN]:
+            reason = f": {escape_text(run['reason'])}" if run["reason"] else ""
+            console.print(
+                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}",
+                soft_wrap=True,
+                markup=False,
+            )
+            _remedy(console, run["remedy"])
+        if len(server["stopped"]) > _SHOWN:
+            console.print(f"          and {len(server['stopped']) - _SHOWN} more (--json lists them)")
         for run in server["waiting"]:
             console.print(f"waiting   {run['name']} for {run['plan']}", soft_wrap=True)
+            _remedy(console, f"autocoder approve {shlex.quote(run['plan'])} --key YOUR-KEY.pem --post")
     for stage in overview["stages"]:
         ago, share = stage["seconds_since"], f"{stage['share']:.0%}"
         what = f"{stage['flow']}: {stage['stage']}, {share}"
         if ago < _QUIET:
-            console.print(f"stage     {what}; heard of {ago:.0f} s ago", soft_wrap=True)
+            console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
         else:
             console.print(
-                f"stage     {what}; not heard of for {duration(ago)}: interrupted, or slow; the same command goes on",
+                f"stage     {what}; no report for {duration(ago)}: interrupted or slow",
                 soft_wrap=True,
             )
+            _remedy(console, f"repeat its command, `autocoder {stage['flow']}` with the same options, to resume")
     if ledger is None:
         console.print("ledger    none yet")
         return
     console.print(f"ledger    row {ledger['row']}, policy {ledger['policy']}")
     for release in overview["open_releases"]:
-        console.print(f"open      release {release['release']} is {release['state']}: `autocoder ledger recover`")
+        console.print(f"open      release {release['release']} is {release['state']}")
+        _remedy(console, "autocoder ledger recover")
     for plan in overview["plans"]:
-        approvers = ", ".join(plan["approved_by"]) or "nobody"
-        stands = plan["refused"] or f"approved by {approvers}, {plan['missing']} missing"
-        console.print(f"plan      {plan['population']} {plan['label']}: {stands}; {plan['file']}", soft_wrap=True)
+        decision = plan["refused"] or _approval(plan)
+        console.print(f"plan      {plan['population']} {plan['label']}: {decision}: {plan['file']}", soft_wrap=True)
+        if plan["remedy"]:
+            _remedy(console, plan["remedy"])
     table = Table("account", "kind", "ε spent", "ε left", "ε cap")
     for line in overview["budget"]:
         account = f"{line['population']}/{line['cohort']}"
@@ -112,3 +133,17 @@ def _show(overview: dict[str, Any]) -> None:
         table.add_row(account, line["guarantee_kind"], *cells)
     if overview["budget"]:
         console.print(table)
+
+
+def _remedy(console: Console, command: str) -> None:
+    """Prints what to type next, on one line, so that it can be copied."""
+    console.print(f"  next    {command}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _approval(plan: dict[str, Any]) -> str:
+    if plan["obstacle"]:
+        return str(plan["obstacle"])
+    approvers, missing = ", ".join(plan["approved_by"]), plan["missing"]
+    if missing:
+        return f"waits for {missing} more approval{'s' if missing > 1 else ''} (approved by {approvers or 'nobody'})"
+    return f"ready to release ({f'approved by {approvers}' if approvers else 'no approval needed'})"

@@ -1,1 +1,1 @@
-"""Prefect's server: settings, background services, automations, runs that wait."""
+"""Talks to Prefect's server: settings, background services, automations, waiting runs."""

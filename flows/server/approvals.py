@@ -1,6 +1,6 @@
-"""How a run waits for the approvals of a plan: suspended, with a form in Prefect's page for each signed decision.
+"""Suspends a run until its plan is approved, with a form on Prefect's page for each signed decision.
 
-Prefect keeps questions and answers with the run, which starts from the top at each answer.
+Prefect stores questions and answers with the run, which starts from the top at each answer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from prefect.input.run_input import keyset_from_base_key
 from pydantic import ConfigDict, Field, ValidationError
 
 from storage.errors import InputError
-from storage.ledger import Decision, Ledger
+from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
-from tasks.releasing.at_hand import AtHand
-from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.checked_plan import CheckedPlan
+from tasks.releasing.plan_page import PlanContext
 from tasks.running.stage import Context
 
 
 class SignedDecision(RunInput):
-    """The form of a waiting release."""
+    """Describes the form of a waiting release."""
 
     model_config = ConfigDict(extra="forbid", title="Signed decision")
 
@@ -34,33 +34,33 @@ class SignedDecision(RunInput):
     )
 
 
-def wait(context: Context, planned: PlannedRelease, ledger: Ledger, *, plan: str, days: int, suspends: bool) -> None:
-    """Return when the plan may be released; leave the process by Prefect's signal while it may not.
+def wait(context: Context, plan: CheckedPlan, *, file: str, days: int, suspends: bool) -> None:
+    """Return when the plan may be released; until then, leave the process by Prefect's signal.
 
     Args:
-        plan: path of the plan, for the page and for errors.
-        days: how long a question stands.
-        suspends: the run is a deployment's, so that Prefect can start it again. Without it approvals must be there.
+        file: path of the plan, for the page and for errors.
+        days: how long a question is open.
+        suspends: the run is one of a deployment, which Prefect can restart. Otherwise approvals must exist.
 
     Raises:
-        StorageError: somebody refused, approvals are missing and this run cannot wait, or there is no policy.
+        StorageError: the plan was refused, approvals are missing and this run cannot wait, or no policy exists.
     """
     problem = ""
     for number in count(1):
-        stands = approval.require_unrefused(context, ledger, planned)
-        if approval.suffices(ledger, planned, stands, plan=plan, deployed=suspends):
+        status = approval.require_unrefused(context, plan)
+        if approval.may_release(plan, status, file=file, deployed=suspends):
             return
         decision = _answer(number)
         if decision is None:
-            found = AtHand.of(context, ledger, planned)
-            text = plan_page.markdown(plan_page.page_of(planned, ledger, stands, file=plan, found=found))
+            plan_context = PlanContext.of(context, plan)
+            text = plan_page.markdown(plan_page.page_of(plan, status, file=file, context=plan_context))
             prefect_page.publish_plan(text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
             decision = _ask(number, warning + text, days=days)
         if not decision:
             continue
         try:
-            approval.admit(context, ledger, planned, Decision.read(decision))
+            approval.accept_decision(context, plan, Decision.read(decision))
             problem = ""
         except InputError as error:
             problem = str(error)
@@ -72,10 +72,9 @@ def _key(number: int) -> str:
 
 
 def _answer(number: int) -> str | None:
-    """The answer to this question; "" if it was asked and not answered, None if it was not asked yet.
+    """Returns the answer to this question; "" if it is open, None if the run has not put it yet.
 
-    Prefect forgets that it asked when a run that crashed is taken up, and then would ask a question that is there
-    already, which fails.
+    Prefect forgets the open question of a run that crashed, and then fails when it puts the same question again.
     """
     keys = keyset_from_base_key(f"suspended-{_key(number)}")
     answer = read_flow_run_input(keys["response"])
@@ -85,10 +84,10 @@ def _answer(number: int) -> str | None:
 
 
 def _ask(number: int, text: str, *, days: int) -> str:
-    """Leave the process by Prefect's signal, to start from the top with the answer."""
+    """Leave the process by Prefect's signal; the run restarts with the answer."""
     try:
         return suspend_flow_run(
             wait_for_input=SignedDecision.with_initial_data(description=text), timeout=days * 86_400, key=_key(number)
         ).decision
     except ValidationError:
-        return ""  # died between suspending and asking: nobody was asked anything, and Prefect thinks that somebody was
+        return ""  # the run died between suspending and putting the question, which Prefect takes for put

@@ -1,4 +1,4 @@
-"""Work pools and automations, applied by name: what is there already is brought up to date."""
+"""Creates or updates work pools and automations, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-import yaml
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
@@ -17,20 +16,19 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.server.client import server
+from storage import strict_yaml
 from storage.errors import InputError
 
 _BLOCK = "autocoder-notifications"
-
-
-OF_THE_WORKER = ("command", "env", "working_dir")
-"""Job variables that no run may set: a worker's environment says where records, ledger and keys are."""
+WORKER_VARIABLES = ("command", "env", "working_dir")
+"""Job variables that no run may set: records, ledger and keys are those of the worker's environment."""
 
 
 def apply_pools(pools: Mapping[str, int | None]) -> None:
-    """Create process work pools, or bring those that are there up to date.
+    """Create process work pools, or update them.
 
     Raises:
-        StorageError: the server does not answer, or refuses us.
+        StorageError: the server does not answer, or refuses access.
     """
     template = _job_template()
     with server() as client:
@@ -41,7 +39,7 @@ def apply_pools(pools: Mapping[str, int | None]) -> None:
             try:
                 client.create_work_pool(pool)
             except ObjectAlreadyExists:
-                # One of another type is the house's own (docs/scale.md), and so is a limit that none is stated for.
+                # A pool of another type, or a limit without a value here, is the organisation's (docs/scale.md).
                 if client.read_work_pool(name).type == ProcessWorker.type:
                     update = WorkPoolUpdate(base_job_template=template)
                     if limit is not None:
@@ -50,12 +48,12 @@ def apply_pools(pools: Mapping[str, int | None]) -> None:
 
 
 def _job_template() -> dict[str, Any]:
-    """That of a process, without the variables that are the worker's.
+    """Returns the template of a process, without the variables of the worker.
 
-    `env` has no place in it at all: Prefect adds what a run asks for to one that is there, even to an empty one.
+    It has no `env`: Prefect would add a run's variables even to an empty one.
     """
     template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
-    for name in OF_THE_WORKER:
+    for name in WORKER_VARIABLES:
         template["variables"]["properties"].pop(name, None)
         template["job_configuration"][name] = None
     del template["job_configuration"]["env"]
@@ -63,19 +61,19 @@ def _job_template() -> dict[str, Any]:
 
 
 def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
-    """Create or update the automations of a file; return the names of those applied.
+    """Create or update the automations of a file; return their names.
 
     Args:
-        webhook: where notifications go, as JSON `{"text": …}`; without it rules that only notify are left out.
+        webhook: where notifications go, as JSON `{"text": …}`; without it, rules that only notify are omitted.
 
     Raises:
-        InputError: a rule is none, or names a deployment that is not there.
-        StorageError: the server does not answer, or refuses us.
+        InputError: a rule is invalid, or names an unknown deployment.
+        StorageError: the server does not answer, or refuses access.
     """
     applied = []
     with server() as client:
         block = None if webhook is None else _block(webhook)
-        for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
+        for rule in strict_yaml.load(file.read_text(encoding="utf-8")):
             actions = [_action(client, action, block) for action in rule["actions"]]
             rule["actions"] = [action for action in actions if action is not None]
             if not rule["actions"]:
@@ -83,8 +81,10 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
             try:
                 automation = AutomationCore.model_validate(rule)
             except ValueError:
-                raise InputError(f"{file}: rule {rule.get('name')} is no automation") from None
-            # The new one first: whatever dies in between, no rule is missing.
+                raise InputError(
+                    f"{file}: rule {rule.get('name')} is not a valid automation. Compare it with Prefect's schema."
+                ) from None
+            # The new one first, so that no crash leaves a rule missing.
             earlier = client.read_automations_by_name(automation.name)
             client.create_automation(automation)
             for old in earlier:
@@ -98,7 +98,9 @@ def _action(client: SyncPrefectClient, action: dict[str, Any], block: UUID | Non
         try:
             deployment = client.read_deployment_by_name(action["run"])
         except ObjectNotFound:
-            raise InputError(f"automation: no deployment {action['run']}") from None
+            raise InputError(
+                f"automation: the server has no deployment {action['run']}. Apply the deployments first."
+            ) from None
         return {"type": "run-deployment", "source": "selected", "deployment_id": str(deployment.id)}
     if "notify" in action:
         if block is None:

@@ -1,10 +1,10 @@
-"""Runs whose process, worker or host died, as the Prefect server has them; they are started again by its scheduler.
+"""Finds runs on the Prefect server whose process, worker or host died, so that its scheduler restarts them.
 
-Of a run that died with its worker, or its whole host, only its heartbeat tells. Prefect sends one when a run begins,
-and then every 180 seconds, or as often as its worker was told (30, deployments/worker.env). The rule `zombies` of
+Only the heartbeat shows that a run died with its worker or host. Prefect sends one when a run starts, and then every
+180 seconds, or at the interval that its worker sets (30, deployments/worker.env). The rule `zombies` of
 deployments/automations.yaml waits for the next one. But Prefect drops what a rule waits for when its services are away
-for a minute more than the rule's own time, and a host that takes the server with it may take along the very event that
-the waiting begins with. The database has both the run and its heartbeats: what the rule missed is found there.
+for a minute more than the rule's own time, and a host that takes the server with it may lose the very event that
+starts the wait. The database has both the run and its heartbeats, so this module finds there what the rule missed.
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ from prefect.states import AwaitingRetry, Crashed
 from flows.server.client import server
 
 _PAGE = 50
-"""Events that the server gives at once."""
-SILENT = "its heartbeat stopped"
-"""What is said of a run that is declared dead, here and by the rule `zombies`."""
+"""Events per page of the server."""
+HEARTBEAT_STOPPED = "its heartbeat stopped"
+"""Message of a run that is declared dead, here and by the rule `zombies`."""
 
 
 def declare_dead(
     flows: Sequence[str], *, silent: timedelta, age: timedelta, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """Declare crashed what of these flows is at work and sends no heartbeat; return the names of those runs.
+    """Declare running runs of these flows crashed that send no heartbeat; return their names.
 
-    A run that waits, that is cancelled, or that somebody started by hand is none of them. Nor is any while it may be
-    the server that heard nothing: it must have received an event, whosever, after the first fifth of the silence and
-    before the last. In the fifth before it, or the one after it, came a heartbeat of each run that lives.
+    Leaves out runs that wait, are cancelled, or were started by hand, and all runs while the server itself may have
+    been away: it must have received any event after the first fifth of the silence and before the last. In the fifth
+    before it, or the one after it, came a heartbeat of each live run.
 
     Args:
-        silent: for how long nothing came; a fifth of it has to be two heartbeats.
+        silent: time without a heartbeat; a fifth of it must be two heartbeats.
         age: runs that died longer ago are left alone.
-        now: another moment than this one.
+        now: the time to use in place of the clock.
 
     Raises:
-        StorageError: the server does not answer, or refuses us.
+        StorageError: the server does not answer, or refuses access.
     """
     now = now or datetime.now(UTC)
     dead = []
     with server() as client:
         runs = [run for run in _runs(client, StateType.RUNNING, flows) if run.deployment_id is not None]
         runs = [run for run in runs if _since(run, now) > silent]
-        if not runs or not _heard(client, now - silent * 4 / 5, now - silent / 5):
+        if not runs or not _received_event(client, now - silent * 4 / 5, now - silent / 5):
             return ()
         for run in runs:
             if not silent < min(_since(run, now), _since_heartbeat(client, run, now, age)) < age:
                 continue
             # Not forced: a run that has ended after all stays as it is.
-            answer = client.set_flow_run_state(run.id, Crashed(message=SILENT))
+            answer = client.set_flow_run_state(run.id, Crashed(message=HEARTBEAT_STOPPED))
             if answer.status is SetStateStatus.ACCEPT:
                 dead.append(run.name)
     return tuple(dead)
 
 
-def take_up(
+def resume(
     flows: Sequence[str], *, attempts: int, age: timedelta, pending: timedelta
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Take up dead runs of these flows again; return the names of those, and of those that died too often.
+    """Resume dead runs of these flows; return their names, and the names of those that died too often.
 
     Args:
-        attempts: how often a run is started in all.
+        attempts: how often a run is started at most.
         age: runs that died longer ago are left alone.
-        pending: how long a worker may take to begin a run that it was handed.
+        pending: how long a worker may take to start a run.
 
     Raises:
-        StorageError: the server does not answer, or refuses us.
+        StorageError: the server does not answer, or refuses access.
     """
     resumed, given_up = [], []
     now = datetime.now(UTC)
@@ -93,8 +93,8 @@ def take_up(
                 continue
             if _stopped_by_hand(client, run):
                 continue
-            # Not forced: a run that began after all, or was taken up by another round, stays as it is.
-            client.set_flow_run_state(run.id, AwaitingRetry(message=f"taken up again after {run.run_count} starts"))
+            # Not forced: a run that started after all, or that another round resumed, stays as it is.
+            client.set_flow_run_state(run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts"))
             resumed.append(run.name)
     return tuple(resumed), tuple(given_up)
 
@@ -110,14 +110,14 @@ def _since(run: FlowRun, now: datetime) -> timedelta:
     return now - run.state.timestamp if run.state is not None else timedelta(0)
 
 
-def _heard(client: SyncPrefectClient, since: datetime, until: datetime) -> bool:
-    """Whether the server received an event between two moments; not one that was kept back while it was away."""
+def _received_event(client: SyncPrefectClient, since: datetime, until: datetime) -> bool:
+    """Checks that the server received an event between two moments; late deliveries do not count."""
     between = EventFilter.model_validate({"occurred": {"since": since, "until": until}})
     return any(event.received <= until for event in client.read_events(between, limit=_PAGE).events)
 
 
 def _since_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, age: timedelta) -> timedelta:
-    """How long ago the server received the run's last heartbeat, whatever the clock of its host says."""
+    """Returns the time since the server received the run's last heartbeat, by the server's clock."""
     heartbeats = {
         "occurred": {"since": now - age, "until": now + age},
         "event": {"name": ["prefect.flow-run.heartbeat"]},
@@ -128,9 +128,9 @@ def _since_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, age
 
 
 def _stopped_by_hand(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Whether somebody had cancelled the run, or had suspended it so that its silence was no death."""
+    """Checks for a person who cancelled the run, or suspended it, which silences it too."""
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     if len(states) < 2:
         return False
     before, last = states[-2:]
-    return before.is_cancelling() or (before.is_paused() and last.message == SILENT)
+    return before.is_cancelling() or (before.is_paused() and last.message == HEARTBEAT_STOPPED)

@@ -1,4 +1,4 @@
-"""The form of a retrain on Prefect's page: data, columns, population, mechanism and epsilon; all else under "Advanced".
+"""Defines the form of a retrain on Prefect's page: data, columns, population, mechanism, epsilon, and "Advanced".
 
 Its fields are those of `RetrainParameters`, in the order of their use and with the same checks. Fields have a position,
 without which the page shows them in any order.
@@ -13,6 +13,7 @@ from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from flows.server.client import server
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from storage.errors import InputError
@@ -24,39 +25,39 @@ _COLUMNS = ("text_columns", "label_column", "date_column")
 _RECORDS = ("source", "codelist", "population", "classification", "classification_version", "public")
 
 
-def titled(title: str) -> Any:
-    """What gives a parameter of a flow its title; Prefect has its name there."""
+def with_title(title: str) -> Any:
+    """Returns the metadata that titles a parameter of a flow, in place of its name."""
     return Field(json_schema_extra={"title": title})
 
 
-Workspace = Annotated[str | None, titled("Workspace")]
-OnDevice = Annotated[Device, titled("Device")]
-PlanFile = Annotated[str, Field(min_length=1), titled("Plan")]
+Workspace = Annotated[str | None, with_title("Workspace")]
+DeviceChoice = Annotated[Device, with_title("Device")]
+PlanFile = Annotated[str, Field(min_length=1), with_title("Plan")]
 
 
-def in_order(schema: dict[str, Any]) -> None:
-    """Give the properties of a section the order in which they are written."""
+def number_fields(schema: dict[str, Any]) -> None:
+    """Number the properties of a section in the order of the source."""
     for position, field in enumerate(schema.get("properties", {}).values()):
         field["position"] = position
 
 
 def section(model: type[BaseModel], *, without: tuple[str, ...] = (), title: str | None = None) -> type[BaseModel]:
-    """A model as a section of the form: the same fields with positions, but those that the form has elsewhere.
+    """Returns a model as a section of the form: its fields with positions, without those that the form has elsewhere.
 
-    What fields have to do with each other is checked when the whole form becomes parameters.
+    Rules across fields are checked when the form becomes parameters.
     """
     fields: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         if name not in without:
             fields[name] = _field(info)
-    config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=in_order)
+    config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=number_fields)
     config["title"] = title or model.model_config.get("title") or model.__name__
     made: Any = create_model(f"{model.__name__}Section", __config__=config, __doc__=model.__doc__, **fields)
     return made
 
 
 def _field(info: FieldInfo) -> tuple[Any, FieldInfo]:
-    """A field, its own sections with positions too."""
+    """Returns a field, with positions in its sections too."""
     kind = info.annotation
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         own = section(kind)
@@ -68,7 +69,7 @@ def _field(info: FieldInfo) -> tuple[Any, FieldInfo]:
     if get_origin(kind) not in (None, dict) and any(
         isinstance(a, type) and issubclass(a, BaseModel) for a in get_args(kind)
     ):
-        raise TypeError(f"a section that may be absent: {info.title}")
+        raise TypeError(f"the form cannot show an optional section: {info.title}")
     return info.rebuild_annotation(), info
 
 
@@ -81,7 +82,7 @@ def _as(kind: Any, value: BaseModel) -> BaseModel:
 
 
 def _copied(model: type[BaseModel], name: str, **changes: Any) -> Any:
-    """A field of a model, for the form itself."""
+    """Copies a field of a model for the form itself."""
     return FieldInfo.merge_field_infos(model.model_fields[name], **changes)
 
 
@@ -94,9 +95,9 @@ ReleaseSection = section(ReleaseParameters, without=("enabled",), title="Plan an
 
 
 class Advanced(BaseModel):
-    """What a profile settles: sampling, encoder, fits, weights, ledger and bundle."""
+    """Holds what a profile sets: sampling, encoder, fits, weights, ledger and bundle."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Advanced", json_schema_extra=in_order)
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Advanced", json_schema_extra=number_fields)
 
     sampling: SamplingSection = Field(default=SamplingSection(), title="Sampling and other columns")  # type: ignore[valid-type]
     model: ModelSection = Field(default=ModelSection(), title="Model")  # type: ignore[valid-type]
@@ -107,9 +108,9 @@ class Advanced(BaseModel):
 
 
 class RetrainForm(BaseModel):
-    """Which records, whose they are, and what a release of them may cost."""
+    """Holds records, population, mechanism and epsilon of a retrain."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Retrain", json_schema_extra=in_order)
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Retrain", json_schema_extra=number_fields)
 
     source: str = _copied(DataParameters, "source", title="Records")
     codelist: str | None = _copied(DataParameters, "codelist")
@@ -133,7 +134,7 @@ class RetrainForm(BaseModel):
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What a release may cost one unit; whoever is responsible for the records gives it. All mechanisms "
+        description="What a release may cost one unit; the data owner decides it. All mechanisms "
         "but `weighted` need it; for `weighted` it is searched for by fits on the records. Empty: as measured.",
     )
     release: bool = _copied(ReleaseParameters, "enabled")
@@ -144,12 +145,12 @@ class RetrainForm(BaseModel):
         try:
             self.parameters()
         except ValidationError as error:
-            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)]
-            raise ValueError("; ".join(told)) from None
+            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)]
+            raise ValueError("; ".join(problems)) from None
         return self
 
     def parameters(self) -> RetrainParameters:
-        """What the form asks for; fields that nobody filled in keep their defaults."""
+        """Returns the parameters; empty fields keep their defaults."""
         given = self.model_dump(mode="json", exclude_unset=True)
         own = given.pop("advanced", {})
         own.setdefault("release", {}).update({"enabled": given["release"]} if "release" in given else {})
@@ -166,7 +167,7 @@ class RetrainForm(BaseModel):
 
     @staticmethod
     def values(content: Mapping[str, Any]) -> dict[str, Any]:
-        """The form's values of parameters as a profile has them, or as they are dumped."""
+        """Returns the form's values for parameters in the nesting of a profile."""
         sections = {name: dict(content[name]) for name in ("model", "fit") if name in content}
         risks, release = dict(content.get("pseudo_posterior", {})), dict(content.get("release", {}))
         formal, data = content.get("formal"), dict(content["data"])
@@ -192,35 +193,67 @@ class RetrainForm(BaseModel):
 
     @staticmethod
     def of(parameters: RetrainParameters) -> RetrainForm:
-        """Parameters as the form, such as a command's."""
+        """Returns the form of given parameters, such as those of a command."""
         return RetrainForm.model_validate(RetrainForm.values(parameters.model_dump(mode="json")))
 
 
-def refuse_borrowed_names(parameters: RetrainParameters) -> None:
-    """No deployment lends its population and classification to other columns than its own, as no profile does.
+def with_own_population(parameters: RetrainParameters) -> RetrainParameters:
+    """Returns the parameters without what the deployment says of its own records, where the run has others.
+
+    Other columns, or another population, drop `public`, the split date, the sentence of the titles and the release at
+    once, as far as they are the deployment's.
 
     Raises:
-        InputError: the form's columns were changed, and whose they are was not.
+        InputError: the form has other columns, but the population or classification of the deployment.
+        StorageError: the server does not answer.
     """
-    own = (deployment.parameters or {}).get("parameters") if deployment.id else None
-    if not isinstance(own, Mapping):
-        return
-    data, ingest = parameters.data, parameters.data.ingest
+    theirs = _values_of_deployment()
+    if theirs is None:
+        return parameters
+    data, ingest, model = parameters.data, parameters.data.ingest, parameters.model
+    sampling, head = (_section_of(theirs, name) for name in ("sampling", "model"))
     columns = {"text_columns": list(ingest.text_columns), "label_column": ingest.label_column}
-    changed = [name for name, value in columns.items() if name in own and list_of(own[name]) != list_of(value)]
-    theirs = ((own.get("advanced") or {}).get("sampling") or {}).get("fields") or {}
-    if {name: field["label_column"] for name, field in theirs.items()} != {
+    changed = [name for name, value in columns.items() if name in theirs and list_of(theirs[name]) != list_of(value)]
+    if {name: field["label_column"] for name, field in (sampling.get("fields") or {}).items()} != {
         name: field.label_column for name, field in ingest.fields.items()
     }:
         changed.append("fields")
-    kept = [name for name in ("population", "classification") if own.get(name) and own[name] == getattr(data, name)]
-    if changed and kept:
+    unchanged = [
+        name for name in ("population", "classification") if theirs.get(name) and theirs[name] == getattr(data, name)
+    ]
+    if changed and unchanged:
         raise InputError(
-            f"{kept[0]}: the form names other columns ({changed[0]}) than this deployment's, whose "
-            f"{' and '.join(kept)} are of its own records; say whose these are, and what they are coded by"
+            f"{unchanged[0]}: the form has other columns ({changed[0]}) than this deployment, whose "
+            f"{' and '.join(unchanged)} belong to its own records. Name those of your records."
         )
+    if not changed and data.population == theirs.get("population", data.population):
+        return parameters
+    values = parameters.model_dump(mode="json", exclude_unset=True)
+    if data.public and theirs.get("public"):
+        del values["data"]["public"]
+    if parameters.release.enabled and theirs.get("release"):
+        del values["release"]["enabled"]
+    if ingest.train_before and str(ingest.train_before) == str(sampling.get("train_before")):
+        del values["data"]["ingest"]["train_before"]
+    if model.prior_sentence and model.prior_sentence == head.get("prior_sentence"):
+        del values["model"]["prior_sentence"]
+    return RetrainParameters.model_validate(values)
+
+
+def _values_of_deployment() -> dict[str, Any] | None:
+    """Returns the form's values in the deployment of this run; `deployment.parameters` are those of the run itself."""
+    if deployment.id is None:
+        return None
+    with server() as client:
+        values = client.read_deployment(deployment.id).parameters.get("parameters")
+    return values if isinstance(values, dict) else None
+
+
+def _section_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a section of `advanced`, or an empty one."""
+    return (values.get("advanced") or {}).get(name) or {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """One column is a list of one."""
+    """Returns a list, also of one column."""
     return [value] if isinstance(value, str) else list(value)

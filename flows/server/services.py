@@ -1,9 +1,9 @@
-"""Prefect's background services in a process that ends when one of them does: `python -m flows.server.services`.
+"""Runs Prefect's background services, and ends when one of them does: `python -m flows.server.services`.
 
-`prefect server services start` makes each service a task that nobody looks at. One that fails at its start, as the
-evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent, and no run that
-died is taken up, while the process looks well. Here it ends with an error, and whoever started it starts it again.
-A loop that hangs is told by $AUTOCODER_ALIVE_FILE, touched every ten seconds: a container's health check looks at it.
+`prefect server services start` makes each service a task without supervision. One that fails at its start, as the
+evaluation of triggers does while PostgreSQL recovers, is missing from then on: no notification is sent and no dead run
+is resumed, while the process looks well. Here the process ends with an error, and its supervisor restarts it.
+$AUTOCODER_ALIVE_FILE, touched every ten seconds, shows a loop that hangs to a container's health check.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from prefect.settings import get_current_settings
 
 
 class ServiceEndedError(Exception):
-    """A background service has ended, which none does by itself."""
+    """Signals that a background service has ended, which none does by itself."""
 
 
-async def supervised(services: Sequence[Service]) -> None:
+async def supervise(services: Sequence[Service]) -> None:
     """Run services until the first of them ends, and cancel the others then.
 
     Raises:
@@ -48,7 +48,7 @@ def _reason(task: asyncio.Future[NoReturn]) -> str:
 
 
 async def alive(file: Path, *, every: float = 10.0) -> None:
-    """Touch the file again and again, for as long as the loop turns."""
+    """Touch the file again and again while the loop runs."""
     while True:
         file.touch()
         await asyncio.sleep(every)
@@ -56,7 +56,7 @@ async def alive(file: Path, *, every: float = 10.0) -> None:
 
 async def _run() -> None:
     url = get_current_settings().server.docket.url
-    # As `prefect server services start` does it: finished executions are kept for no time at all.
+    # As `prefect server services start` does it: finished executions are deleted at once.
     async with (
         Docket(name="prefect", url=url, execution_ttl=timedelta(0)) as docket,
         background_worker(docket, ephemeral=False, webserver_only=False),
@@ -64,7 +64,7 @@ async def _run() -> None:
         file = os.environ.get("AUTOCODER_ALIVE_FILE")
         sign = asyncio.ensure_future(alive(Path(file))) if file else None
         try:
-            await supervised([service() for service in Service.enabled_services()])
+            await supervise([service() for service in Service.enabled_services()])
         finally:
             if sign:
                 sign.cancel()

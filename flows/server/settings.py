@@ -1,4 +1,4 @@
-"""Settings of Prefect that must stand before it is imported, and the workspace of a command."""
+"""Sets what Prefect must have before it is imported, and finds the workspace of a command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 DEFAULT_HOME = "workspace"
 _NO_ORIGIN = "https://nobody.invalid"
-"""No browser is ever there (RFC 6761); set to nothing, Prefect would take its default: every origin."""
+"""An origin that no browser has (RFC 6761); an empty value would mean Prefect's default: every origin."""
 
 
 def home_of(folder: Path | str | None) -> Path:
-    """The workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
+    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
 
     Raises:
         InputError: it is a file.
@@ -23,43 +23,45 @@ def home_of(folder: Path | str | None) -> Path:
     if home.exists() and not home.is_dir():
         from storage.errors import InputError
 
-        raise InputError(f"--home {home}: it is a file; name a folder, by the option or AUTOCODER_HOME")
+        raise InputError(f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME.")
     return home
 
 
 def workspace_of(plan: Path) -> Path:
-    """The workspace that a plan lies in, WORKSPACE/private/plans/NAME.json; that of `home_of` for a plan elsewhere."""
+    """Returns the workspace of a plan at WORKSPACE/private/plans/NAME.json; for others, that of `home_of`."""
     folder = plan.expanduser().resolve().parent
     return folder.parent.parent if (folder.name, folder.parent.name) == ("plans", "private") else home_of(None)
 
 
-def same_house(plan: Path, home: Path) -> None:
+def require_same_workspace(plan: Path, home: Path) -> None:
     """Refuse to charge the ledger of one workspace for the records of another.
 
     Raises:
-        InputError: the plan lies in another workspace.
+        InputError: the plan is in another workspace.
     """
     from storage.errors import InputError
 
-    own = workspace_of(plan)
-    if plan.expanduser().resolve().is_relative_to(own) and own != home.resolve():
-        raise InputError(f"--home: the plan belongs to the workspace {own}, whose ledger counts what its records spent")
+    workspace = workspace_of(plan)
+    if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
+        raise InputError(
+            f"--home: the plan belongs to the workspace {workspace}, whose ledger must be charged. Name that one."
+        )
 
 
-def before_prefect(home: Path, *, make_home: bool) -> None:
-    """Run without a server unless one is named, tell nobody, and keep Prefect's own files in the workspace.
+def configure_prefect(home: Path, *, make_home: bool) -> None:
+    """Configure Prefect to run without a server unless one is named, silently, with its files in the workspace.
 
-    Only what the user has not set is set. Exceptions and results go through JSON, since Prefect's default is pickle.
-    The terminal is left to our own lines; Prefect's log goes to its server. The server that a run starts for itself
-    asks for a password of this process, which its environment hands on to its children and to nobody else, and no
-    page of another origin may ask it.
+    Sets only what the user has not set. Exceptions and results go through JSON, since Prefect's default is pickle.
+    Prefect's log goes to its server, not to the terminal. The server that a run starts for itself requires a password
+    of this process, which only its children inherit, and refuses pages of other origins.
 
     Args:
         make_home: make Prefect's folder in the workspace, closed to others since its database holds parameters.
-            Without it, where the workspace is not there yet, a folder that goes with the process serves.
+            Otherwise a temporary folder serves where the workspace does not exist yet.
     """
     settings = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",

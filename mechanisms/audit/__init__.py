@@ -1,1 +1,1 @@
-"""What an attacker can tell: lower bounds on epsilon, trials of whole mechanisms, fits without a record."""
+"""Attacks whole mechanisms: lower bounds on epsilon, trials of whole mechanisms, fits without a record."""

@@ -30,7 +30,7 @@ _RATES = (0.001, 0.01)
 
 @dataclass(frozen=True)
 class Guesses:
-    """What a rule said of coins: `correct` of `made` guesses, out of `coins` coins."""
+    """Counts a rule's guesses at coins: `correct` of `made` guesses, out of `coins` coins."""
 
     correct: int
     made: int
@@ -165,7 +165,7 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
 
 @dataclass(frozen=True)
 class Membership:
-    """How well one score tells members from non-members. Bands at 95 %.
+    """Measures how well one score separates members from non-members. Bands at 95 %.
 
     auc with its band by DeLong's variance; tpr at false-positive rates 0.001 and 0.01 with Clopper-Pearson bands (for
     the threshold as given: the choice of the threshold from the same non-members is not in the band).
@@ -265,8 +265,18 @@ class Reference:
         return norm.logpdf(seen, self.mean_in, self.std_in) - norm.logpdf(seen, self.mean_out, self.std_out)
 
     def offline(self, seen: np.ndarray) -> np.ndarray:
-        """How far above the runs without the record, in their standard deviations: offline LiRA, [..., n]."""
+        """Returns how far above the runs without the record, in their standard deviations: offline LiRA, [..., n]."""
         return (seen - self.mean_out) / self.std_out
+
+
+def relative_likelihood(log_likelihood: np.ndarray, of_references: np.ndarray) -> np.ndarray:
+    """Returns log p(y|x) of a model minus the log of its mean over references with and without the record, [n].
+
+    RMIA (Zarifzadeh et al. 2024, arXiv 2312.03262) counts the share of a population's records below whose ratio this
+    one's is not: a monotone function of it, so that its ROC is the same. It needs no variance, and does not take the
+    references for models like this one, so that it is the stronger one where these are few, or without noise.
+    """
+    return log_likelihood - (np.logaddexp.reduce(of_references, axis=0) - np.log(len(of_references)))
 
 
 _PRIOR = 8.0

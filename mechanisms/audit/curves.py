@@ -110,7 +110,7 @@ def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:
 
 
 def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
-    """What the event would cost at this delta with its noise times the factor."""
+    """Returns the event's epsilon at this delta with its noise times the factor."""
     if factor >= _SCALES[0]:
         return 0.0
     curve = curve_of(event, factor=factor)
@@ -140,17 +140,17 @@ def tail(curve: Curve, *, right: int, made: int, coins: int) -> float:
 
 def _mass(curve: Curve, chance: np.ndarray, *, right: int, made: int, coins: int) -> np.ndarray:
     """R_0 + H_0 at least, if P[C >= right] is `chance`, float [...]: more than made/coins cannot be."""
-    told, missed = chance * right / coins, chance * (made - right) / coins
+    hit, missed = chance * right / coins, chance * (made - right) / coins
     for i in range(right - 1, -1, -1):
-        least = np.maximum(missed, curve.fall(np.minimum(told, 1.0)))
-        told = told + i / (made - i) * (least - missed)
+        least = np.maximum(missed, curve.fall(np.minimum(hit, 1.0)))
+        hit = hit + i / (made - i) * (least - missed)
         missed = least
-    return told + missed
+    return hit + missed
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How many guesses were right in each of several independent runs, of `coins` guesses at as many coins each.
+    """Holds how many guesses were right in each of several independent runs, of `coins` guesses at as many coins each.
 
     threshold: fixed before these runs: a run with as many right or more counts.
     """
@@ -160,7 +160,7 @@ class Runs:
     threshold: int
 
     @property
-    def passed(self) -> int:
+    def runs_at_threshold(self) -> int:
         """Runs at or above the threshold."""
         return sum(right >= self.threshold for right in self.right)
 
@@ -169,11 +169,11 @@ class Runs:
         return Runs((self.coins,) * len(self.right), self.coins, self.threshold)
 
     def refutes(self, curve: Curve, *, alpha: float) -> bool:
-        """Whether runs like these are less likely than alpha under the curve."""
-        if not self.passed:
+        """Checks whether runs like these are less likely than alpha under the curve."""
+        if not self.runs_at_threshold:
             return False
         one = tail(curve, right=self.threshold, made=self.coins, coins=self.coins)
-        return float(binom.sf(self.passed - 1, len(self.right), one)) <= alpha
+        return float(binom.sf(self.runs_at_threshold - 1, len(self.right), one)) <= alpha
 
 
 def largest_delta(runs: Runs, *, epsilon: float, alpha: float) -> float:
@@ -181,7 +181,7 @@ def largest_delta(runs: Runs, *, epsilon: float, alpha: float) -> float:
     if not runs.refutes(Approximate(epsilon), alpha=alpha):
         return 0.0
     # No delta above what a run's share passed at can be refuted: a mechanism that tells all with that probability.
-    most = float(beta.ppf(alpha, runs.passed, len(runs.right) - runs.passed + 1))
+    most = float(beta.ppf(alpha, runs.runs_at_threshold, len(runs.right) - runs.runs_at_threshold + 1))
     low, high = 0.0, most
     for _ in range(20):
         middle = (low + high) / 2
@@ -195,10 +195,10 @@ def least_noise(refuted: Callable[[float], bool]) -> float:
     Infinite where no factor is refuted; a quarter where all are. `refuted` holds for every factor above one that is.
     """
     # From above: with little noise the accountant of a sampled event takes long, and is seldom asked for.
-    told = next((scale for scale in _SCALES if not refuted(scale)), 0.0)
-    if told in (0.0, _SCALES[0]):
-        return _SCALES[-1] if told == 0.0 else math.inf
-    low, high = math.log(told), math.log(told * math.sqrt(2))
+    accepted = next((scale for scale in _SCALES if not refuted(scale)), 0.0)
+    if accepted in (0.0, _SCALES[0]):
+        return _SCALES[-1] if accepted == 0.0 else math.inf
+    low, high = math.log(accepted), math.log(accepted * math.sqrt(2))
     while high - low > 0.01:
         middle = (low + high) / 2
         low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
@@ -230,7 +230,7 @@ def independent_noise_at_most(*, right: int, coins: int, event: Event, alpha: fl
 
 
 def chance_right(curve: Gaussian | Profile) -> float:
-    """How often the best guess at one coin is right: (1 + delta(0)) / 2."""
+    """Returns the probability that the best guess at one coin is right: (1 + delta(0)) / 2."""
     if isinstance(curve, Gaussian):
         return float(ndtr(curve.mu / 2))
     return (1 + min(delta for epsilon, delta in curve.points if epsilon == 0)) / 2

@@ -89,30 +89,30 @@ class GradientCanaries:
         self._before = gradient[places].double().cpu()
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
-        """What the noisy sum, float [P], says of each canary. The records' part is known to the attacker."""
-        told = (noisy[self._places].double().cpu() - self._clean) / segment.l2_clip_norm
+        """Adds the noisy sum's evidence, float [P], on each canary. The attacker knows the records' part."""
+        observed = (noisy[self._places].double().cpu() - self._clean) / segment.l2_clip_norm
         quiet = (self._before - self._clean) / segment.l2_clip_norm
         self.steps += 1
         variance = segment.noise_multiplier**2
-        for x, total in ((told, self.seen), ((told + quiet) / 2, self.halved)):
+        for x, total in ((observed, self.seen), ((observed + quiet) / 2, self.halved)):
             total[: len(x)] += (x - sampling_prob / 2) / variance
 
     def _in(self, gradient: Tensor) -> Tensor:
-        """Where canaries lie in a gradient of this length, the first ones first."""
+        """Returns the places of canaries in a gradient of this length, the first ones first."""
         axes = self.axes
         if int(axes.max()) >= len(gradient):
             axes = torch.arange(min(len(axes), max(1, len(gradient) // SHARE)))
         return axes.to(gradient.device)
 
     def right(self, *, halved: bool = False) -> int:
-        """How many coins the sums guess."""
+        """Returns the number of coins that the sums guess."""
         seen = self.halved if halved else self.seen
         return int(((seen > 0) == self.included).sum())
 
 
 @dataclass(frozen=True)
-class Found:
-    """What gradient canaries show of a descent.
+class CanaryBound:
+    """Holds what gradient canaries show of a descent.
 
     noise_at_most: relative to the event's; 1 or less contradicts it. epsilon: what the descent costs at that noise, at
     least, if it is Gaussian noise at all.
@@ -124,11 +124,11 @@ class Found:
     coins: int
 
 
-def found(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> Found:
+def bound(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> CanaryBound:
     """Hold guesses against the descent that is claimed, at a false-alarm rate of alpha.
 
     Raises:
         MechanismError: the event's sampling is not one that the accountants support.
     """
     noise = curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)
-    return Found(noise, curves.epsilon_at(descent, factor=noise, delta=delta), right, coins)
+    return CanaryBound(noise, curves.epsilon_at(descent, factor=noise, delta=delta), right, coins)

@@ -126,7 +126,7 @@ class FullFit:
         self._log_density = [density.log(theta) for theta in self._draws]
 
     def effect(self, features: Tensor, label: Tensor, *, without: swag.Posterior) -> Effect:
-        """What leaving out a record did, `without` being the posterior then.
+        """Holds the effect of leaving out a record, `without` being the posterior then.
 
         Args:
             features: float32 [width].

@@ -10,9 +10,8 @@ each trial's seed. A test holds the two against each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +22,9 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.fields import Fields
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import OptimiserPhase, Progress
-from mechanisms.posterior import risks, swag
+from mechanisms.posterior import rounds, swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.rounds import TABLE, RoundName
 from mechanisms.posterior.swag import SwagConfig
 
 _DRAWS_AT_ONCE = 16
@@ -42,23 +42,14 @@ class Records:
     included: Tensor
     seeds: tuple[int, ...]
     fields: Fields | None = None
-    padded: Tensor = field(init=False)
+    with_bias: Tensor = field(init=False)
     """Features with a column of ones: the bias is one more weight."""
 
     def __post_init__(self) -> None:
         if self.included.shape != (len(self.seeds), len(self.labels)) or not self.included.any(1).all():
             raise MechanismError("audit trials: every trial needs a seed and at least one record")
         ones = torch.ones(len(self.features), 1)
-        object.__setattr__(self, "padded", torch.cat([self.features.float(), ones], 1).contiguous())
-
-
-@dataclass(frozen=True)
-class Round:
-    """One fit of the chain. weighted: on risk weights; bounded: its likelihood's bound, if any."""
-
-    name: str
-    weighted: bool
-    bounded: BoundedLikelihood | None
+        object.__setattr__(self, "with_bias", torch.cat([self.features.float(), ones], 1).contiguous())
 
 
 @dataclass(frozen=True)
@@ -82,13 +73,13 @@ def to_flat(theta: Tensor) -> Tensor:
 
 
 def log_likelihood(
-    theta: Tensor, padded: Tensor, labels: Tensor, fields: Fields | None = None
+    theta: Tensor, with_bias: Tensor, labels: Tensor, fields: Fields | None = None
 ) -> tuple[Tensor, Tensor]:
     """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1].
 
     Of several fields l is a record's over all of its fields, and all their labels have to be the most probable.
     """
-    scores = torch.nn.functional.linear(padded, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
+    scores = torch.nn.functional.linear(with_bias, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
     if fields is not None:
         logs, repeated = fields.log_softmax(scores).flatten(0, 1), labels.repeat_interleave(len(theta), 0)
         right = ((fields.predicted(logs) == repeated) | (repeated < 0)).all(1)
@@ -196,7 +187,7 @@ def _gradient(
     theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor, bounded: BoundedLikelihood | None
 ) -> Tensor:
     """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]; with a bound, of its objective of alpha l."""
-    x, labels = records.padded[index], records.labels[index]
+    x, labels = records.with_bias[index], records.labels[index]
     scores = torch.bmm(x, theta.transpose(1, 2))
     if records.fields is None:
         residual = scores.log_softmax(-1)
@@ -230,7 +221,7 @@ class Moments:
         self.deviations = [*self.deviations, deviation][-self.rank :]
 
     def posterior(self, trial: int, *, std_scale: float) -> swag.Posterior:
-        """Of one trial, its parameters flattened as they lie."""
+        """Returns one trial's parameters flattened as they lie."""
         return swag.posterior(
             self.mean[trial].flatten(),
             self.m2[trial].flatten(),
@@ -258,27 +249,27 @@ def chain(
     records: Records,
     initial: Tensor,
     *,
-    rounds: Sequence[Round],
+    names: Sequence[RoundName],
+    bounded: BoundedLikelihood | None,
     fine_tune: OptimiserPhase,
     collect: OptimiserPhase,
     moments: SwagConfig,
     config: PseudoPosteriorConfig,
     progress: Progress | None = None,
-) -> dict[str, Drawn]:
+) -> dict[RoundName, Drawn]:
     """All rounds of the chain in every trial, and one draw of each round's posterior.
 
     Args:
         initial: parameters float32 [classes, width + 1] that every fit starts from.
-        rounds: in the order of the retrain; `base` gives the weights, `reweighted` equation 7's.
+        names: the rounds, in order.
+        bounded: the likelihood's bound in rounds that have one.
 
     Raises:
         MechanismError: what `fit` refuses.
     """
     trials, classes = len(records.seeds), initial.shape[0]
-    alpha: Tensor | None = None
-    risk = torch.zeros(records.included.shape)
-    drawn: dict[str, Drawn] = {}
-    whole = len(rounds) * (fine_tune.epochs + collect.epochs)
+    drawn: dict[RoundName, Drawn] = {}
+    whole = len(names) * (fine_tune.epochs + collect.epochs)
     ended = 0
 
     def epoch_ended() -> None:
@@ -287,45 +278,43 @@ def chain(
         if progress is not None:
             progress(ended, whole)
 
-    for this in rounds:
-        if this.name == "reweighted" and alpha is not None:
-            alpha = _per_trial(records, partial(risks.reweight, k=config.k), alpha, risk)
-        weights = alpha if this.weighted else None
+    def fit_round(name: RoundName, weights: Tensor | None) -> Tensor:
+        this, bound = TABLE[name], bounded if TABLE[name].bounded else None
         theta = initial.repeat(trials, 1, 1)
-        common: Any = {"alpha": weights, "bounded": this.bounded}
+        common: Any = {"alpha": weights, "bounded": bound}
         for _ in fit(theta, records, phase=fine_tune, purpose="fine-tune", **common):
             epoch_ended()
         state = Moments(theta, rank=moments.rank)
         for at_end in fit(theta, records, phase=collect, purpose="swag", **common):
             state.update(at_end)
             epoch_ended()
-        scale = moments.std_scale * math.sqrt(1.0 if this.bounded is None else this.bounded.temperature)
-        base = this.name == "base"
-        numbers = range(config.risk_draws if base else config.sensitivity_draws)
+        scale = moments.std_scale * math.sqrt(1.0 if bound is None else bound.temperature)
+        how: Any = {"classes": classes, "purpose": this.purpose, "numbers": range(this.draws(config))}
+        risk = torch.zeros(records.included.shape)
         released, delta = torch.empty_like(theta), torch.empty(trials, dtype=torch.float64)
         for t, seed in enumerate(records.seeds):
             post = state.posterior(t, std_scale=scale)
             own = records.included[t].nonzero()[:, 0]
-            purpose = "risk" if base else "sensitivity"
-            risk[t, own] = _largest(post, records, own, classes=classes, seed=seed, purpose=purpose, numbers=numbers)
+            risk[t, own] = _largest(post, records, own, seed=seed, **how)
             released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
-            ell, _ = log_likelihood(released[t : t + 1], records.padded[own], records.labels[own], records.fields)
+            ell, _ = log_likelihood(released[t : t + 1], records.with_bias[own], records.labels[own], records.fields)
             largest = torch.maximum(risk[t, own], -ell[0])
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
-        if this.bounded is not None:
-            delta.fill_(this.bounded.bound)
-        drawn[this.name] = Drawn(theta=released, sensitivity=delta)
-        if base:
-            alpha = _per_trial(records, partial(risks.risk_weights, c=config.c, g=config.g), risk)
+        if bound is not None:
+            delta.fill_(bound.bound)
+        drawn[name] = Drawn(theta=released, sensitivity=delta)
+        return risk
+
+    def weigh(name: RoundName, weights: Tensor | None, risk: Tensor) -> Tensor:
+        """Weighs each trial's own records, float32 [T, n]; 0 for the others."""
+        alpha = torch.zeros(records.included.shape)
+        for t, own in enumerate(records.included):
+            before = None if weights is None else weights[t, own]
+            alpha[t, own] = rounds.weights_of(config, name, before, risk[t, own])
+        return alpha
+
+    rounds.run(names, fit_round, weigh)
     return drawn
-
-
-def _per_trial(records: Records, weigh: Callable[..., Tensor], *known: Tensor) -> Tensor:
-    """`weigh` on each trial's own records, float32 [T, n]; 0 for the others."""
-    made = torch.zeros(records.included.shape)
-    for t, own in enumerate(records.included):
-        made[t, own] = weigh(*(one[t, own] for one in known))
-    return made
 
 
 def _largest(
@@ -333,9 +322,9 @@ def _largest(
 ) -> Tensor:
     """max over draws of |l_i|, float32 [own]."""
     worst = torch.zeros(len(own))
-    padded, labels = records.padded[own], records.labels[own]
+    with_bias, labels = records.with_bias[own], records.labels[own]
     for start in range(0, len(numbers), _DRAWS_AT_ONCE):
         some = numbers[start : start + _DRAWS_AT_ONCE]
         theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=some)
-        worst = torch.maximum(worst, log_likelihood(theta, padded, labels, records.fields)[0].neg().amax(0))
+        worst = torch.maximum(worst, log_likelihood(theta, with_bias, labels, records.fields)[0].neg().amax(0))
     return worst

@@ -1,4 +1,4 @@
-"""How far scores can be believed: a temperature, and scores above which answers are right as often as is asked."""
+"""Calibrates scores: a temperature, and scores above which answers are right as often as is asked."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def thresholds_for(
         raise MechanismError(f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}")
     if not all(0 < target < 1 for target in targets):
         raise MechanismError("a target accuracy lies between 0 and 1")
-    shapes = torch.arange(len(labels)) % _SHARE == 0
+    shapes = torch.from_numpy(fits_temperature(len(labels)))
     temperature = fit_temperature(logits[shapes], labels[shapes])
     best = (logits[~shapes] / temperature).softmax(-1).max(-1)
     ranked = _Ranked.of(best.values.numpy(), (best.indices == labels[~shapes]).numpy())
@@ -83,6 +83,11 @@ def thresholds_for(
         "records": len(labels),
         "confidence": confidence,
     }
+
+
+def fits_temperature(records: int) -> NDArray[np.bool_]:
+    """Returns which of the records fit the temperature, bool [records]: every fourth."""
+    return np.arange(records) % _SHARE == 0
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -123,8 +128,8 @@ class _Ranked:
         """Numbers of records to be kept, from `first` on: of records that have the same score all or none."""
         if first > len(self.score):
             return []
-        asked = np.unique(np.linspace(first, len(self.score), _GRID).astype(int))
-        return sorted({int(np.searchsorted(-self.score, -self.score[kept - 1], side="right")) for kept in asked})
+        sizes = np.unique(np.linspace(first, len(self.score), _GRID).astype(int))
+        return sorted({int(np.searchsorted(-self.score, -self.score[count - 1], side="right")) for count in sizes})
 
     def threshold(self, target: float, failure: float) -> dict[str, float | None]:
         """The lowest score that passes, `failure` being the probability that one passes wrongly."""
@@ -133,29 +138,29 @@ class _Ranked:
         # Below this many records not even a faultless run would pass, and the sequence would end before it began.
         first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
         lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
-        for kept in self.candidates(first):
+        for count in self.candidates(first):
             # How likely so many right answers are, were the accuracy only just below the target.
-            if binom.sf(self.hits[kept - 1] - 1, kept, target) > failure:
+            if binom.sf(self.hits[count - 1] - 1, count, target) > failure:
                 break
-            lowest = self._at(kept)
+            lowest = self._at(count)
         return {"target_accuracy": target} | lowest
 
     def reached(self) -> dict[str, float | None]:
         """The best accuracy that was seen, and of all records."""
-        best = max(self.candidates(_FEWEST), key=lambda kept: (self.hits[kept - 1] / kept, kept))
+        best = max(self.candidates(_FEWEST), key=lambda count: (self.hits[count - 1] / count, count))
         return self._at(best) | {"accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)}
 
-    def _at(self, kept: int) -> dict[str, float | None]:
+    def _at(self, count: int) -> dict[str, float | None]:
         return {
-            "threshold": round(float(self.score[kept - 1]), 6),
-            "coverage": round(kept / len(self.score), 4),
-            "accuracy": round(float(self.hits[kept - 1] / kept), 4),
+            "threshold": round(float(self.score[count - 1]), 6),
+            "coverage": round(count / len(self.score), 4),
+            "accuracy": round(float(self.hits[count - 1] / count), 4),
         }
 
 
 def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """What could be coded without a person, by name: `alone_at_80`, the share of records that the threshold for 80 %
-    right lets through (0 without one), and so on; `surest_accuracy` and `surest_share`, the best that was seen.
+    """Returns shares that could be coded without a person, by name: `alone_at_80`, that of records which the
+    threshold for 80 % right lets through (0 without one), and so on; `surest_accuracy` and `surest_share`, the best.
 
     Args:
         logits: float [n, codes], or logarithms of probabilities.
@@ -168,6 +173,11 @@ def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
         return {}
     # an order that owes nothing to the answers: records of a test half may stand by code
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    told = thresholds_for(logits[order].clamp(-1e4, 1e4), labels.cpu()[order], fitted_on="the test half")
-    alone = {f"alone_at_{round(100 * one['target_accuracy'])}": one["coverage"] or 0.0 for one in told["thresholds"]}
-    return alone | {"surest_accuracy": told["reached"]["accuracy"], "surest_share": told["reached"]["coverage"]}
+    thresholds = thresholds_for(logits[order].clamp(-1e4, 1e4), labels.cpu()[order], fitted_on="the test half")
+    alone = {
+        f"alone_at_{round(100 * one['target_accuracy'])}": one["coverage"] or 0.0 for one in thresholds["thresholds"]
+    }
+    return alone | {
+        "surest_accuracy": thresholds["reached"]["accuracy"],
+        "surest_share": thresholds["reached"]["coverage"],
+    }

@@ -19,18 +19,27 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, cast
 
 import torch
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.convolutional import Convolutional
 from mechanisms.model.fields import Fields
-from mechanisms.model.inputs import Batch, FeatureInputs, Inputs, TokenInputs, length_sorted_batches
+from mechanisms.model.inputs import (
+    Batch,
+    FeatureInputs,
+    Inputs,
+    TokenInputs,
+    length_sorted_batches,
+    token_budget_batches,
+)
+from mechanisms.model.lexicon import Lexical, Lexicon, check_language
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import Choice, Precision, computing, resolved
@@ -44,7 +53,7 @@ Layers = Literal["linear", "convolutional"]
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
-    """Which encoder, what of it trains, and how a narrative becomes one vector."""
+    """Sets the encoder, what of it trains, and how a narrative becomes one vector."""
 
     encoder: str = Field(
         default="distilroberta-base",
@@ -68,6 +77,13 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     )
     lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
     lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
+    lora_layers: int | None = Field(
+        default=None,
+        ge=1,
+        title="Layers with LoRA",
+        description="Adapters in every linear map of so many last layers. The states of the tokens below them are "
+        "computed once and kept with the features. Empty: in queries and values of all layers, from tokens.",
+    )
     lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
     prior: Prior = Field(
         default="none",
@@ -97,6 +113,18 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         title="Sentences of several fields",
         description='By the field\'s name, in place of the one sentence: `{part: "An employee injured the {}."}`.',
     )
+    lexical: Lexical = Field(
+        default="none",
+        title="Words next to the encoder",
+        description="`titles`: columns for the stems of the code list's words join the encoder's features. No record "
+        "is read for them. `hashed`: hashes of all stems, which need no code list. For trainable parts `head` and "
+        "`lora` with pooling `mean`.",
+    )
+    lexical_language: str = Field(
+        default="english",
+        title="Language of the stems",
+        description="As Snowball names it, such as `german`; for `titles` and `hashed`.",
+    )
     precision: Choice = Field(
         default="float32",
         title="Precision of the encoder",
@@ -105,7 +133,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     )
 
     def __hash__(self) -> int:
-        """Of equal models the same, though a mapping is among the fields."""
+        """Returns the same value for equal models, though a mapping is among the fields."""
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     @field_validator("precision")
@@ -118,6 +146,15 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         """The same with this field's own sentence in the place of the one."""
         sentence = self.prior_sentences.get(name, self.prior_sentence)
         return self.model_copy(update={"prior_sentence": sentence, "prior_sentences": {}})
+
+    def frozen(self) -> ModelConfig:
+        """Returns the model of the encoder's features alone, with a head that starts at random."""
+        return self.model_copy(update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None})
+
+    @property
+    def reads_values(self) -> bool:
+        """The head can read words and the values of columns next to the encoder."""
+        return self.pooling == "mean" and self.trainable != "full"
 
     @property
     def linear_head(self) -> bool:
@@ -144,39 +181,87 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         return self
 
     @model_validator(mode="after")
+    def _words_have_a_linear_head(self) -> ModelConfig:
+        if self.lexical == "none":
+            return self
+        if not self.reads_values:
+            raise ValueError(f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`")
+        try:
+            check_language(self.lexical_language)
+        except MechanismError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _states_have_a_linear_head(self) -> ModelConfig:
+        if self.lora_layers is not None and (self.trainable != "lora" or self.pooling != "mean"):
+            raise ValueError("lora_layers goes with trainable part `lora` and pooling `mean`")
+        return self
+
+    @model_validator(mode="after")
     def _layers_are_of_pixels(self) -> ModelConfig:
         if self.layers == "convolutional" and self.pooling != "none":
             raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not there (a prior, other layers, rounding): such models keep the digests of releases."""
-        values = serialise(self)
-        unused = {"prior", "prior_scale", "prior_sentence"} if self.prior == "none" else set[str]()
-        unused |= set() if self.prior_sentence else {"prior_sentence"}
-        unused |= set() if self.prior_sentences and self.prior != "none" else {"prior_sentences"}
-        unused |= {"layers"} if self.layers == "linear" else set()
-        unused |= {"precision"} if self.precision == "float32" else set()
-        return {name: value for name, value in values.items() if name not in unused}
-
 
 class MeanPooled(nn.Module):
-    """An encoder, the mean of its token vectors under the attention mask, and one linear layer."""
+    """An encoder, the mean of its token vectors under the attention mask, and one linear layer.
 
-    def __init__(self, encoder: nn.Module, width: int, num_labels: int) -> None:
+    With a lexicon the layer reads the words next to that mean. With `upper`, the encoder's last layers, it reads the
+    states of the tokens below them too.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        width: int,
+        num_labels: int,
+        lexicon: Lexicon | None = None,
+        upper: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(width, num_labels)
+        self.lexicon = lexicon
+        self._upper = (upper,)  # in a tuple: its layers are the encoder's, and are registered there
+        self.head = nn.Linear(width + (0 if lexicon is None else lexicon.columns), num_labels)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits [b, labels]."""
-        return self.head(mean_pool(self.encoder, input_ids, attention_mask))
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        words: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """Returns logits [b, labels]; `words` [b, columns] is the lexicon's block, unscaled.
+
+        Args:
+            states: of the tokens below the last layers, float32 [b, longest, width], in place of their ids.
+        """
+        assert attention_mask is not None
+        upper = self._upper[0]
+        if states is None or upper is None:
+            hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        else:
+            hidden = upper(inputs_embeds=states, attention_mask=attention_mask).last_hidden_state
+        return self.scores(_mean(hidden, attention_mask), words)
+
+    def scores(self, features: Tensor, words: Tensor | None) -> Tensor:
+        """Logits [b, labels] from pooled features and the lexicon's block."""
+        if self.lexicon is not None:
+            if words is None:
+                raise TypeError("this head reads words next to the encoder's features")
+            features = self.lexicon.join(features, words)
+        return self.head(features)
 
 
 def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of the token vectors of each record, padding left out: float32 [b, width]."""
-    hidden = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state.float()
+    return _mean(encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state, attention_mask)
+
+
+def _mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    hidden = hidden.float()
     mask = attention_mask[:, :, None].to(hidden.dtype)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
@@ -220,13 +305,18 @@ class Classifier:
 
     @property
     def precision(self) -> Precision:
-        """Of the encoder's passes and of training steps."""
+        """Returns the precision of the encoder's passes and of training steps."""
         return resolved(self.config.precision)
 
     @property
     def num_parameters(self) -> int:
         """P, the length of `flat`."""
         return self.flat.numel()
+
+    @property
+    def head_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Returns the parameters of the linear layer on an encoder that trains too; none where the head is all."""
+        return tuple(self.part.head.parameters()) if isinstance(self.part, MeanPooled) else ()
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores [b, labels] of one batch."""
@@ -250,24 +340,21 @@ class Classifier:
         tokens: TokenInputs,
         *,
         batch_size: int | None = None,
-        done: Tensor | None = None,
-        on_batch: Callable[[Tensor, Tensor], None] | None = None,
+        on_batch: Callable[[int], None] | None = None,
     ) -> FeatureInputs:
-        """Run the frozen encoder once: pooled features float32 [n, width] for trainable part `head`.
+        """Runs the frozen encoder once: pooled features float32 [n, width] for trainable part `head`.
 
-        `done` (int64 indices) are left out (zeros); `on_batch(index, features)` sees each batch, for progress and
-        checkpoints.
+        `on_batch` gets the number of records of each batch, for progress.
         """
         if self._pool is None:
             raise TypeError("only trainable part `head` reads features")
         self.whole.eval()
         features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
-        skip = torch.zeros(len(tokens), dtype=torch.bool)
-        if done is not None:
-            skip[done] = True
-        size = batch_size or forward_batch_size(tokens, self.device)
-        left = (index[~skip[index]] for index in length_sorted_batches(tokens, batch_size=size))
-        pool, packed = self._pool, self._packed()
+        pool, packed = self._pool, self._packed
+        if packed is not None and batch_size is None:
+            batches = token_budget_batches(tokens, budget=packed.batch_tokens)
+        else:
+            batches = length_sorted_batches(tokens, batch_size=batch_size or forward_batch_size(tokens, self.device))
 
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
             if packed is not None:
@@ -277,18 +364,20 @@ class Classifier:
                 return index, pool(tokens.batch(index, self.device)).float().cpu()
 
         with forward_passes(tokens, self.device) as over:
-            for index, part in over(pooled, (index for index in left if len(index))):
+            for index, part in over(pooled, batches):
                 features[index] = part
                 if on_batch is not None:
-                    on_batch(index, part)
+                    on_batch(len(index))
         return FeatureInputs(features=features)
 
+    @cached_property
     def _packed(self) -> PackedEncoder | None:
-        """The frozen encoder for passes in bfloat16 on a CPU, where its layout is known."""
-        if self.precision != "bfloat16" or self.device.type != "cpu":
+        """Packs the frozen encoder for passes on a CPU, where its layout is known."""
+        if self.device.type != "cpu":
             return None
         whole = self.whole
-        return PackedEncoder.of(whole.encoder if isinstance(whole, MeanPooled) else encoders.base(whole))
+        encoder = whole.encoder if isinstance(whole, MeanPooled) else encoders.base(whole)
+        return PackedEncoder.of(encoder, self.precision)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the classes, within each field of a joint head."""
@@ -329,6 +418,7 @@ def build(
     width: int | None = None,
     shape: tuple[int, ...] | None = None,
     fields: Fields | None = None,
+    lexicon: Lexicon | None = None,
 ) -> Classifier:
     """Load the encoder and put a new head on it, initialised from `seed`.
 
@@ -336,6 +426,7 @@ def build(
         width: features a record, for pooling `none`.
         shape: of an image, (h, w) or (h, w, channels), for layers `convolutional`.
         fields: of a joint head on pooled features, whose classes add up to `num_labels`.
+        lexicon: the words and values that the head reads next to the encoder, where there are any.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
@@ -343,6 +434,12 @@ def build(
     device = torch.device(device)
     if fields is not None and not (config.linear_head and config.pooling == "mean"):
         raise MechanismError("several fields are coded by one linear layer: set trainable `head` and pooling `mean`")
+    if ("none" if lexicon is None else lexicon.kind) != config.lexical:
+        raise MechanismError("model.lexical: the head needs the lexicon of its features, and without it none")
+    if lexicon is not None and not config.reads_values:
+        raise MechanismError(
+            "values of columns: the head reads none. Set pooling `mean`, and trainable `head` or `lora`"
+        )
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:
@@ -353,9 +450,10 @@ def build(
         if config.pooling == "mean":
             encoder = encoders.load_encoder(config.encoder)
             width = encoders.width(encoder)
+            upper = None if config.lora_layers is None else encoders.last_layers(encoder, config.lora_layers)
             if config.trainable == "lora":
                 encoder = _with_adapters(encoder, config, task="FEATURE_EXTRACTION")
-            whole: nn.Module = MeanPooled(encoder, width, num_labels)
+            whole: nn.Module = MeanPooled(encoder, width, num_labels, lexicon, upper)
         else:
             whole = encoders.load_with_standard_head(config.encoder, num_labels=num_labels)
             if config.trainable == "lora":
@@ -380,7 +478,12 @@ def build(
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
-    """Narratives as token ids, cut at `max_length`, with the encoder's own tokenizer.
+    """Returns `tokenizer(config)(texts)`."""
+    return tokenizer(config)(texts)
+
+
+def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
+    """Returns a function from narratives to token ids, cut at `max_length`, by the encoder's tokenizer.
 
     Raises:
         MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
@@ -388,7 +491,7 @@ def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
     longest = encoders.longest(config.encoder)
     if config.max_length > longest:
         raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
-    return encoders.token_inputs(encoders.load_tokenizer(config.encoder), texts, max_length=config.max_length)
+    return partial(encoders.token_inputs, encoders.load_tokenizer(config.encoder), max_length=config.max_length)
 
 
 def _with_adapters(
@@ -397,7 +500,11 @@ def _with_adapters(
     """Adapters on an encoder, or on one with its standard head, which then trains whole beside them."""
     from peft import LoraConfig, TaskType, get_peft_model
 
+    last: dict[str, Any] = {}
+    if config.lora_layers is not None:
+        last["target_modules"] = encoders.linear_maps(model, config.lora_layers)
     lora = LoraConfig(
+        **last,
         task_type=TaskType[task],
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
@@ -407,6 +514,45 @@ def _with_adapters(
         # peft asks transformers for a name that is on its way out there.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         return cast(nn.Module, get_peft_model(cast(Any, model), lora))
+
+
+def states(
+    config: ModelConfig,
+    tokens: TokenInputs,
+    *,
+    device: torch.device,
+    on_batch: Callable[[int], None] | None = None,
+) -> Tensor | None:
+    """Computes the states of the tokens below the layers with adapters, float32 [tokens, width]; None without them.
+
+    Args:
+        on_batch: called with the number of tokens of each batch.
+
+    Raises:
+        MechanismError: the encoder has too few layers.
+    """
+    if config.lora_layers is None:
+        return None
+    encoder = encoders.load_encoder(config.encoder)
+    below = encoders.layers_below(encoder, config.lora_layers).to(device).eval()
+    every = torch.empty(len(tokens.ids), encoders.width(encoder))
+
+    def run(index: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), computing(resolved(config.precision), device):
+            batch = tokens.batch(index, device)
+            hidden = below(**batch).last_hidden_state
+        mask = batch["attention_mask"].bool()
+        start = tokens.offsets[index].to(device)
+        place = (start[:, None] + torch.arange(mask.shape[1], device=device))[mask]
+        return place.cpu(), hidden[mask].float().cpu()
+
+    size = forward_batch_size(tokens, device)
+    with forward_passes(tokens, device) as over:
+        for place, part in over(run, length_sorted_batches(tokens, batch_size=size)):
+            every[place] = part
+            if on_batch is not None:
+                on_batch(len(place))
+    return every
 
 
 def _merged(model: nn.Module) -> nn.Module:

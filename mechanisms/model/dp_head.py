@@ -30,7 +30,7 @@ from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
 
 
 def has_closed_form(classifier: Classifier, inputs: Inputs) -> bool:
-    """Whether `HeadClipping` knows the head: one of those above, on features."""
+    """Checks whether `HeadClipping` knows the head: one of those above, on features."""
     known = (nn.Linear, encoders._BertHead, encoders._RobertaHead)
     return isinstance(inputs, FeatureInputs) and isinstance(classifier.part, known)
 
@@ -47,8 +47,7 @@ class _Affine:
         return nn.functional.linear(x, self.layer.weight, self.layer.bias)
 
     def add(self, x: Tensor, scaled: Tensor, out: Tensor) -> None:
-        """Add sum_i scaled_i [x_i, 1]' to the flat gradient, in the gradient's precision."""
-        x, scaled = x.to(out.dtype), scaled.to(out.dtype)
+        """Adds sum_i scaled_i [x_i, 1]' to the flat gradient."""
         out[self.weight].view(self.layer.weight.shape).addmm_(scaled.t(), x)
         out[self.bias] += scaled.sum(0)
 
@@ -90,10 +89,10 @@ class HeadClipping:
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add sum_i c_i grad(-l_i) over one micro-batch to `out`, float [P]. A record whose gradient is not finite adds
-        nothing.
+        nothing. Norms, factors and products have the precision of `out`.
 
         Returns:
-            Gradient norms before clipping and losses -l_i, float32 [b] each.
+            Gradient norms before clipping, of the precision of `out`, and losses -l_i, float32, [b] each.
         """
         x = batch["features"]
         h, slope = x, None
@@ -103,13 +102,15 @@ class HeadClipping:
         log_probabilities = self._fields.log_softmax(self._output(h))
         losses = -self._fields.log_likelihood(log_probabilities, labels)
         residual = self._fields.residuals_(log_probabilities, labels)
+        inner = None if slope is None else (residual @ self._output.layer.weight).mul_(slope).to(out.dtype)
+        length = x.square().sum(1)
+        x, h, residual = x.to(out.dtype), h.to(out.dtype), residual.to(out.dtype)
         squared = residual.square().sum(1) * (h.square().sum(1) + 1)
-        inner = None
-        if slope is not None:
-            inner = (residual @ self._output.layer.weight).mul_(slope)
+        if inner is not None:
             squared += inner.square().sum(1) * (x.square().sum(1) + 1)
-        norms = squared.sqrt_()
-        finite, factors = norms.isfinite()[:, None], coefficients(norms)[:, None]
+        norms = squared.sqrt()
+        finite = (squared.float() + length).isfinite()[:, None]  # beyond float32 is beyond what the layers compute
+        factors = coefficients(norms).to(out.dtype)[:, None]
 
         def of_finite(values: Tensor) -> Tensor:
             return values.where(finite, 0.0)  # nothing times infinity would be everybody's

@@ -1,9 +1,12 @@
-"""Where encoders come from, and what each family calls its parts."""
+"""Loads encoders, and names the parts of each family."""
 
 from __future__ import annotations
 
+import copy
 import importlib
+import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +64,7 @@ def digest_parts(name: str) -> list[Path]:
 
 def _load(loader: Any, name: str, **options: Any) -> Any:
     source = resolve(name)
+    _check_config(Path(source))
     try:
         # Code from a model folder is never run (and never asked about at the terminal).
         return loader.from_pretrained(source, trust_remote_code=False, **options)
@@ -72,6 +76,30 @@ def _load(loader: Any, name: str, **options: Any) -> Any:
         ) from None
 
 
+_MOST = {"num_hidden_layers": 1000, "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "vocab_size": 1 << 22}
+_ATTENTION = (None, "eager", "sdpa")
+
+
+def _check_config(folder: Path) -> None:
+    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program from elsewhere.
+
+    Raises:
+        MechanismError: the configuration of a local folder has either.
+    """
+    try:
+        read = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return  # the loader says what is wrong
+    parts = [read, *read.values()] if isinstance(read, dict) else []
+    for config in (part for part in parts if isinstance(part, dict)):
+        for key, most in _MOST.items():
+            size = config.get(key, 1)
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= most:
+                raise MechanismError(f"encoder: {folder}: config.json: {key} is not from 1 to {most:,}. Correct it")
+        if any(config.get(key) not in _ATTENTION for key in ("_attn_implementation", "attn_implementation")):
+            raise MechanismError(f"encoder: {folder}: config.json: attention is neither eager nor sdpa. Correct it")
+
+
 _WEIGHTS: dict[str, Any] = {"dtype": "float32", "use_safetensors": True}
 """Weights come from safetensors alone: the older format is a pickle."""
 
@@ -81,6 +109,43 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return _load(AutoTokenizer, name)
+
+
+def settings(name: str) -> set[str]:
+    """Returns the texts of an encoder's configuration and of its tokenizer's special tokens."""
+    from transformers import AutoConfig
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from texts(inner)
+
+    tokenizer = load_tokenizer(name)
+    options = {key: value for key, value in tokenizer.init_kwargs.items() if not re.search("file|path", key)}
+    config = {key: value for key, value in _load(AutoConfig, name).to_dict().items() if not key.startswith("_")}
+    return {*texts(config), *texts(options), *texts(tokenizer.special_tokens_map), type(tokenizer).__name__}
+
+
+def architectures(name: str) -> set[str]:
+    """Returns the classes of transformers that a saved model of an encoder may name, with a classifier or without."""
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_MAPPING, AutoConfig
+
+    kind = type(_load(AutoConfig, name))
+    mappings: tuple[Any, ...] = (MODEL_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
+    return {mapping[kind].__name__ for mapping in mappings if kind in mapping}
+
+
+def is_usual(setting: str) -> bool:
+    """Checks whether transformers itself knows a text of a configuration: a class, a family, an activation."""
+    import transformers
+    from transformers.activations import ACT2FN
+
+    families = transformers.CONFIG_MAPPING
+    return bool(setting in families or setting in ACT2FN or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
+        setting.isidentifier() and setting[0].isupper() and hasattr(transformers, setting)
+    )
 
 
 def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenInputs:
@@ -144,6 +209,62 @@ def width(model: nn.Module) -> int:
     """Length of a pooled feature vector."""
     inner: Any = model if hasattr(model, "config") else cast(Any, model).encoder
     return int(inner.config.hidden_size)
+
+
+class _StatesAsEmbeddings(nn.Module):
+    """Stands in the place of the embeddings, and passes on the states that it is given."""
+
+    def forward(self, inputs_embeds: Tensor, **_: object) -> Tensor:
+        return inputs_embeds
+
+
+def layers(model: nn.Module) -> nn.ModuleList:
+    """Returns the encoder's layers, lowest first.
+
+    Raises:
+        MechanismError: the family's layout is not known.
+    """
+    stack = getattr(getattr(model, "encoder", None), "layer", None)
+    if not isinstance(stack, nn.ModuleList):
+        raise MechanismError("model.lora_layers: this encoder is not of BERT's layout. Leave it empty")
+    return stack
+
+
+def last_layers(model: nn.Module, count: int) -> nn.Module:
+    """Returns an encoder of the last layers of this one, the same modules, which reads states as `inputs_embeds`.
+
+    Raises:
+        MechanismError: the encoder has no layer below them, or its layout is not known.
+    """
+    all_layers = layers(model)
+    if count >= len(all_layers):
+        raise MechanismError(
+            f"model.lora_layers is {count}; this encoder has {len(all_layers)} layers. Set fewer, or leave it empty"
+        )
+    upper = _with_layers(model, [*all_layers][len(all_layers) - count :])
+    upper.add_module("embeddings", _StatesAsEmbeddings())
+    return upper
+
+
+def layers_below(model: nn.Module, count: int) -> nn.Module:
+    """Returns an encoder of the layers below the last ones, the same modules."""
+    return _with_layers(model, [*layers(model)][:-count])
+
+
+def linear_maps(model: nn.Module, count: int) -> list[str]:
+    """Returns the names of the linear layers in the last layers of an encoder."""
+    last = {id(module) for layer in layers(model)[-count:] for module in layer.modules()}
+    return [name for name, module in model.named_modules() if id(module) in last and isinstance(module, nn.Linear)]
+
+
+def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
+    """Returns the encoder with these layers alone; what it was made from stays as it is."""
+    whole, inner = copy.copy(model), copy.copy(cast(nn.Module, model.encoder))
+    for module in (whole, inner):
+        module._modules = dict(module._modules)
+    inner.add_module("layer", nn.ModuleList(some))
+    whole.add_module("encoder", inner)
+    return whole
 
 
 class _BertHead(nn.Module):

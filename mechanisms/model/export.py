@@ -8,16 +8,19 @@ with a dense layer on them and the codes of its scores:
 
     encoder = SentenceTransformer(folder)
     part = SentenceTransformer(modules=[*encoder, Dense.load(folder, subfolder="part/2_Dense")])
+
+A head that reads words next to the encoder becomes transformer and pooling too, with `lexicon.json` and a dense layer
+on both blocks; the bundle's card reads it by published libraries.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +33,8 @@ from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import TokenInputs, token_budget_batches
-from mechanisms.model.packed import PackedEncoder
+from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
+from mechanisms.model.packed import BATCH_TOKENS, PackedEncoder
 from mechanisms.model.precision import Precision, computing
 from mechanisms.model.threads import forward_passes
 
@@ -70,7 +74,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
     with encoders.quiet():
         if isinstance(model, MeanPooled):
             within = folder / ENCODER
-            _save_modules(model, tokenizer, folder, codes=codes, max_length=config.max_length)
+            _save_modules(model, tokenizer, folder, codes=codes)
         else:
             within = folder
             _label(cast(Any, model), cast("Sequence[str]", codes))
@@ -139,32 +143,73 @@ def _rows(head: nn.Linear, span: slice) -> nn.Linear:
     return own.requires_grad_(False)
 
 
-def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Codes, max_length: int) -> None:
-    """The layout of sentence-transformers, written by the library itself."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
+def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Codes) -> None:
+    """Writes the layout of sentence-transformers, file for file what the library itself writes.
 
+    Its imports take a second of every release, and it loads the encoder once more to save it.
+    """
     several = codes if isinstance(codes, Mapping) else None
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        cast(Any, model.encoder).save_pretrained(place)
-        tokenizer.save_pretrained(place)
-        transformer = modules.Transformer(place, max_seq_length=max_length)
-    transformer.save_in_root = False
-    stack: list[Any] = [transformer, modules.Pooling(model.head.in_features, pooling_mode="mean")]
-    for within, head, own in _heads(model, several):
-        dense = modules.Dense(head.in_features, head.out_features, activation_function=nn.Identity())
-        with torch.no_grad():
-            dense.linear.weight.copy_(head.weight)
-            dense.linear.bias.copy_(head.bias)
-        if not within:
-            stack.append(dense)
-            continue
-        (folder / within / DENSE).mkdir(parents=True)
-        dense.save(str(folder / within / DENSE))
-        _write(folder / within / LABELS, {"codes": list(own)})
-    SentenceTransformer(modules=stack, device="cpu").save(str(folder), create_model_card=False)
-    _stable_module_names(folder / "modules.json")
+    within = folder / ENCODER
+    cast(Any, model.encoder).save_pretrained(within)
+    if "use_cache" in json.loads((within / "config.json").read_text()):
+        _set(within / "config.json", use_cache=False)  # of decoders: the library switches it off
+    tokenizer.save_pretrained(within)
+    _write_settings(within / "sentence_bert_config.json", _TOKENS)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"embedding_dimension": encoders.width(model), "pooling_mode": "mean", "include_prompt": True}
+    _write_settings(folder / "1_Pooling" / "config.json", pooling)
+    modules = ["Transformer", "Pooling"]
+    for place, head, own in _heads(model, several):
+        _save_dense(head, folder / place / DENSE)
+        if place:
+            _write(folder / place / LABELS, {"codes": list(own)})
+        elif model.lexicon is None:
+            modules.append("Dense")
+    if model.lexicon is not None:
+        model.lexicon.save(folder)
+    listed = [
+        {"idx": at, "name": str(at), "path": f"{at}_{name}", "type": f"sentence_transformers.models.{name}"}
+        for at, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
+    versions = {name.replace("-", "_"): version(name) for name in ("sentence-transformers", "transformers")}
+    settings = {
+        "__version__": {"pytorch": str(torch.__version__), **versions},
+        "default_prompt_name": None,
+        "model_type": "SentenceTransformer",
+        "prompts": {"document": "", "query": ""},
+        "similarity_fn_name": "cosine",
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings, indent=2))
     _write(folder / LABELS, {"codes": list(codes)} if several is None else {"fields": list(several)})
+
+
+_TOKENS = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+"""How sentence-transformers reads an encoder's states."""
+
+
+def _save_dense(head: nn.Linear, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "in_features": head.in_features,
+        "out_features": head.out_features,
+        "bias": True,
+        "activation_function": "torch.nn.modules.linear.Identity",
+        "module_input_name": "sentence_embedding",
+        "module_output_name": "sentence_embedding",
+    }
+    _write_settings(folder / "config.json", settings)
+    weights = {f"linear.{name}": weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def _write_settings(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes JSON as sentence-transformers does."""
+    path.write_text(json.dumps(content, indent=4), encoding="utf-8")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -184,13 +229,10 @@ def _forget_origin(path: Path) -> None:
     """Leave no folder or host name of the training machine in a saved configuration."""
     if path.is_file():
         content = json.loads(path.read_text())
-        kept = {k: v for k, v in content.items() if k not in _ORIGIN}
-        path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+        remaining = {k: v for k, v in content.items() if k not in _ORIGIN}
+        path.write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
-_MOST_CHARACTERS = 1 << 15
-_BATCH_TOKENS = {"float32": 1024, "bfloat16": 2048}
-"""Padding included. float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
 NEAR_TIE = 0.05
 """Of a logit: where the two best codes lie closer than this in bfloat16, rounding may have put either first. The least
 width of that band; a model whose logits are larger has a wider one (`Released.near_tie`)."""
@@ -218,7 +260,7 @@ class Released:
 
     def _of(self, span: slice) -> Released:
         whole = cast(MeanPooled, self.model)
-        own = MeanPooled(whole.encoder, whole.head.in_features, span.stop - span.start)
+        own = MeanPooled(whole.encoder, encoders.width(whole), span.stop - span.start, whole.lexicon)
         own.head = _rows(whole.head, span)
         return replace(self, model=own.eval(), codes=self.codes[span], spans={})
 
@@ -238,42 +280,63 @@ class Released:
         return out
 
     @property
+    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Returns the public values of each column that it reads next to the text; none for most models."""
+        lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
+        return {} if lexicon is None else {column.name: column.values for column in lexicon.value_columns}
+
+    @property
     def places(self) -> tuple[slice, ...]:
-        """Where each field's scores lie; all of them where there is one."""
+        """Returns the places of each field's scores; all of them where there is one."""
         return tuple(self.spans.values()) or (slice(None),)
 
     def logits_in(self, precision: Precision, texts: Sequence[str]) -> Tensor:
         """The same with every text in one precision."""
         tokens = encoders.token_inputs(
-            self.tokenizer, [text[:_MOST_CHARACTERS] for text in texts], max_length=self.max_length
+            self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
         )
         out = torch.empty(len(texts), len(self.codes))
-        packed = self._packed if precision == "bfloat16" else None
+        packed = self._packed(precision)
+        lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
+        words = None if lexicon is None else lexicon.words(texts)
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
+            block = {} if words is None else {"words": words[index]}
             with torch.inference_mode():
                 if packed is not None:
-                    return index, packed(tokens, index)
+                    return index, packed(tokens, index, **block)
                 with computing(precision, _CPU):
-                    answer = self.model(**tokens.batch(index, _CPU))
+                    answer = self.model(**tokens.batch(index, _CPU), **block)
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
 
         with forward_passes(tokens, _CPU) as over:
-            for index, answer in over(scores, token_budget_batches(tokens, budget=_BATCH_TOKENS[precision])):
+            for index, answer in over(scores, token_budget_batches(tokens, budget=BATCH_TOKENS[precision])):
                 out[index] = answer
         return out
 
     @cached_property
-    def _packed(self) -> Callable[[TokenInputs, Tensor], Tensor] | None:
-        """Scores of the records at an index through the packed encoder; the head, a small product, is float32."""
+    def _packings(self) -> dict[Precision, Callable[..., Tensor] | None]:
+        return {}
+
+    def _packed(self, precision: Precision) -> Callable[..., Tensor] | None:
+        """Scores the records at an index through the packed encoder; the head, a small product, is float32."""
+        if precision not in self._packings:
+            self._packings[precision] = self._pack(precision)
+        return self._packings[precision]
+
+    def _pack(self, precision: Precision) -> Callable[..., Tensor] | None:
         model = self.model
-        pooled = isinstance(model, MeanPooled)
-        encoder = PackedEncoder.of(model.encoder if isinstance(model, MeanPooled) else encoders.base(model))
+        encoder = PackedEncoder.of(model.encoder if isinstance(model, MeanPooled) else encoders.base(model), precision)
         if encoder is None:
             return None
-        head: nn.Module = model.head if isinstance(model, MeanPooled) else encoders.standard_head(model)
-        pooling = "mean" if pooled else "first"
-        return lambda tokens, index: head(encoder.features(tokens, index, pooling=pooling))
+        if isinstance(model, MeanPooled):
+
+            def pooled(tokens: TokenInputs, index: Tensor, words: Tensor | None = None) -> Tensor:
+                return model.scores(encoder.features(tokens, index, pooling="mean"), words)
+
+            return pooled
+        head = encoders.standard_head(model)
+        return lambda tokens, index: head(encoder.features(tokens, index, pooling="first"))
 
 
 _CPU = torch.device("cpu")
@@ -288,8 +351,9 @@ def lead_of(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
-    """How far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]; of several
-    fields, the most that it moves in any."""
+    """Returns how far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n].
+
+    Of several fields, the most that it moves in any."""
     exact, rounded = released.logits_in("float32", texts), released.logits_in("bfloat16", texts)
     moved = [torch.zeros(len(texts))]
     for place in released.places:
@@ -318,7 +382,7 @@ def load(folder: Path) -> Released:
     tokenizer = encoders.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
         encoder = encoders.load_encoder(str(encoder_folder))
-        model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes))
+        model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))
         places = [folder / name / DENSE / "model.safetensors" for name in spaces]
         loaded = [load_file(place) for place in places]
         stacked = {name: torch.cat([one[f"linear.{name}"].float() for one in loaded]) for name in ("weight", "bias")}
@@ -345,11 +409,3 @@ def _spaces(folder: Path) -> dict[str, tuple[str, ...]]:
         raise ValueError("no names of fields")
     files = {name: folder / name / LABELS for name in names}
     return {name: tuple(map(str, json.loads(file.read_bytes())["codes"])) for name, file in files.items()}
-
-
-def _stable_module_names(path: Path) -> None:
-    """Name the modules as every version of sentence-transformers knows them, not by where this one keeps them."""
-    listed = json.loads(path.read_text())
-    for module in listed:
-        module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
-    path.write_text(json.dumps(listed, indent=2) + "\n")

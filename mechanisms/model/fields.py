@@ -37,12 +37,12 @@ class Fields:
 
     @property
     def classes(self) -> int:
-        """Of all fields together."""
+        """Counts the classes of all fields together."""
         return sum(self.sizes)
 
     @property
     def spans(self) -> tuple[slice, ...]:
-        """Where the classes of each field lie."""
+        """Returns the places of each field's classes."""
         ends = list(accumulate(self.sizes))
         return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
 
@@ -64,10 +64,10 @@ class Fields:
         Raises:
             MechanismError: there are others than this number of fields.
         """
-        found = (labels,) if labels.dim() == 1 else labels.unbind(1)
-        if len(found) != len(self.sizes):
-            raise MechanismError(f"the head is of {len(self.sizes)} fields, the records have {len(found)}")
-        return found
+        columns = (labels,) if labels.dim() == 1 else labels.unbind(1)
+        if len(columns) != len(self.sizes):
+            raise MechanismError(f"the head is of {len(self.sizes)} fields, the records have {len(columns)}")
+        return columns
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """Log-probabilities [..., classes], which sum to one within each field."""
@@ -117,7 +117,7 @@ class Fields:
         return total
 
     def mean(self, of_class: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Of each record the mean, over the fields that it has, of its classes' values [n]; 0 where it has none.
+        """Returns each record's mean, over the fields that it has, of its classes' values [n]; 0 where it has none.
 
         of_class: of each field, float32 [its classes].
         """

@@ -20,6 +20,9 @@ norm that is clipped by is an upper bound: to the square is added what rounding 
 
 which is 1e-4 to 1e-2 of an ordinary record's square, and most of that of one whose terms cancel.
 
+The products of the clipped sum, and the sum, have the precision of `out`: float64 where one record more must not move
+how all others are rounded.
+
 | layer     | norm                                              | kept until the norms are known |
 |-----------|---------------------------------------------------|--------------------------------|
 | Linear    | pairs, or per-record gradients where smaller      | a and g, or the gradients      |
@@ -108,6 +111,7 @@ class GhostClipping:
             losses.sum().backward()
         norms = self._squared.clamp_(min=0).sqrt_()
         finite = norms.isfinite()
+        # guard: a record without a finite gradient adds nothing
         if not finite.all():  # nothing times infinity would be everybody's
             self._forget()
             if finite.any():
@@ -115,7 +119,7 @@ class GhostClipping:
                 factors = coefficients(norms.where(finite, 0.0))[finite]  # of the whole batch, as the caller knows it
                 self.add_clipped_sum(others, labels[finite], coefficients=lambda _: factors, out=out)
             return norms, losses.detach()
-        factors = coefficients(norms)
+        factors = coefficients(norms).to(out.dtype)
         for layer in self._layers:
             for add in layer.add:
                 add(factors, out)
@@ -167,9 +171,9 @@ class GhostClipping:
                 self._count(summed)
 
             def add(factors: Tensor, out: Tensor) -> None:
-                out[weight] += per_record.flatten(1).t() @ factors
+                _add(out[weight], per_record.flatten(1), factors)
                 if bias is not None:
-                    out[bias] += summed.t() @ factors
+                    _add(out[bias], summed, factors)
         else:
             pairs = torch.bmm(g, g.transpose(1, 2))
             self._count_pairs(self._input_gram(a), pairs)
@@ -177,8 +181,8 @@ class GhostClipping:
                 self._squared += pairs.sum((1, 2))
 
             def add(factors: Tensor, out: Tensor) -> None:
-                scaled = (g * factors[:, None, None]).flatten(0, 1)
-                out[weight].view(shape).add_(scaled.t() @ a.flatten(0, 1))
+                scaled = (g.to(out.dtype) * factors[:, None, None]).flatten(0, 1)
+                out[weight].view(shape).addmm_(scaled.t(), a.flatten(0, 1).to(out.dtype))
                 if bias is not None:
                     out[bias] += scaled.sum(0)
 
@@ -197,8 +201,8 @@ class GhostClipping:
         self._count_pairs(same, torch.bmm(g, g.transpose(1, 2)))
 
         def add(factors: Tensor, out: Tensor) -> None:
-            scaled = (g * factors[:, None, None]).flatten(0, 1)
-            out[weight].view(shape).index_add_(0, ids.flatten(), scaled.to(out.dtype))
+            scaled = (g.to(out.dtype) * factors[:, None, None]).flatten(0, 1)
+            out[weight].view(shape).index_add_(0, ids.flatten(), scaled)
 
         layer.add.append(add)
 
@@ -215,11 +219,11 @@ class GhostClipping:
             positions = _positions(values, trailing)
             self._count_rounding(None, positions.norm(dim=2), positions.shape[1])
         for name, span in layer.spans.items():
-            kept = per_record[name]
-            self._count(kept)
+            gradients = per_record[name]
+            self._count(gradients)
 
-            def add(factors: Tensor, out: Tensor, span: slice = span, kept: Tensor = kept) -> None:
-                out[span] += kept.t() @ factors
+            def add(factors: Tensor, out: Tensor, span: slice = span, gradients: Tensor = gradients) -> None:
+                _add(out[span], gradients, factors)
 
             layer.add.append(add)
 
@@ -228,7 +232,7 @@ class GhostClipping:
         self._squared += per_record.flatten(1).square().sum(1)
 
     def _count_rounding(self, left: Tensor | None, right: Tensor, terms: int) -> None:
-        """What rounding may have taken from sums over positions of vectors of these lengths, [b, T] each."""
+        """Adds what rounding may have taken from sums over positions of vectors of these lengths, [b, T] each."""
         assert self._squared is not None
         lengths = right if left is None else left * right
         self._squared += terms * _ROUNDING * lengths.sum(1).square()
@@ -242,6 +246,11 @@ class GhostClipping:
         if self._gram is None or self._gram[0].data_ptr() != a.data_ptr() or self._gram[0].shape != a.shape:
             self._gram = (a, torch.bmm(a, a.transpose(1, 2)))
         return self._gram[1]
+
+
+def _add(out: Tensor, per_record: Tensor, factors: Tensor) -> None:
+    """Adds sum_i c_i per_record_i [b, P] to `out` [P], in the precision of `out`."""
+    out += per_record.to(out.dtype).t() @ factors
 
 
 def _positions(values: Tensor, trailing: int = 1) -> Tensor:

@@ -37,10 +37,10 @@ _AT_ONCE = 4096
 
 
 class Identity:
-    """What a folder says of the fit in it. `Identity.of` reads and writes it."""
+    """Holds the identity of the fit in a folder. `Identity.of` reads and writes it."""
 
-    def __init__(self, folder: Path, said: Mapping[str, str]) -> None:
-        self._folder, self._said = folder, dict(said)
+    def __init__(self, folder: Path, digests: Mapping[str, str]) -> None:
+        self._folder, self._digests = folder, dict(digests)
 
     @classmethod
     def of(cls, folder: Path, parts: Mapping[str, Iterable[str | Tensor]]) -> Identity:
@@ -55,6 +55,7 @@ class Identity:
         file = folder / IDENTITY
         folder.mkdir(parents=True, exist_ok=True)
         known = _read(file)
+        # guard: a folder that says nothing is nobody's
         if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
             raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
         made = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
@@ -67,28 +68,29 @@ class Identity:
         Raises:
             MechanismError: when it is called, and builds another.
         """
-        looked = False
+        checked = False
 
         def classifier() -> Classifier:
-            nonlocal looked
+            nonlocal checked
             made = build()
-            if not looked:
+            if not checked:
                 self._hold({_START: _parameters(made)})
-            looked = True
+            checked = True
             return made
 
         return classifier
 
     def _hold(self, parts: Mapping[str, Iterable[str | Tensor]]) -> None:
         """Take the digests of parts over, or refuse those that differ from what is known."""
-        key = bytes.fromhex(self._said["key"])
-        found = {name: _digest(key, content) for name, content in parts.items()}
-        others = [_OTHER[name] for name, digest in found.items() if self._said.get(name, digest) != digest]
+        key = bytes.fromhex(self._digests["key"])
+        digests = {name: _digest(key, content) for name, content in parts.items()}
+        others = [_OTHER[name] for name, digest in digests.items() if self._digests.get(name, digest) != digest]
+        # guard: a folder is gone on with by its own fit alone
         if others:
             raise MechanismError(f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over")
-        if not found.keys() <= self._said.keys():
-            self._said |= found
-            _write(self._folder / IDENTITY, self._said)
+        if not digests.keys() <= self._digests.keys():
+            self._digests |= digests
+            _write(self._folder / IDENTITY, self._digests)
 
 
 def contents(inputs: Inputs) -> Iterator[str | Tensor]:
@@ -103,7 +105,7 @@ def contents(inputs: Inputs) -> Iterator[str | Tensor]:
 
 
 def _parameters(classifier: Classifier) -> Iterator[str | Tensor]:
-    """What a fit starts from: its configuration, what trains, and what does not."""
+    """Yields what a fit starts from: its configuration, what trains, and what does not."""
     yield classifier.config.model_dump_json()
     yield classifier.flat
     trained = {id(parameter) for parameter in classifier.parameters}
@@ -132,13 +134,13 @@ def _partial(file: Path) -> Path:
 
 
 def _read(file: Path) -> dict[str, str] | None:
-    """What a folder says of itself; None where it says nothing."""
+    """Reads the identity of a folder; None where it has none."""
     try:
-        said = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
     needed = {"key", *_OTHER} - {_START}
-    return said if isinstance(said, dict) and needed <= said.keys() else None
+    return content if isinstance(content, dict) and needed <= content.keys() else None
 
 
 def _write(file: Path, identity: Mapping[str, str]) -> None:

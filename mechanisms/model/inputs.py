@@ -1,11 +1,12 @@
-"""What a classifier reads: token sequences of uneven length, or features (an encoder's, a table's, an image's).
+"""Holds what a classifier reads: token sequences of uneven length, or features (an encoder's, a table's, an image's).
 
 Both answer the same questions (`len`, `lengths`, `batch`), so that training, risks and evaluation are written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -68,16 +69,24 @@ class FeatureInputs:
 
     def save(self, path: Path) -> None:
         """Write to one safetensors file."""
-        save_file({"features": self.features.contiguous()}, path)
+        save_features(path, tuple(self.features.shape), (self.features,))
 
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and the padding id."""
+    """Holds token ids of all records end to end (int32 [tokens]) with offsets (int64 [n + 1]) and the padding id.
+
+    A model that reads words next to its encoder has their block too; one that trains its last layers alone reads the
+    states of the tokens after the layers below in place of ids.
+    """
 
     ids: Tensor
     offsets: Tensor
     pad_id: int
+    words: Tensor | None = None
+    """The lexicon's block, unscaled, float32 [n, columns]."""
+    states: Tensor | None = None
+    """float32 [tokens, width]."""
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], *, pad_id: int) -> TokenInputs:
@@ -96,37 +105,68 @@ class TokenInputs:
         return self.offsets.diff()
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        """`input_ids` and `attention_mask`, int64 [b, longest in the batch]."""
+        """`input_ids`, or float32 `states` [b, longest, width], `attention_mask` [b, longest], and `words` [b, columns]
+        where there are some.
+        """
         start, length = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
         column = torch.arange(int(length.max()))
         mask = column < length[:, None]
-        ids = torch.full(mask.shape, self.pad_id, dtype=torch.int64)
-        ids[mask] = self.ids[(start[:, None] + column)[mask]].to(torch.int64)
-        return {
-            "input_ids": ids.to(device, non_blocking=True),
-            "attention_mask": mask.to(torch.int64).to(device, non_blocking=True),
-        }
+        place = (start[:, None] + column)[mask]
+        if self.states is None:
+            read, ids = "input_ids", torch.full(mask.shape, self.pad_id, dtype=torch.int64)
+            ids[mask] = self.ids[place].to(torch.int64)
+        else:
+            read, ids = "states", torch.zeros(*mask.shape, self.states.shape[1])
+            ids[mask] = self.states[place]
+        batch = {read: ids, "attention_mask": mask.to(torch.int64)}
+        if self.words is not None:
+            batch["words"] = self.words[index]
+        return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
     def take(self, index: Tensor) -> TokenInputs:
         """The records at `index`, in that order."""
         index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
         lengths = self.lengths[index]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        moved = (self.offsets[index] - offsets[:-1]).repeat_interleave(lengths)
-        return TokenInputs(self.ids[moved + torch.arange(int(offsets[-1]))], offsets, self.pad_id)
+        place = (self.offsets[index] - offsets[:-1]).repeat_interleave(lengths) + torch.arange(int(offsets[-1]))
+        words = None if self.words is None else self.words[index]
+        states = None if self.states is None else self.states[place]
+        return TokenInputs(self.ids[place], offsets, self.pad_id, words, states)
 
     def save(self, path: Path) -> None:
         """Write to one safetensors file."""
-        save_file({"ids": self.ids, "offsets": self.offsets}, path, metadata={"pad_id": str(self.pad_id)})
+        tensors = {"ids": self.ids, "offsets": self.offsets, "words": self.words, "states": self.states}
+        some = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+        save_file(some, path, metadata={"pad_id": str(self.pad_id)})
 
 
 def load(path: Path) -> FeatureInputs | TokenInputs:
     """Open what `save` wrote; tensors are memory-mapped."""
     with safe_open(path, framework="pt") as file:
-        if "features" in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-            return FeatureInputs(features=file.get_tensor("features"))
-        pad_id = int((file.metadata() or {})["pad_id"])
-        return TokenInputs(ids=file.get_tensor("ids"), offsets=file.get_tensor("offsets"), pad_id=pad_id)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
+        if "features" in tensors:
+            return FeatureInputs(**tensors)
+        return TokenInputs(**tensors, pad_id=int((file.metadata() or {})["pad_id"]))
+
+
+def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:
+    """Writes features that come in blocks of rows as one safetensors file of this shape, float32 [n, width].
+
+    Raises:
+        ValueError: the blocks have another number of rows.
+    """
+    rows, width = shape
+    entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}
+    head = json.dumps({"features": entry}).encode()
+    head += b" " * (-len(head) % 8)
+    written = 0
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for block in blocks:
+            file.write(block.to(torch.float32).contiguous().numpy().data)
+            written += len(block)
+    if written != rows:
+        raise ValueError(f"{written} rows of {rows} were written")
 
 
 def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | TokenInputs:
@@ -139,7 +179,14 @@ def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | Toke
     tokens = [part for part in parts if isinstance(part, TokenInputs)]
     lengths = torch.cat([part.lengths for part in tokens])
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return TokenInputs(torch.cat([part.ids for part in tokens]), offsets, first.pad_id)
+    words, states = ([getattr(part, name) for part in tokens] for name in ("words", "states"))
+    return TokenInputs(
+        torch.cat([part.ids for part in tokens]),
+        offsets,
+        first.pad_id,
+        None if first.words is None else torch.cat(words),
+        None if first.states is None else torch.cat(states),
+    )
 
 
 def length_sorted_batches(inputs: Inputs, *, batch_size: int) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""How well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k, coverage.
+"""Measures how well a classifier codes: F1 by code and over codes, accuracy, calibration, top-k, coverage.
 
 Definitions follow Chew et al., section 3.3:
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import precision_recall_fscore_support, top_k_accuracy_score
 
 from mechanisms.errors import MechanismError
 
@@ -90,6 +89,8 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
     if not len(labels):
         raise MechanismError("there are no test records to measure on")
     code = np.unique(labels)
+    from sklearn.metrics import precision_recall_fscore_support
+
     precision, recall, f1, size = precision_recall_fscore_support(labels, predicted, labels=code, zero_division=_ZERO)
     return PerCode(
         code=code,
@@ -116,7 +117,7 @@ SUPPORT_BINS = ((0, 4), (5, 9), (10, 19), (0, 19), (20, 49), (50, None))
 
 @dataclass(frozen=True)
 class OfSupport:
-    """How the codes with so many training records are coded: how many codes there are, and their mean F1 and recall.
+    """Counts the codes with so many training records, and holds their mean F1 and recall.
 
     None where there are none.
     """
@@ -135,12 +136,12 @@ def by_support(codes: PerCode, trained_on: np.ndarray) -> dict[str, OfSupport]:
         trained_on: int64 [classes], training records of every code of the label space.
     """
     support = np.asarray(trained_on)[codes.code]
-    found = {}
+    by_support = {}
     for low, high in SUPPORT_BINS:
         inside = (support >= low) & (support <= (np.inf if high is None else high))
         f1, recall = (float(v[inside].mean()) if inside.any() else None for v in (codes.f1, codes.recall))
-        found[f"{low}_up" if high is None else f"{low}_{high}"] = OfSupport(int(inside.sum()), f1, recall)
-    return found
+        by_support[f"{low}_up" if high is None else f"{low}_{high}"] = OfSupport(int(inside.sum()), f1, recall)
+    return by_support
 
 
 def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *, bins: int = 15) -> float:
@@ -166,19 +167,21 @@ def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> 
     # scikit-learn gives ties to the higher index, so classes are counted from the last; it wants more classes than k
     # and than two, so there is one more, which nothing is.
     scores = np.pad(probabilities[:, ::-1], ((0, 0), (0, 1)), constant_values=-1)
+    from sklearn.metrics import top_k_accuracy_score
+
     return float(top_k_accuracy_score(classes - 1 - np.asarray(labels), scores, k=k, labels=np.arange(classes + 1)))
 
 
 def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: float) -> tuple[float, float | None]:
-    """What automatic coding would do where records below `threshold` go to a human coder.
+    """Returns the coverage and accuracy of automatic coding where records below `threshold` go to a human coder.
 
     Returns:
         Share of records coded automatically (confidence at or above the threshold), and accuracy among those; None
         when there are none.
     """
     confidence, correct = _top(labels, probabilities)
-    kept = confidence >= threshold
-    return float(kept.mean()), float(correct[kept].mean()) if kept.any() else None
+    above = confidence >= threshold
+    return float(above.mean()), float(correct[above].mean()) if above.any() else None
 
 
 def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -126,7 +126,7 @@ class OwnModel(Classifier):
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether it is torch's own with nothing set but how it sums up."""
+    """Checks whether it is one of torch's with nothing set but its reduction."""
     if loss is nn.functional.cross_entropy:
         return True
     if not isinstance(loss, nn.CrossEntropyLoss) or type(loss) is not nn.CrossEntropyLoss:
@@ -184,7 +184,7 @@ def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
 def maker_of(
     model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device, likelihood: bool = False
 ) -> Callable[[], OwnModel]:
-    """What makes a copy of the model as it was given; the caller's own is never written to.
+    """Returns a function that copies the model as it was given; the caller's is never written to.
 
     Raises:
         MechanismError: no such mechanism can train it; the text names the layer and says what to do.
@@ -215,7 +215,7 @@ _OF_NUMBERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyR
 
 
 def _layers_lead_with_records(part: nn.Sequential) -> bool:
-    """Whether every layer, once each, keeps the records first and looks at each alone."""
+    """Checks whether every layer, once each, keeps the records first and looks at each alone."""
     seen: set[int] = set()
     for layer in part:
         if id(layer) in seen or any(id(p) in seen for p in layer.parameters()):
@@ -238,7 +238,7 @@ def _layers_lead_with_records(part: nn.Sequential) -> bool:
 
 
 def _hooked(part: nn.Module) -> bool:
-    """Whether calling a layer does more than its `forward`."""
+    """Checks whether calling a layer does more than its `forward`."""
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in part.modules())
 
 
@@ -286,7 +286,7 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
         x, y = few.to(inputs.dtype).to(model.device), torch.zeros_like(targets[:1]).expand(3, *targets.shape[1:])
         y = y.to(model.device)
         with unchanged_buffers(model.part), torch.no_grad():
-            with _said(f"the model fails on invented records of shape {list(x.shape)}"):
+            with _error_context(f"the model fails on invented records of shape {list(x.shape)}"):
                 together, alone = model.logits({"features": x}), [model.logits({"features": one[None]}) for one in x]
             if not isinstance(together, Tensor) or together.shape[:1] != (3,):
                 raise MechanismError("the model has to answer one tensor, [records, ...]")
@@ -295,7 +295,7 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
                     "the model mixes records: its answer for a record changes with the others of a batch. Compute "
                     "nothing across the first dimension"
                 )
-            with _said("the loss fails on the model's output for one invented record"):
+            with _error_context("the loss fails on the model's output for one invented record"):
                 number = model.loss(together[:1], y[:1])
             if not isinstance(number, Tensor) or number.numel() != 1:
                 raise MechanismError("the loss of one record has to be one number: use its mean or sum")
@@ -303,10 +303,10 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
         if of_classes and not 0 <= int(targets.min()) <= int(targets.max()) < together.shape[1]:
             raise MechanismError(f"dataset: some targets are no class of the model, which has {together.shape[1]}")
         model.part.train()
-        with unchanged_buffers(model.part), torch.no_grad(), _said("the model fails in training mode"):
+        with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model fails in training mode"):
             model.logits({"features": x})
         model.part.eval()
-        with unchanged_buffers(model.part), _said("torch.func cannot take the model record by record"):
+        with unchanged_buffers(model.part), _error_context("torch.func cannot take the model record by record"):
             clipper = PerRecordClipping(model.part, model.spans, model.of_one)
             sums = torch.zeros_like(model.flat)
             clipper.add_clipped_sum({"features": x}, y, coefficients=torch.ones_like, out=sums)
@@ -314,7 +314,7 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
 
 @contextmanager
 def unchanged_buffers(part: nn.Module) -> Iterator[None]:
-    """What a buffer, or a frozen parameter, holds leaves with the model, and no noise is added to it.
+    """Refuses changed buffers and frozen parameters: they leave with the model, without noise.
 
     Raises:
         MechanismError: one has another value after the block than before.
@@ -334,11 +334,12 @@ def unchanged_buffers(part: nn.Module) -> Iterator[None]:
 def _untrained(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers and frozen parameters, by name."""
     yield from part.named_buffers()
+    # guard: what is not trained does not change
     yield from ((name, p) for name, p in part.named_parameters() if not p.requires_grad)
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def _error_context(what: str) -> Iterator[None]:
     """An error of the module's own, on invented records, as one that says where it arose."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Forward passes of a frozen encoder of BERT's layout in bfloat16, with no padding but in attention.
+"""Runs a frozen encoder of BERT's layout forward in float32 or bfloat16, with no padding but in attention.
 
 The tokens of a batch lie end to end, so that matrix products, norms and activations compute no padding; query, key and
 value are one product, and weights are laid out once as the processor's tiles want them. Attention alone sees each
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from mechanisms.model import linear
 from mechanisms.model.inputs import TokenInputs
+from mechanisms.model.precision import Precision
 
 _FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
 """Those of BERT's layout; with the 1, positions count from the padding id on."""
@@ -27,13 +28,17 @@ _ROW = 16
 """Lengths that torch's attention takes whole."""
 
 
-class _Linear:
-    """A linear layer in bfloat16, of one or several that read the same input."""
+BATCH_TOKENS: dict[Precision, int] = {"float32": 1024, "bfloat16": 2048}
+"""float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        self._weight = torch.cat([layer.weight.detach() for layer in layers]).to(torch.bfloat16)
-        self._bias = torch.cat([cast(Tensor, layer.bias).detach() for layer in layers]).to(torch.bfloat16)
-        self._tiled = _tileable()
+
+class _Linear:
+    """Computes a linear layer, or several that read the same input."""
+
+    def __init__(self, dtype: torch.dtype, *layers: nn.Linear) -> None:
+        self._weight = torch.cat([layer.weight.detach() for layer in layers]).to(dtype)
+        self._bias = torch.cat([cast(Tensor, layer.bias).detach() for layer in layers]).to(dtype)
+        self._tiled = _tileable(dtype)
         if self._tiled:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
 
@@ -55,9 +60,10 @@ class _Linear:
         return functional.gelu(functional.linear(x, self._weight, self._bias))
 
 
-def _tileable() -> bool:
-    """Whether oneDNN has bfloat16 tiles here: it raises on processors without AVX-512 where it is asked for them."""
-    return linear.available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+def _tileable(dtype: torch.dtype) -> bool:
+    """Checks whether oneDNN has tiles here, and in float32 is faster than MKL. It raises without AVX-512."""
+    fits = linear.available() if dtype == torch.bfloat16 else linear.worthwhile()
+    return fits and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where the tokens of a batch, end to end, stand in rows of one length."""
+    """Holds the places where the tokens of a batch, end to end, stand in rows of one length."""
 
     count: int
     length: int
@@ -85,15 +91,15 @@ class _Rows:
     to_packed: Tensor
     """int64 [tokens]: of each token its place."""
     mask: Tensor | None
-    """bfloat16 [count, 1, length, length], 0 or -inf; None where every row is full."""
+    """[count, 1, length, length], 0 or -inf; None where every row is full."""
 
     @classmethod
-    def of(cls, lengths: Tensor) -> _Rows:
+    def of(cls, lengths: Tensor, dtype: torch.dtype) -> _Rows:
         count, length = len(lengths), -(-int(lengths.max()) // _ROW) * _ROW
         column = torch.arange(length)
         there = column < lengths[:, None]
         start = lengths.cumsum(0) - lengths
-        beyond = torch.where(there, 0.0, float("-inf")).to(torch.bfloat16)
+        beyond = torch.where(there, 0.0, float("-inf")).to(dtype)
         return cls(
             count=count,
             length=length,
@@ -104,12 +110,12 @@ class _Rows:
 
 
 class _Layer:
-    def __init__(self, layer: Any, heads: int) -> None:
+    def __init__(self, layer: Any, heads: int, dtype: torch.dtype) -> None:
         own = layer.attention.self
         self._heads = heads
-        self._query_key_value = _Linear(own.query, own.key, own.value)
-        self._out, self._norm = _Linear(layer.attention.output.dense), _Norm.of(layer.attention.output.LayerNorm)
-        self._wide, self._narrow = _Linear(layer.intermediate.dense), _Linear(layer.output.dense)
+        self._query_key_value = _Linear(dtype, own.query, own.key, own.value)
+        self._out, self._norm = _Linear(dtype, layer.attention.output.dense), _Norm.of(layer.attention.output.LayerNorm)
+        self._wide, self._narrow = _Linear(dtype, layer.intermediate.dense), _Linear(dtype, layer.output.dense)
         self._last_norm = _Norm.of(layer.output.LayerNorm)
 
     def __call__(self, x: Tensor, rows: _Rows) -> Tensor:
@@ -122,19 +128,21 @@ class _Layer:
 
 
 class PackedEncoder:
-    """An encoder's own weights in bfloat16, as they were when it was packed."""
+    """Holds an encoder's weights as they were when it was packed."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder: Any, precision: Precision) -> None:
+        self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.batch_tokens = BATCH_TOKENS[precision]
         config, embeddings = encoder.config, encoder.embeddings
         self._words = embeddings.word_embeddings.weight.detach()
         self._kind = embeddings.token_type_embeddings.weight.detach()[0]
         self._positions = embeddings.position_embeddings.weight.detach()
         self._first = (int(config.pad_token_id) + 1) * _FAMILIES[config.model_type]
         self._norm = _Norm.of(embeddings.LayerNorm)
-        self._layers = [_Layer(layer, int(config.num_attention_heads)) for layer in encoder.encoder.layer]
+        self._layers = [_Layer(layer, int(config.num_attention_heads), self._dtype) for layer in encoder.encoder.layer]
 
     @classmethod
-    def of(cls, encoder: nn.Module) -> PackedEncoder | None:
+    def of(cls, encoder: nn.Module, precision: Precision) -> PackedEncoder | None:
         """Pack an encoder; None where its layout is another than BERT's."""
         config = getattr(encoder, "config", None)
         fits = (
@@ -144,18 +152,18 @@ class PackedEncoder:
             and not getattr(config, "is_decoder", False)
             and all(type(part) in _KNOWN for part in encoder.modules() if hasattr(part, "weight"))  # no adapters
         )
-        return cls(encoder) if fits else None
+        return cls(encoder, precision) if fits else None
 
     def features(self, tokens: TokenInputs, index: Tensor, *, pooling: str) -> Tensor:
-        """Of the records at `index` the `mean` of the token vectors or the `first`, float32 [b, width]."""
+        """Returns, of the records at `index`, the `mean` of the token vectors or the `first`, float32 [b, width]."""
         lengths = tokens.lengths[index]
         owner = torch.repeat_interleave(torch.arange(len(index)), lengths)
         start = lengths.cumsum(0) - lengths
         place = torch.arange(len(owner)) - start[owner]
         ids = tokens.ids[tokens.offsets[index][owner] + place].to(torch.int64)
         x = self._words.index_select(0, ids) + self._positions.index_select(0, place + self._first) + self._kind
-        x = self._norm(x).to(torch.bfloat16)
-        rows = _Rows.of(lengths)
+        x = self._norm(x).to(self._dtype)
+        rows = _Rows.of(lengths, self._dtype)
         for layer in self._layers:
             x = layer(x, rows)
         if pooling == "first":

@@ -2,6 +2,8 @@
 
     g_i = grad over theta of loss(module_theta(x_i), y_i),    out += sum_i c_i g_i
 
+The products and their sum have the precision of `out`: in float32 one record more moves how all others are rounded.
+
 `vmap` runs the module on each record with a batch of one, so no layer can see a second record: what it does within
 one is its own affair, and needs no rule here. The price is memory, b times the parameters, hence few records at a time;
 where a closed form or ghost clipping is known to be right they are faster (`mechanisms.model.own`).
@@ -27,6 +29,8 @@ from mechanisms.model.inputs import Batch
 
 _NUMBERS = 1 << 25
 """Per-record gradients in memory at once: 128 MiB of float32."""
+_COLUMNS = 1 << 13
+"""Parameters whose gradients are in the precision of the sum at once."""
 
 
 class PerRecordClipping:
@@ -57,7 +61,7 @@ class PerRecordClipping:
         """Add sum_i c_i grad(loss_i) over one micro-batch to `out`, float [P].
 
         Returns:
-            Gradient norms before clipping and losses, float32 [b] each.
+            Gradient norms before clipping, of the precision of `out`, and losses, float32, [b] each.
         """
         each = torch.func.vmap(torch.func.grad_and_value(self._of_one), in_dims=(None, 0, 0), randomness="error")
         parameters = {name: p.detach() for name, p in self._trained.items()}
@@ -65,11 +69,14 @@ class PerRecordClipping:
         with sdpa_kernel(SDPBackend.MATH), _recurrent_in_steps(self._part):
             gradients, losses = each(parameters, batch["features"], labels)
         flat = {name: gradient.flatten(1) for name, gradient in gradients.items()}
-        norms = torch.stack([gradient.square().sum(1) for gradient in flat.values()]).sum(0).sqrt_()
+        squared = [torch.linalg.vector_norm(gradient, dim=1, dtype=out.dtype).square() for gradient in flat.values()]
+        norms = torch.stack(squared).sum(0).sqrt_()
         finite = norms.isfinite()
-        factors = torch.where(finite, coefficients(norms), 0.0)
+        factors = torch.where(finite, coefficients(norms), 0.0).to(out.dtype)
         for name, gradient in flat.items():
-            out[self._spans[name]] += gradient.where(finite[:, None], 0.0).t() @ factors
+            span = self._spans[name]
+            for columns, total in zip(gradient.split(_COLUMNS, 1), out[span].split(_COLUMNS), strict=True):
+                total += columns.where(finite[:, None], 0.0).to(out.dtype).t() @ factors
         return norms, losses.detach()
 
     def _of_one(self, parameters: Mapping[str, Tensor], x: Tensor, target: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def fastest(device: torch.device | str = "cpu") -> Precision:
 
 
 def resolved(choice: Choice, device: torch.device | str | None = None) -> Precision:
-    """What a choice amounts to on a device; without one, on the GPU where there is one, else on the processor."""
+    """Resolves a choice on a device; without one, on the GPU where there is one, else on the processor."""
     if choice != "auto":
         return choice
     return fastest(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -9,7 +9,8 @@ about the mean of its kind are added up,
 
 so that the untrained head scores a narrative x by beta cos(x - M, t_c) |x - M|: it says the code whose title is
 nearest in direction. The mean, which is what all titles share, is taken out of titles and narratives alike. No record
-is read, so it costs nothing. A code without a text has W_c = 0 and b_c = 0: what the average code scores.
+is read, so it costs nothing. A code without a text has W_c = 0 and b_c = 0: what the average code scores. Where the
+head reads words next to the encoder (`lexicon`), f has both blocks.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from mechanisms.model.classifier import Classifier, MeanPooled, ModelConfig
 
 def embed(config: ModelConfig, texts: list[str], *, device: torch.device | str) -> Tensor:
     """The frozen encoder's pooled features of public texts, float32 [texts, width], on the CPU."""
-    frozen = config.model_copy(update={"trainable": "head", "prior": "none"})
-    encoder = classifiers.build(frozen, num_labels=2, seed=0, device=device)
+    encoder = classifiers.build(config.frozen(), num_labels=2, seed=0, device=device)
     return encoder.encode(classifiers.tokenize(config, texts)).features
 
 

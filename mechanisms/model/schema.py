@@ -1,4 +1,4 @@
-"""What the features of a table or of images are: kind, bounds and categories of each column.
+"""Describes the features of a table or of images: kind, bounds and categories of each column.
 
 A linear head reads the features that `encode` gives. Mechanisms that bin or count (trees, marginals) read the schema.
 Bounds and lists that stand in the configuration are public; those taken from the records say so.
@@ -29,7 +29,7 @@ class FeatureColumn(BaseModel, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its features."""
+        """Returns its number of features."""
         return (self.name,) if self.kind == "numeric" else tuple(f"{self.name}={value}" for value in self.categories)
 
 
@@ -42,7 +42,7 @@ class FeatureSchema(BaseModel, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the features, [d]."""
+        """Returns the names of the features, [d]."""
         return tuple(name for column in self.columns for name in column.names)
 
     @property

@@ -1,4 +1,4 @@
-"""How many threads torch uses on a CPU, by the size of the work."""
+"""Sets the number of torch's threads on a CPU, by the size of the work."""
 
 from __future__ import annotations
 

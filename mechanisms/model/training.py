@@ -44,7 +44,20 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
 
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
     learning_rate: float = Field(
-        default=5e-5, gt=0, le=100, allow_inf_nan=False, title="Learning rate", description="At the start."
+        default=5e-5,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        title="Learning rate",
+        description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
+    )
+    head_rate: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Rate of the head",
+        description="Of a head on an encoder that trains too, in learning rates.",
     )
     epochs: int = Field(default=10, ge=1, le=10_000, title="Epochs", description="Passes over the records.")
     batch_size: int = Field(default=8, ge=1, le=65_536, title="Batch size", description="Records a step.")
@@ -76,7 +89,7 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
 
 
 class EpochState:
-    """What whoever watches the epochs adds to the checkpoint: tensors saved with it, given back on resume."""
+    """Extends the checkpoint of an observer of epochs: tensors saved with it, given back on resume."""
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Tensors to keep with the checkpoint of the epoch just ended."""
@@ -150,7 +163,7 @@ def train(
                         torch.nn.utils.clip_grad_norm_(classifier.parameters, phase.max_grad_norm)
                     if phase.schedule == "linear":
                         for group in optimiser.param_groups:
-                            group["lr"] = phase.learning_rate * (1 - step / total)
+                            group["lr"] = group["first_rate"] * (1 - step / total)
                     optimiser.step()
                     loss_sum += loss.detach() * len(index)
                     if progress is not None and step % 16 == 0:
@@ -189,9 +202,16 @@ def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: 
 
 def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Optimizer:
     common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
+    head = classifier.head_parameters if phase.head_rate != 1 else ()
+    rest = [p for p in classifier.parameters if not any(p is one for one in head)]
+    groups: Any = [
+        {"params": some, "lr": rate, "first_rate": rate}
+        for some, rate in ((rest, phase.learning_rate), ([*head], phase.learning_rate * phase.head_rate))
+        if some
+    ]
     if phase.optimiser == "adamw":
-        return torch.optim.AdamW(classifier.parameters, **common)
-    return torch.optim.SGD(classifier.parameters, momentum=phase.momentum, **common)
+        return torch.optim.AdamW(groups, **common)
+    return torch.optim.SGD(groups, momentum=phase.momentum, **common)
 
 
 def _save(

@@ -49,7 +49,7 @@ class TailEstimate:
 
 
 def extrapolate(maxima: Tensor, *, draws: int, seed: int, bootstraps: int = 400) -> TailEstimate:
-    """What the maximum over `draws` draws would be, from the maxima float [S] of the draws taken (one a draw).
+    """Extrapolates the maximum over `draws` draws, from the maxima float [S] of the draws taken (one a draw).
 
     Draws are independent, so their maxima over records are S independent values of one distribution. Beyond its 80 %
     quantile u the tail is taken as exponential, with the mean excess of the fifth of the draws above it:

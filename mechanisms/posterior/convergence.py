@@ -1,4 +1,4 @@
-"""Whether chains agree and how many independent draws theirs are worth: split R-hat and effective sample size.
+"""Checks whether chains agree and how many independent draws they are worth: split R-hat, effective sample size.
 
 Vehtari, Gelman, Simpson, Carpenter and Buerkner 2021, "Rank-normalization, folding, and localization: an improved
 R-hat", arXiv 1903.08008: R-hat is the larger of that of rank-normalised draws and of their folded absolute deviations;
@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from mechanisms.errors import DrawsRefused
 from mechanisms.posterior.hmc import Draws
@@ -59,6 +57,9 @@ def split(draws: np.ndarray) -> np.ndarray:
 def normalised(draws: np.ndarray) -> np.ndarray:
     """Ranks over all chains as normal quantiles, (r - 3/8) / (S + 1/4); ties share their mean rank."""
     shape = draws.shape
+    from scipy.special import ndtri  # scipy takes a second, and most commands look at no chain
+    from scipy.stats import rankdata
+
     ranks = rankdata(draws.reshape(-1, shape[2]), axis=0, method="average")
     return ndtri((ranks - 0.375) / (len(ranks) + 0.25)).reshape(shape)
 
@@ -100,7 +101,7 @@ def _autocovariance(draws: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What decides over a sampler's draws: the worst over all quantities. Aggregates, which may be shown."""
+    """Decides over a sampler's draws: the worst over all quantities. Aggregates, which may be shown."""
 
     draws: int
     chains: int
@@ -128,9 +129,9 @@ class Diagnostics:
         worst: dict[str, str] = {}
         values: dict[str, float] = {}
         for name, judge, extreme in (("r_hat", r_hat, max), ("ess_bulk", ess_bulk, min), ("ess_tail", ess_tail, min)):
-            found = {group: float(extreme(judge(column))) for group, column in groups.items()}
-            worst[name] = extreme(found, key=lambda group: found[group])
-            values[name] = found[worst[name]]
+            by_group = {group: float(extreme(judge(column))) for group, column in groups.items()}
+            worst[name] = extreme(by_group, key=lambda group: by_group[group])
+            values[name] = by_group[worst[name]]
         errors = draws.energy_error
         return Diagnostics(
             draws=draws.count,
@@ -144,7 +145,7 @@ class Diagnostics:
 
     @property
     def failures(self) -> list[str]:
-        """What speaks against the draws, in words."""
+        """Returns what speaks against the draws, in words."""
         failed: list[str] = []
         if not self.r_hat <= LARGEST_R_HAT:
             failed.append(f"split R-hat of {self.worst['r_hat']} is {self.r_hat:.3f}, above {LARGEST_R_HAT}")

@@ -81,7 +81,7 @@ class SoftmaxPosterior:
         return self.features.T.contiguous()
 
     def log_probabilities(self, theta: Tensor) -> Tensor:
-        """Of all classes, float32 [n, K, classes]."""
+        """Returns those of all classes, float32 [n, K, classes]."""
         classes = theta.shape[1]
         bias = torch.zeros(classes) if self.offset is None else self.offset
         with fast_linear(theta.device):
@@ -173,9 +173,9 @@ def mode(target: SoftmaxPosterior, start: Tensor, *, steps: int = 100) -> Tensor
     optimiser = torch.optim.LBFGS([theta], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        found = target.evaluate(theta[None])
-        theta.grad = found.gradient[0]
-        return found.potential[0]
+        evaluation = target.evaluate(theta[None])
+        theta.grad = evaluation.gradient[0]
+        return evaluation.potential[0]
 
     optimiser.step(closure)
     return theta

@@ -56,7 +56,7 @@ _SAVE_EVERY = 16
 
 
 class SamplerConfig(BaseModel, frozen=True, extra="forbid", title="Sampler"):
-    """How many chains, and how long they run before a draw counts."""
+    """Sets the number of chains, and how long they run before a draw counts."""
 
     chains: int = Field(default=4, ge=4, le=64, title="Chains", description="Each from a start of its own.")
     warm_up: int = Field(
@@ -182,7 +182,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class Draws:
-    """What chains leave: summaries of the draws that count, and where they went on to.
+    """Holds what chains leave: summaries of the draws that count, and where they went on to.
 
     theta float32 [K, classes, width] and ell_last float32 [K, n]: one trajectory after the last that counts. Of the T
     draws a chain: ell float32 [T, K, n]; projections on random directions float64 [T, K, q]; potential, acceptance (its
@@ -209,7 +209,7 @@ _HISTORY = ("ell", "projections", "potential", "acceptance", "energy_error")
 
 @dataclass
 class _State:
-    """What a run goes on from. theta and at: where the chains are, once they have started."""
+    """Holds what a run resumes from. theta and at: where the chains are, once they have started."""
 
     key: bytes
     theta: Tensor | None = None
@@ -221,7 +221,7 @@ class _State:
     history: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _HISTORY})
 
     def draws(self) -> Draws:
-        """What the chains have left so far."""
+        """Returns what the chains have left so far."""
         assert self.theta is not None
         assert self.at is not None
         stacked = {name: torch.stack(parts) for name, parts in self.history.items()}
@@ -262,6 +262,7 @@ def sample(
     file: Path | None = None,
     on_draw: Callable[[Tensor], None] | None = None,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> Draws:
     """Warm up, take at least `draws` draws over all chains, and one trajectory more.
 
@@ -274,6 +275,7 @@ def sample(
         file: where the state lies, every few trajectories; the same call goes on from it.
         on_draw: sees theta [K, classes, width] of every draw that counts; of a run that went on, of the rest of them.
         progress: told of trajectories over all chains.
+        key: of the draws, for tests alone; None: a fresh one of the operating system's entropy.
     """
     with using(1), torch.no_grad():
         chains = chains or config.chains
@@ -281,7 +283,7 @@ def sample(
         if file is not None and file.exists():
             state = _State.load(file)
         else:
-            state = _State(noise.new_key(), total=config.warm_up + length + 1)
+            state = _State(key or noise.new_key(), total=config.warm_up + length + 1)
             state.save(file)  # the key must be on the disk before anything is drawn with it
         if state.key:
             for _ in _trajectories(state, target, start, config.warm_up, chains, purpose, file, on_draw):
@@ -308,8 +310,8 @@ def _trajectories(
 ) -> Iterator[None]:
     """Move the state on by one trajectory a time, for as long as it is asked."""
     stream, directions = noise.SecretStream(state.key), _directions(start)
-    found = mode(target, start)
-    metric = Metric.of(found, target.curvature(found[None]))
+    centre = mode(target, start)
+    metric = Metric.of(centre, target.curvature(centre[None]))
     theta, at = state.theta, state.at
     if theta is None or at is None:
         theta = _scattered(target, metric, stream, torch.empty(chains, *start.shape), purpose)

@@ -33,7 +33,7 @@ from mechanisms.posterior import swag
 
 
 class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
-    """What keeps a record's likelihood small, draws, the weight map and equation 7."""
+    """Sets what keeps a record's likelihood small, draws, the weight map and equation 7."""
 
     mechanism: Literal["weighted", "censored", "both"] = Field(
         default="weighted",
@@ -108,7 +108,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
 
 @dataclass(frozen=True)
 class RiskPass:
-    """What a pass over draws leaves: per record, and per draw.
+    """Holds the results of a pass over draws: per record, and per draw.
 
     risk float32 [n]: max over draws of |l_i|. draw_maxima float32 [S]: for each draw, the max over records of
     alpha_i |l_i| (alpha = 1 without weights); its cumulative maximum is the running Delta.
@@ -167,7 +167,7 @@ def risk_pass(
         (index.to(device), inputs.batch(index, device))
         for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))
     ]
-    kept = classifier.flat.clone()
+    original = classifier.flat.clone()
     half = precision == "bfloat16"
 
     def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
@@ -199,7 +199,7 @@ def risk_pass(
                     classifier, over, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima
                 )
     finally:
-        classifier.flat.copy_(kept)
+        classifier.flat.copy_(original)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
 
 

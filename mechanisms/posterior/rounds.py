@@ -5,52 +5,94 @@ weighted    the posterior with these weights                             -> sens
 reweighted  equation 7, then the same again                              -> Delta, measured anew
 censored    one posterior of a likelihood bounded by target_epsilon / 2
 both        base, then one of the weighted and bounded likelihood
+
+`run` is the one chain. A mechanism runs it in memory, a retrain as stages, and an audit on many trials at once; they
+differ in how a round is fitted and measured, and in the type of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
 from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.posterior.risks import PseudoPosteriorConfig
 
 RoundName = Literal["base", "weighted", "reweighted", "censored", "both"]
-ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
-    "base": ("base",),
-    "weighted": ("base", "weighted"),
-    "reweighted": ("base", "weighted", "reweighted"),
-    "censored": ("censored",),
-    "both": ("base", "both"),
+Purpose = Literal["risk", "sensitivity"]
+Weights = TypeVar("Weights")
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Describes a round: the one before it, which its weights come from, and whether its likelihood is bounded."""
+
+    after: RoundName | None = None
+    bounded: bool = False
+
+    @property
+    def purpose(self) -> Purpose:
+        """Returns what its draws measure."""
+        return "sensitivity" if self.after or self.bounded else "risk"
+
+    @property
+    def reweighted(self) -> bool:
+        """Checks whether its weights are those of the round before by equation 7; otherwise risks give them."""
+        return self.after is not None and TABLE[self.after].after is not None
+
+    def draws(self, config: PseudoPosteriorConfig) -> int:
+        """Returns the number of draws that measure it."""
+        return config.risk_draws if self.purpose == "risk" else config.sensitivity_draws
+
+
+TABLE: Mapping[str, Round] = {
+    "base": Round(),
+    "weighted": Round(after="base"),
+    "reweighted": Round(after="weighted"),
+    "censored": Round(bounded=True),
+    "both": Round(after="base", bounded=True),
 }
-"""The fits that a round needs, in order, itself the last."""
-WEIGHTED = ("weighted", "reweighted", "both")
-BOUNDED = ("censored", "both")
+BOUNDED = tuple(name for name, one in TABLE.items() if one.bounded)
+
+
+def rounds_to(last: RoundName) -> tuple[RoundName, ...]:
+    """Returns the fits that a round needs, in order, itself the last."""
+    before = TABLE[last].after
+    return (*(() if before is None else rounds_to(before)), last)
+
+
+ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
+    name: rounds_to(name) for name in ("base", "weighted", "reweighted", "censored", "both")
+}
 
 
 def run(
-    last: RoundName, config: PseudoPosteriorConfig, posterior: Callable[[RoundName, Tensor | None], RiskPass]
-) -> RiskPass:
-    """All rounds up to `last`; what its draws say.
+    names: Sequence[RoundName],
+    fit: Callable[[RoundName, Weights | None], Measured],
+    weigh: Callable[[RoundName, Weights | None, Measured], Weights | None],
+) -> dict[RoundName, Measured]:
+    """Runs these rounds in order; returns what was measured in each.
 
     Args:
-        posterior: fits the posterior of a round with these weights alpha float32 [n] (None: all 1) and looks at the
-            records at its draws.
+        fit: fits the posterior of a round with these weights (None: all 1), and measures the records at its draws.
+        weigh: returns the weights of a round, from those of the round before and from what was measured there.
     """
-    seen: RiskPass | None = None
-    alpha: Tensor | None = None
-    for name in ROUNDS[last]:
-        if seen is not None:
-            alpha = weights_after(config, alpha, seen)
-        seen = posterior(name, alpha)
-    assert seen is not None
-    return seen
+    weights: Weights | None = None
+    measured: dict[RoundName, Measured] = {}
+    for name in names:
+        before = TABLE[name].after
+        weights = None if before is None else weigh(name, weights, measured[before])
+        measured[name] = fit(name, weights)
+    return measured
 
 
-def weights_after(config: PseudoPosteriorConfig, alpha: Tensor | None, seen: RiskPass) -> Tensor:
-    """Weights of the next round: the map of the base round's risks, then equation 7."""
-    if alpha is None:
-        return risks.risk_weights(seen.risk, c=config.c, g=config.g)
-    return risks.reweight(alpha, seen.risk, k=config.k)
+def weights_of(config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor) -> Tensor:
+    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the weights before."""
+    if TABLE[name].reweighted:
+        assert alpha is not None
+        return risks.reweight(alpha, risk, k=config.k)
+    return risks.risk_weights(risk, c=config.c, g=config.g)

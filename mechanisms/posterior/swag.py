@@ -40,7 +40,7 @@ _CACHED = 1 << 17
 
 
 class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
-    """How the posterior is held."""
+    """Sets how the posterior is stored."""
 
     rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
     std_scale: float = Field(
@@ -59,7 +59,7 @@ class State(EpochState):
     m2: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What the training checkpoint keeps of the moments."""
+        """Returns the tensors of the moments for the training checkpoint."""
         return {"mean": self.mean, "m2": self.m2, "count": torch.tensor(self.count)}
 
     def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
@@ -102,7 +102,7 @@ def update(state: State, theta: Tensor) -> None:
 
 
 def deviation_file(folder: Path, snapshot: int) -> Path:
-    """Where the deviation of snapshot number `snapshot` (1 is the first) lies."""
+    """Returns the place of the deviation of snapshot number `snapshot` (1 is the first) lies."""
     return folder / f"deviation_{snapshot:05d}.safetensors"
 
 
@@ -206,6 +206,21 @@ def _add_up(post: Posterior, target: Tensor, block: slice, coefficients: list[fl
         torch.addcmul(mean, piece, diag_std, value=diag_scale, out=piece)
         for deviation, coefficient in zip(deviations, coefficients, strict=True):
             piece.add_(deviation, alpha=coefficient)
+
+
+_FARTHEST = 9.0
+"""A normal made of two 53-bit uniforms is at most 8.6."""
+
+
+def within_reach(post: Posterior, theta: Tensor) -> bool:
+    """Checks whether `sample` could return these parameters at all: every draw could, most other vectors not."""
+    if theta.shape != post.mean.shape or not bool(theta.isfinite().all()):
+        return False
+    reach = post.diag_std / math.sqrt(2)
+    for deviation in post.deviations:
+        reach.add_(deviation.abs(), alpha=1 / math.sqrt(2 * (post.rank - 1)))
+    slack = 1e-6 + 1e-5 * post.mean.abs()
+    return bool(((theta - post.mean).abs() <= _FARTHEST * post.std_scale * reach + slack).all())
 
 
 def seeded_normal(generator: torch.Generator) -> Normal:

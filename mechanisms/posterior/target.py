@@ -1,4 +1,4 @@
-"""Which c and k bring the measured epsilon to a target, from what the fits so far say.
+"""Finds c and k that bring the measured epsilon to a target, from what the fits so far say.
 
 What interacts with what:
 
@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -142,4 +141,6 @@ def propose_c(risk: Tensor, goal: float) -> float:
     """The c at which the predicted Delta, which grows with c, is `goal`: four digits of it, at most `LARGEST_C`."""
     if predicted(risk, LARGEST_C) <= goal:
         return LARGEST_C
+    from scipy.optimize import brentq
+
     return float(f"{brentq(lambda c: predicted(risk, c) - goal, 0.0, LARGEST_C):.4g}")

@@ -1,1 +1,1 @@
-"""What was done to the records and what it costs: events, claims, noise, schedules, private counts."""
+"""Accounts for what was done to the records: events, claims, noise, schedules, private counts."""

@@ -1,4 +1,4 @@
-"""What it costs: an event that ran, turned into a claim. An event it does not know, it refuses.
+"""Turns an event that ran into a claim. An unknown event is refused.
 
 Accountants are registered by event type (`claims`), so that a new mechanism brings its own and nothing here guesses.
 """
@@ -28,9 +28,16 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
 )
 from mechanisms.privacy.numerics import failure_probability
+from mechanisms.privacy.scaled import GaussianEquivalent
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
+_TUNED = "hyperparameters were not chosen on these records, or their choice is listed as unprotected"
+_SAMPLED_NOISE = (
+    "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
+    "rounded to float32)"
+)
+_UNCOVERED = "attacks on low-order bits are not covered"
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
 
@@ -48,13 +55,50 @@ def claims(event_type: type[E], *, formal: bool = False) -> Callable[[Callable[.
 
 
 def formal(event: Event) -> bool:
-    """Whether the claim of this event is stated at a delta."""
+    """Returns whether the claim of this event is stated at a delta."""
     return type(event) in _FORMAL
 
 
 def of_one_record(claim: Claim) -> float | None:
     """The epsilon that evidence about one unit more or less is held against: what is claimed for that, else epsilon."""
     return claim.epsilon if claim.epsilon_add_remove is None else claim.epsilon_add_remove
+
+
+def epsilon_of_one_replaced(event: Event, *, delta: float | None, records_per_unit: int) -> float | None:
+    """Returns the epsilon of one unit's values replaced, at the delta of the event's claim.
+
+    By the noise where it is Gaussian and replacement has a closed form, and the claim's own epsilon where that is for a
+    replacement, as that of a posterior's draw is (2 Delta). Otherwise a replacement is one removal and one addition, so
+    that (epsilon, delta) for each gives (2 epsilon, (1 + e^epsilon) delta). None: no finite epsilon.
+    """
+    gaussian = event.gaussian if isinstance(event, GaussianEquivalent) else event
+    of_noise = isinstance(gaussian, DpSgdEvent | GaussianReleaseEvent | ComposedEvent)
+    if delta is None and of_noise:
+        raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
+    if delta is not None and of_noise and (records_per_unit == 1 or gaussian_cost.gaussian_rate(gaussian) is not None):
+        return gaussian_cost.cost(gaussian, delta=delta, records_per_unit=records_per_unit).epsilon_replace_one
+
+    def claim_at(smaller: float | None) -> Claim:
+        unit = {"privacy_unit": "unit", "max_records_per_unit": records_per_unit, "unprotected_inputs": ()}
+        return _ACCOUNTANTS[type(event)](event, delta=smaller, unit=unit)
+
+    def epsilon_at(smaller: float) -> float:
+        if of_noise:
+            return gaussian_cost.coarse_epsilon(gaussian, smaller, records_per_unit=records_per_unit)
+        return claim_at(smaller).epsilon or 0.0
+
+    if not of_noise:
+        stated = claim_at(delta)
+        if stated.neighbouring_relation == "replace-one" or stated.guarantee_kind != "formal":
+            return stated.epsilon
+    assert delta is not None
+    largest = epsilon_at(delta)
+    while largest < 300:  # beyond, no float holds so small a delta
+        one = epsilon_at(delta / (1 + math.exp(largest)))
+        if one <= largest:
+            return 2 * one
+        largest = 1.1 * one
+    return None
 
 
 def claim_of(
@@ -98,7 +142,8 @@ def claim_of(
         },
     )
     stated = tuple(f"public, read without cost: {line}" for line in public_inputs)
-    return claim.model_copy(update={"assumptions": (*claim.assumptions, *stated)})
+    replaced = epsilon_of_one_replaced(event, delta=delta, records_per_unit=max_records_per_unit)
+    return claim.model_copy(update={"assumptions": (*claim.assumptions, *stated), "epsilon_replaced": replaced})
 
 
 @claims(NonPrivateEvent)
@@ -133,17 +178,49 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
     Raises:
         MechanismError: a delta was given. SWAG-PPM does not quantify one, and stating it would pretend so.
     """
+    return pseudo_posterior(
+        event.sensitivity,
+        event.sensitivity_draws,
+        delta=delta,
+        unit=unit,
+        over=f"the {event.sensitivity_draws} draws taken",
+        sampled="SWAG approximates the posterior from which a draw is private; the claim is conditional on that "
+        f"approximation ({event.snapshots} snapshots, rank {event.rank})",
+        evidence="a model that has memorised them has small losses on them, and so a small Delta",
+    )
+
+
+def pseudo_posterior(
+    sensitivity: float,
+    draws: int,
+    *,
+    delta: float | None,
+    unit: dict[str, Any],
+    over: str,
+    sampled: str,
+    evidence: str,
+) -> Claim:
+    """Claims 2 Delta for one draw, however the posterior is sampled (the proof is that of `_swag_ppm`).
+
+    Args:
+        over: the draws that Delta is a maximum over.
+        sampled: what is assumed of the sampler.
+        evidence: why a low epsilon is none.
+
+    Raises:
+        MechanismError: a delta was given. The method does not quantify one, and stating it would pretend so.
+    """
     if delta is not None:
-        raise MechanismError("SWAG-PPM does not quantify delta (it is O(n^-1/2)); leave delta out")
-    m, draws = int(unit["max_records_per_unit"]), event.sensitivity_draws
+        raise MechanismError("the pseudo posterior does not quantify delta (it is O(n^-1/2)). Leave delta out.")
+    m = int(unit["max_records_per_unit"])
     group = "" if m == 1 else f"; a unit owns at most {m} records, so the records' bound is multiplied by {m}"
     return Claim(
         guarantee_kind="asymptotic-local",
-        epsilon=2 * m * event.sensitivity,
+        epsilon=2 * m * sensitivity,
         delta=None,
         delta_text="O(n^-1/2), not quantified",
-        sensitivity=event.sensitivity,
-        epsilon_add_remove=m * event.sensitivity,
+        sensitivity=sensitivity,
+        epsilon_add_remove=m * sensitivity,
         draws=draws,
         mc_failure_prob=failure_probability(draws),
         neighbouring_relation="add-remove",
@@ -153,14 +230,12 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
             f"<= 0, it also bounds replacing one record, and Delta alone bounds leaving one out{group}",
             "local: Delta is estimated on this data set, a maximum over the records held, not a supremum over "
             "possible records or data sets; it approaches the global one only as n grows",
-            f"Delta is a maximum over the {draws} draws taken, not a supremum over parameters: a fresh draw exceeds "
-            f"it with probability 1/(S+1) = {failure_probability(draws):.2g}",
-            "SWAG approximates the posterior from which a draw is private; the claim is conditional on that "
-            f"approximation ({event.snapshots} snapshots, rank {event.rank})",
+            f"Delta is a maximum over {over}, not a supremum over parameters: a fresh draw exceeds it with "
+            f"probability 1/(S+1) = {failure_probability(draws):.2g}",
+            sampled,
             "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
             "one draw is released; each further draw costs as much again",
-            "a low epsilon of this kind is no evidence that the training records cannot be told apart: a model that "
-            "has memorised them has small losses on them, and so a small Delta",
+            f"a low epsilon of this kind is no evidence that the training records cannot be told apart: {evidence}",
         ),
         **unit,
     )
@@ -208,8 +283,22 @@ def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[st
     )
 
 
-def gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
+def gaussian(
+    event: Event,
+    *,
+    delta: float | None,
+    unit: dict[str, Any],
+    gaussians: Event | None = None,
+    accountant: str = gaussian_cost.ACCOUNTANT,
+    remedy: str = "raise the noise",
+    group: str = "group privacy of up to {m} records a unit, by mixtures of Gaussians",
+    assumptions: tuple[str, ...] = (),
+) -> Claim:
     """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
+
+    Args:
+        gaussians: no harder to distinguish than the event, where it has other noise.
+        group: what holds for units of {m} records, where replacing one has no closed form.
 
     Raises:
         MechanismError: delta is missing, or no finite epsilon comes out.
@@ -217,13 +306,14 @@ def gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Clai
     if delta is None:
         raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
     m = int(unit["max_records_per_unit"])
-    figures = gaussian_cost.cost(event, delta=delta, records_per_unit=m)
+    figures = gaussian_cost.cost(gaussians or event, delta=delta, records_per_unit=m)
     if not math.isfinite(figures.epsilon):
-        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: raise the noise")
+        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: {remedy}")
     replaced = (
-        f"replacing one record costs epsilon {figures.epsilon_replace_one:.4g} at the same delta"
+        f"replacing one {'record' if m == 1 else 'unit'} costs epsilon {figures.epsilon_replace_one:.4g} at the same "
+        "delta"
         if figures.epsilon_replace_one is not None
-        else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"
+        else group.format(m=m)
     )
     return Claim(
         guarantee_kind="formal",
@@ -231,20 +321,20 @@ def gaussian(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Clai
         delta=delta,
         epsilon_add_remove=figures.epsilon,
         neighbouring_relation="add-remove",
-        accountant=gaussian_cost.ACCOUNTANT,
+        accountant=accountant,
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            *_how_read(event),
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-            "rounded to float32): attacks on low-order bits are not covered",
+            *(
+                assumptions
+                or (*_how_read(event), _TUNED, f"{_SAMPLED_NOISE}: attacks on low-order bits are not covered")
+            ),
         ),
         **unit,
     )
 
 
 def _how_read(event: Event) -> tuple[str, str]:
-    """What is assumed of how records came into it, and of their number."""
+    """Returns what is assumed of how records came into it, and of their number."""
     if any(step.sampling_prob < 1 for step in _descents(event)):
         return (
             "every record is sampled independently anew at every step (Poisson), and the samples are not published; "
@@ -315,7 +405,7 @@ def _parts(event: Event) -> Iterator[Event]:
 
 
 def _conditions(event: Event) -> Iterator[str]:
-    """What the cost of one part rests on."""
+    """Returns what the cost of one part rests on."""
     if isinstance(event, ObjectivePerturbationEvent):
         yield (
             "objective perturbation is private at the exact minimiser; what is taken for it has a gradient of norm at "

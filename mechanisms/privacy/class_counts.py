@@ -24,7 +24,7 @@ L2_SENSITIVITY = 1.0
 
 
 class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class weights"):
-    """How private counts become weights."""
+    """Sets how private counts become weights."""
 
     noise_multiplier: float = Field(
         default=10.0,
@@ -62,7 +62,7 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
     )
 
     def event(self, fields: int = 1) -> GaussianReleaseEvent:
-        """What releasing the counts of so many fields does to the records."""
+        """Returns the event of releasing the counts of so many fields."""
         return GaussianReleaseEvent(
             what="class counts",
             noise_multiplier=self.noise_multiplier,

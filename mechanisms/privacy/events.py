@@ -1,4 +1,4 @@
-"""What was done, and what is claimed of it: one frozen type a mechanism, apart from what it costs.
+"""Defines events and claims: one frozen type a mechanism, apart from what it costs.
 
 An event holds enough for another accountant to compute the cost again. `mechanisms.privacy.claims` turns an
 event into a `Claim`; nothing else does. A mechanism that needs an event of its own defines it in its own file: the tag
@@ -7,7 +7,7 @@ event into a `Claim`; nothing else does. A mechanism that needs an event of its 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 
@@ -16,19 +16,18 @@ NeighbouringRelation = Literal["add-remove", "replace-one"]
 
 
 class Event(BaseModel, frozen=True, extra="forbid"):
-    """What a mechanism did to the records; subclasses add the numbers that the cost depends on."""
+    """Records what a mechanism did to the records; subclasses add the numbers that the cost depends on."""
 
     by_tag: ClassVar[dict[str, type[Event]]] = {}
-
     mechanism: str
 
     @property
     def risk_weights(self) -> bool:
-        """Whether weights computed from the records came into it."""
+        """Tells whether weights computed from the records came into it."""
         return False
 
     def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
-        """Whether it is the event of a posterior draw that came out of its measurement like this.
+        """Checks whether it is the event of a posterior draw that came out of its measurement like this.
 
         Args:
             sensitivity: largest weighted |log-likelihood| over the draws, in nats.
@@ -37,7 +36,7 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         return False
 
     def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
-        """Whether it says truly where the weights of a posterior draw came from.
+        """Checks whether it says truly where the weights of a posterior draw came from.
 
         Args:
             weights: whether there were any.
@@ -47,13 +46,13 @@ class Event(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Every subclass is known by the default of its tag; a tag belongs to one class."""
+        """Every subclass is known by the values of its tag; a tag belongs to one class."""
         super().__pydantic_init_subclass__(**kwargs)
-        tag = cls.model_fields["mechanism"].default
-        known = Event.by_tag.setdefault(tag, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}")
-        Event.by_tag[tag] = cls
+        for tag in get_args(cls.model_fields["mechanism"].annotation):
+            known = Event.by_tag.setdefault(tag, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(f"event tag `{tag}` belongs to {known.__module__}.{known.__qualname__}")
+            Event.by_tag[tag] = cls
 
 
 def decode(value: Any) -> Any:
@@ -68,6 +67,15 @@ def decode(value: Any) -> Any:
     if kind is None:
         raise ValueError(f"no event `{value.get('mechanism')}`; there are {', '.join(sorted(Event.by_tag))}")
     return kind.model_validate(value)
+
+
+EXACT_DRAWS = frozenset({"bounded-posterior", "formal-posterior"})
+"""Tags of events whose formal claim is one of an exact draw from a posterior, which a sampler only approximates."""
+
+
+def describe_guarantee(kind: str, mechanism: str | None) -> str:
+    """Names a guarantee kind with its condition: a posterior draw's is formal given exact sampling."""
+    return f"{kind}, given exact sampling" if kind == "formal" and mechanism in EXACT_DRAWS else kind
 
 
 AnyEvent = Annotated[SerializeAsAny[Event], BeforeValidator(decode)]
@@ -259,8 +267,20 @@ class ReplacedComposedEvent(Event, frozen=True):
 class ComposedEvent(Event, frozen=True):
     """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
 
-    mechanism: Literal["composed"] = "composed"
+    mechanism: Literal["composed", "dp-sgd-class-weights", "formal-head", "prior-descent"] = "composed"
+    """Names the purpose, where a mechanism here has one of its own."""
     events: tuple[AnyEvent, ...] = Field(min_length=1)
+
+    @property
+    def releases(self) -> tuple[GaussianReleaseEvent, ...]:
+        """Returns the releases, in order."""
+        return tuple(part for part in self.events if isinstance(part, GaussianReleaseEvent))
+
+
+def descent_of(event: Event | None) -> DpSgdEvent:
+    """Returns the gradient descent of an event."""
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    return next(part for part in parts if isinstance(part, DpSgdEvent))
 
 
 class Claim(BaseModel, frozen=True, extra="forbid"):
@@ -274,6 +294,11 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
     epsilon_add_remove: float | None = Field(
         default=None,
         description="Delta alone: the add/remove bound for a classifier with fixed weights, since l <= 0",
+    )
+    epsilon_replaced: float | None = Field(
+        default=None,
+        description="Epsilon of one unit's values replaced, at the same delta: the figure by which claims of different "
+        "relations compare. None where nothing finite is known",
     )
     draws: int | None = Field(default=None, description="draws S behind a Monte Carlo maximum")
     mc_failure_prob: float | None = Field(

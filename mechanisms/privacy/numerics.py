@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 
 def safe_root(excess: Callable[[float], float], inside: float, outside: float, *, xtol: float) -> float:
-    """Where a monotone function crosses 0, by Brent's method: at most 0 here as at `inside`, above 0 at `outside`.
+    """Returns a monotone function's root, by Brent's method: at most 0 here as at `inside`, above 0 at `outside`.
 
     xtol: absolute tolerance of the argument; a thousandth of it is the relative one.
     """
+    from scipy.optimize import brentq  # takes half a second, and most commands solve nothing
+
     root = float(brentq(excess, *sorted((inside, outside)), xtol=xtol, rtol=xtol / 1000))  # pyright: ignore
     while excess(root) > 0:  # Brent's root lies within the tolerance on either side
         root += math.copysign(xtol, inside - outside)

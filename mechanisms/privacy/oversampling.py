@@ -1,4 +1,4 @@
-"""What a private learner costs when its minority class was oversampled first: as printed, and corrected.
+"""Accounts for a private learner when its minority class was oversampled first: as printed, and corrected.
 
 Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
 One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_*` has the
@@ -58,7 +58,7 @@ class Guarantee:
 
     @property
     def vacuous(self) -> bool:
-        """Whether it promises nothing."""
+        """Tells whether it promises nothing."""
         return self.delta >= 1 or math.isinf(self.epsilon)
 
 
@@ -96,7 +96,7 @@ def most_neighbours_of(dimension: int, k: int, *, minority_at_most: int | None =
 
 
 def group(epsilon: float, delta: float, rows: float) -> Guarantee:
-    """What an (epsilon, delta) learner promises a group of so many rows (Dwork and Roth 2014, theorem 2.2)."""
+    """Returns what an (epsilon, delta) learner promises a group of so many rows (Dwork and Roth 2014, theorem 2.2)."""
     if delta == 0:
         return Guarantee(rows, rows * epsilon, 0.0)
     log_factor = rows * epsilon + math.log(-math.expm1(-rows * epsilon)) - math.log(math.expm1(epsilon))
@@ -125,7 +125,7 @@ def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: in
 
 
 def input_epsilon(epsilon: float, rows: float) -> float:
-    """What a pure learner may spend a row, so that a record of so many rows costs `epsilon`."""
+    """Returns the epsilon that a pure learner may spend per row, so that a record of so many rows costs `epsilon`."""
     return epsilon / rows
 
 

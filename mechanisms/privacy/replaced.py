@@ -1,5 +1,5 @@
-"""What mechanisms cost whose neighbours differ in one record: Laplace and Gaussian releases, choices by the exponential
-mechanism, objective perturbation, bags of any of these.
+"""Accounts for mechanisms whose neighbours differ in one record: Laplace and Gaussian releases, choices by the
+exponential mechanism, objective perturbation, bags of any of these.
 
 Where every part is epsilon-differentially private the parts add up, and delta is 0. Where one is Gaussian, all are
 taken as zero-concentrated (rho) and converted at delta by dp-accounting's Renyi accountant:
@@ -19,9 +19,6 @@ from __future__ import annotations
 import math
 
 from absl import logging as absl_logging
-from dp_accounting import dp_event
-from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import (
@@ -97,6 +94,10 @@ def rho(event: Event) -> float:
 
 def epsilon_of_rho(cost: float, *, delta: float) -> float:
     """Epsilon at delta of a zero-concentrated cost, by dp-accounting's Renyi accountant."""
+    from dp_accounting import dp_event
+    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+
     accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE)
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)

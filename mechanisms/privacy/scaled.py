@@ -1,4 +1,4 @@
-"""The same event with more noise, or less: what an audit at half of the noise runs, what a smaller release would be."""
+"""Scales an event's noise: for an audit at half of it, or for a smaller release."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, Gaussian
 
 
 @runtime_checkable
-class LikeGaussian(Protocol):
-    """An event whose noise is another, and which is told apart no better than Gaussian releases are."""
+class GaussianEquivalent(Protocol):
+    """Describes an event that is no easier to distinguish than Gaussian releases."""
 
     @property
     def gaussian(self) -> Event:
-        """Those."""
+        """Returns those releases."""
         ...
 
     def with_noise(self, factor: float) -> Event:
-        """The same with so many times the noise."""
+        """Returns the event with so many times the noise."""
         ...
 
 
 def noise_scaled(event: Event, factor: float) -> Event:
-    """The same event with every noise multiplier times the factor.
+    """Returns the event with every noise multiplier times the factor.
 
     Raises:
         MechanismError: the event is none of Gaussian noise.
@@ -36,7 +36,7 @@ def noise_scaled(event: Event, factor: float) -> Event:
             return event.model_copy(update={"segments": tuple(changed)})
         case GaussianReleaseEvent():
             return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
-        case LikeGaussian():
+        case GaussianEquivalent():
             return event.with_noise(factor)
         case _:
             raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no noise multiplier")

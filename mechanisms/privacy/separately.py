@@ -1,4 +1,4 @@
-"""What releases of several fields one by one would cost, beside one release of them all.
+"""Compares the cost of one release per field with one release of all fields.
 
 Releases of the same records compose. F of one kind whose noise is Gaussian and samples nothing are each exactly
 mu-Gaussian, and rates add up in squares: F at mu / sqrt(F) cost what one at mu costs, and F at mu cost sqrt(F) mu (Dong
@@ -16,7 +16,7 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import claim_of, formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
 from mechanisms.privacy.numerics import safe_root
-from mechanisms.privacy.scaled import LikeGaussian, noise_scaled
+from mechanisms.privacy.scaled import GaussianEquivalent, noise_scaled
 
 _COARSE = 1e-3
 """Grid of the composed losses: a price, not a claim."""
@@ -25,8 +25,8 @@ _LOG_NOISE = 1e-3
 
 
 @dataclass(frozen=True)
-class Separately:
-    """What as many releases as there are fields come to, each of the kind that the one release is."""
+class PerFieldComposition:
+    """Holds the cost of one release per field, each of the kind that the joint release is."""
 
     each_epsilon: float
     """Of each, where all of them together are to cost what the one release costs."""
@@ -34,13 +34,13 @@ class Separately:
     """Of all of them together, where each costs what the one release costs."""
 
 
-def priced(event: Event, *, fields: int, delta: float, records_per_unit: int = 1) -> Separately | None:
-    """The price of a release a field in place of one of this event; None of claims that are not said to compose.
+def composed_cost(event: Event, *, fields: int, delta: float, records_per_unit: int = 1) -> PerFieldComposition | None:
+    """Returns the cost of one release per field in place of this event; None for claims that do not compose.
 
     Raises:
         MechanismError: delta is not in (0, 1).
     """
-    if isinstance(event, LikeGaussian):
+    if isinstance(event, GaussianEquivalent):
         event = event.gaussian
     if isinstance(event, ComposedEvent | DpSgdEvent | GaussianReleaseEvent):
         return _gaussian(event, fields, delta, records_per_unit)
@@ -50,10 +50,10 @@ def priced(event: Event, *, fields: int, delta: float, records_per_unit: int = 1
     claim = claim_of(event, delta=delta, unprotected_inputs=(), **unit)
     if claim.delta or claim.epsilon is None:
         return None
-    return Separately(claim.epsilon / fields, claim.epsilon * fields)
+    return PerFieldComposition(claim.epsilon / fields, claim.epsilon * fields)
 
 
-def _gaussian(event: Event, fields: int, delta: float, records_per_unit: int) -> Separately:
+def _gaussian(event: Event, fields: int, delta: float, records_per_unit: int) -> PerFieldComposition:
     def epsilon(one: Event, times: int = 1) -> float:
         return gaussian_cost.pld_epsilon(
             ComposedEvent(events=(one,) * times), delta=delta, records_per_unit=records_per_unit, interval=_COARSE
@@ -63,7 +63,7 @@ def _gaussian(event: Event, fields: int, delta: float, records_per_unit: int) ->
     if rate is not None:
         alike = GaussianReleaseEvent(what="one of several", noise_multiplier=1 / rate, l2_sensitivity=1.0)
         root = math.sqrt(fields)
-        return Separately(epsilon(noise_scaled(alike, root)), epsilon(noise_scaled(alike, 1 / root)))
+        return PerFieldComposition(epsilon(noise_scaled(alike, root)), epsilon(noise_scaled(alike, 1 / root)))
     joint, enough = epsilon(event), math.log(fields) / 2
 
     def excess(log_factor: float) -> float:
@@ -72,4 +72,4 @@ def _gaussian(event: Event, fields: int, delta: float, records_per_unit: int) ->
     while excess(enough) > 0:
         enough += math.log(2)
     factor = math.exp(safe_root(excess, enough, 0.0, xtol=_LOG_NOISE))
-    return Separately(epsilon(noise_scaled(event, factor)), epsilon(event, fields))
+    return PerFieldComposition(epsilon(noise_scaled(event, factor)), epsilon(event, fields))

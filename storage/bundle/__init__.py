@@ -1,1 +1,1 @@
-"""The folder that leaves: built, sealed, signed, packed, checked, registered, revoked."""
+"""Builds, seals, signs, packs, verifies, registers and revokes bundles, the folders that partners get."""

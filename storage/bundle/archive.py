@@ -1,15 +1,16 @@
-"""A bundle as one file: a tar of its files in order, without times or owners, compressed with Zstandard.
+"""Packs a bundle into one file: a tar of its files in order, without times or owners, compressed with Zstandard.
 
-The same bundle gives the same bytes with the same version of the compressor. There is one form, and an archive of
-another one is refused: one Zstandard frame that ends where the file does, in it the tar that `pack` would write of
-these names and contents. So no byte of an archive is without meaning, and nothing travels in headers, padding, further
-frames or behind the end. Only regular files of names that a bundle may have are written, each to a path of our own
-making. Before the first is, the whole has to be of a size that weights can have: noise does not shrink, a bomb does.
+The same bundle gives the same bytes with the same version of the compressor. Only one form is accepted: one Zstandard
+frame that ends where the file ends, with the tar that `pack` would write for these names and contents. So no byte is
+without meaning, and nothing travels in headers, padding, further frames, behind the end or in the name of the folder,
+which is the release's id. Only regular files with allowed names are written, each to a path that we build. Their number
+and the total size, headers included, are limited: noise does not compress, a bomb does.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,15 +21,19 @@ from typing import BinaryIO
 import zstandard
 
 from storage.bundle.folder import UnsoundBundle
-from storage.egress.allowed import kind_of
+from storage.bundle.seal import claimed_release
+from storage.egress.allow_list import FILES, PER_FIELD, file_kind
 from storage.errors import InputError
 
 SUFFIX = ".tar.zst"
 _LEVEL, _CHUNK, _WINDOW = 10, 1 << 20, 1 << 27
 _BLOCK = tarfile.BLOCKSIZE
 _RATIO, _ALWAYS = 32, 16 << 20
-"""An archive may unfold to so many times its size, and to so many bytes in any case. Text shrinks tenfold, weights less
-than twofold."""
+"""Limits of an archive's decompressed size: a multiple of its size, and bytes that are always allowed. Text shrinks
+tenfold, weights less than twofold."""
+_MOST_FILES = len(FILES) + 32 * len(PER_FIELD)
+"""Entries of an archive: 32 fields are the most that labels may name."""
+_RELEASE = re.compile("[0-9a-f]{16}")
 
 
 def pack(folder: Path, out: Path) -> Path:
@@ -61,7 +66,7 @@ def unpack(archive: Path, into: Path) -> Path:
     """Write the files of an archive into an empty folder; return the bundle's folder in it.
 
     Raises:
-        UnsoundBundle: an entry is no regular file of an allowed name and size, or the archive is damaged.
+        UnsoundBundle: an entry is not a regular file with an allowed name and size, or the archive is damaged.
         InputError: it cannot be read.
     """
     top, names = "", [PurePosixPath()]
@@ -71,17 +76,22 @@ def unpack(archive: Path, into: Path) -> Path:
             unpacked = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(file)
             for entry, header in _entries(unpacked):
                 place = _place(entry)
+                # guard: nothing in a header but name and size
                 if header != _header(entry.name, entry.size).tobuf(tarfile.USTAR_FORMAT):
-                    raise UnsoundBundle(archive.name, "a header holds more than a name and a size")
+                    raise UnsoundBundle(archive.name, "a header contains more than a name and a size")
                 if top not in ("", place.parts[0]):
-                    raise UnsoundBundle(archive.name, "holds two folders")
+                    raise UnsoundBundle(archive.name, "contains two folders")
                 top = place.parts[0]
                 if place <= names[-1]:
-                    raise UnsoundBundle(entry.name[:80], "is there twice, or not in its order")
+                    raise UnsoundBundle(entry.name[:80], "occurs twice or out of order")
                 names.append(place)
-                allowed -= entry.size
+                # guard: an archive has as many files as a bundle can
+                if len(names) > _MOST_FILES + 1:
+                    raise UnsoundBundle(archive.name, "contains more files than a bundle can")
+                allowed -= _BLOCK + -(-entry.size // _BLOCK) * _BLOCK
+                # guard: an archive unfolds to what a bundle can hold
                 if allowed < 0:
-                    raise UnsoundBundle(archive.name, "unfolds to more than a bundle of its size can hold")
+                    raise UnsoundBundle(archive.name, "decompresses to more than a bundle of its size can contain")
                 _extract(unpacked, entry, into.joinpath(*place.parts))
             _end(unpacked)
     except OSError as error:
@@ -89,65 +99,71 @@ def unpack(archive: Path, into: Path) -> Path:
             raise
         raise InputError(f"{archive}: {error.strerror}") from None
     except (zstandard.ZstdError, tarfile.TarError, UnicodeError):
-        raise UnsoundBundle(archive.name, "is damaged, or no archive of a bundle") from None
+        raise UnsoundBundle(archive.name, "is damaged or not an archive of a bundle") from None
     if not top:
         raise UnsoundBundle(archive.name, "is empty")
     return into / top
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Path]:
-    """A bundle's folder: the one given, or an archive's content in a temporary folder for as long as this is open.
+def open_folder(path: Path) -> Iterator[Path]:
+    """Yields a bundle's folder: the given one, or an archive's content in a temporary folder.
 
     Raises:
-        InputError: there is nothing at the path.
+        InputError: nothing exists at the path.
+        UnsoundBundle: the archive is not a bundle's, or its folder is not named after its release.
     """
     if path.is_dir():
         yield path
         return
     if not path.is_file():
-        raise InputError(f"{path}: no such bundle; give a folder or a {SUFFIX} file")
+        raise InputError(f"{path} does not exist. Give a folder or a {SUFFIX} file.")
     with TemporaryDirectory(prefix="autocoder-bundle-") as scratch:
-        yield unpack(path, Path(scratch))
+        folder = unpack(path, Path(scratch))
+        # guard: the folder is the release
+        if claimed_release(folder) != folder.name:
+            raise UnsoundBundle(path.name, "its folder is not named after its release")
+        yield folder
 
 
 def _header(name: str, size: int) -> tarfile.TarInfo:
-    """The one header that a file of this name and size has."""
+    """Returns the header of a file with this name and size."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry
 
 
 def _whole_size(sizes: Iterable[int]) -> int:
-    """Bytes of the tar of files of these sizes: headers, contents in blocks, two empty blocks, filled to a record."""
+    """Returns the bytes of a tar of files of these sizes: headers, blocks of content, two empty blocks, padding."""
     blocks = sum(1 + -(-size // _BLOCK) for size in sizes) + 2
     return -(-blocks * _BLOCK // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
 def _frame(file: BinaryIO, size: int) -> int:
-    """Walk over the blocks of the one frame that a file has to be (RFC 8878, section 3.1.1), without unfolding any.
+    """Walks over the blocks of the only frame in a file (RFC 8878, section 3.1.1) without decompressing any.
 
-    Returns how many bytes it may unfold to. The file stands at its start again.
+    Returns how many bytes it may decompress to, with the file at its start again.
     """
     start = file.read(18)
     allowed = _RATIO * size + _ALWAYS
     parameters = zstandard.get_frame_parameters(start)
     plain = start[:4] == zstandard.FRAME_HEADER and not start[4] & 0b00011000 and parameters.dict_id == 0
     if not plain or not parameters.has_checksum:
-        raise zstandard.ZstdError("another form")
-    # Archives of earlier versions do not say their size; what they unfold to is counted on the way.
+        raise zstandard.ZstdError("unexpected form")
+    # An archive may omit its size; what it decompresses to is counted on the way.
     if parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN and parameters.content_size > allowed:
-        raise UnsoundBundle(Path(file.name).name, "unfolds to more than a bundle of its size can hold")
+        raise UnsoundBundle(Path(file.name).name, "decompresses to more than a bundle of its size can contain")
     at, last = zstandard.frame_header_size(start), False
     while not last:
         file.seek(at)
         block = int.from_bytes(file.read(3).ljust(3, b"\xff"), "little")
         last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
         if kind == _RESERVED or (length == 0 and not last):
-            raise zstandard.ZstdError("another form")
+            raise zstandard.ZstdError("unexpected form")
         at += 3 + (1 if kind == _REPEATED else length)
+    # guard: nothing behind the frame
     if at + 4 != size:  # the checksum
-        raise zstandard.ZstdError("cut off, or there is more")
+        raise zstandard.ZstdError("truncated, or followed by more")
     file.seek(0)
     return allowed
 
@@ -156,35 +172,35 @@ _REPEATED, _RESERVED = 1, 3
 
 
 def _entries(unpacked: zstandard.ZstdDecompressionReader) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Each header in turn, and its bytes, up to the empty one; whoever takes it reads the content and its padding.
+    """Yields each header and its bytes, up to the empty one. The caller reads the content and its padding.
 
-    It is taken as it stands: `tarfile` would follow headers that speak for the next entry (long names, PAX, sparse
-    files) into memory, however large they say they are.
+    Headers are taken literally: `tarfile` would follow those that describe the next entry (long names, PAX, sparse
+    files) into memory, whatever size they claim.
     """
     while any(block := unpacked.read(_BLOCK)):
         yield tarfile.TarInfo.frombuf(block, "utf-8", "strict"), block
     if len(block) < _BLOCK:
-        raise tarfile.ReadError("cut off")
+        raise tarfile.ReadError("truncated")
 
 
 def _end(unpacked: zstandard.ZstdDecompressionReader) -> None:
-    """The second empty block and the rest of the record, and nothing more; the compressor's checksum is compared."""
+    """Reads the second empty block and the rest of the record; nothing may follow. Compares the checksum."""
     left = -(unpacked.tell() + _BLOCK) % tarfile.RECORDSIZE + _BLOCK
     if unpacked.read(left + 1) != bytes(left):
-        raise tarfile.ReadError("cut off, or there is more")
+        raise tarfile.ReadError("truncated, or followed by more")
 
 
 def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     place = PurePosixPath(entry.name)
-    shown = entry.name if len(entry.name) <= 80 and entry.name.isprintable() else "(an entry with an odd name)"
+    shown = entry.name if len(entry.name) <= 80 and entry.name.isprintable() else "(an entry with unprintable name)"
     if entry.type != tarfile.REGTYPE:
-        raise UnsoundBundle(shown, "is no regular file; an archive of a bundle holds nothing else")
+        raise UnsoundBundle(shown, "is not a regular file. Archives of bundles contain nothing else")
     parts = place.parts
     plain = entry.name == "/".join(parts) and not place.is_absolute() and not {"..", "."} & set(parts)
-    if not plain or len(parts) < 2 or parts[0].startswith(".") or "\\" in entry.name:
-        raise UnsoundBundle(shown, "would be written outside the bundle's folder")
+    if not plain or len(parts) < 2 or not _RELEASE.fullmatch(parts[0]) or "\\" in entry.name:
+        raise UnsoundBundle(shown, "would be written outside a folder that is named after a release")
     name = "/".join(parts[1:])
-    kind = kind_of(name)
+    kind = file_kind(name)
     if kind is None:
         raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")
     if not 0 <= entry.size <= kind.max_bytes:
@@ -199,9 +215,9 @@ def _extract(unpacked: zstandard.ZstdDecompressionReader, entry: tarfile.TarInfo
         while left:
             chunk = unpacked.read(min(_CHUNK, left))
             if not chunk:
-                raise UnsoundBundle(entry.name, "is cut off")
+                raise UnsoundBundle(entry.name, "is truncated")
             file.write(chunk)
             left -= len(chunk)
     padding = -entry.size % _BLOCK
     if unpacked.read(padding) != bytes(padding):
-        raise UnsoundBundle(entry.name, "is followed by other bytes than its padding")
+        raise UnsoundBundle(entry.name, "is followed by bytes that are not its padding")

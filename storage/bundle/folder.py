@@ -1,20 +1,22 @@
-"""The folder that leaves: built aside from an allow-list, digested, moved into place in one rename, then sealed.
+"""Builds a bundle's folder aside from an allow-list, digests it, and moves it into place in one rename.
 
-The ledger's committed row holds the digest of the *content*. The row comes after the content, so the two files that
-seal a bundle, the ledger's proof and the signature over everything, are no part of that digest.
+The ledger's committed row holds the digest of the *content*. The row comes after the content. So the two files of the
+seal, the ledger's proof and the signature over everything, do not enter that digest.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from storage.artifacts import digest, file_digest
 from storage.durable import sync as _sync
-from storage.errors import StorageError
+from storage.errors import InputError, StorageError
 
 STATEMENT = "privacy_statement.json"
 PAGE = "PRIVACY.md"
@@ -24,17 +26,19 @@ THRESHOLDS = "thresholds.json"
 GOLDEN = "golden.jsonl"
 MATERIALS = "bom.cdx.json"
 LICENCE = "LICENSE"
+RECORD = "registry_record.json"
+ANSWERS = "NIST_SP_800-226.md"
 PROOF = "ledger_proof.json"
 SIGNATURE = "model.sig"
 
 SEAL = frozenset({PROOF, SIGNATURE})
-"""Files added after the ledger's row was committed; no part of the content's digest."""
-OWN_FILES = frozenset({STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, GOLDEN, MATERIALS, LICENCE})
-"""Files of a bundle's content beside the model's own."""
+"""Files added after the ledger's row was committed. They do not enter the content's digest."""
+OWN_FILES = frozenset({STATEMENT, PAGE, CARD, CODELIST, THRESHOLDS, GOLDEN, MATERIALS, LICENCE, RECORD, ANSWERS})
+"""Files of a bundle's content next to those of the model."""
 
 
 class UnsoundBundle(StorageError):
-    """A bundle that may not leave, or is not as it left; names the file at fault and what is wrong with it."""
+    """Reports a bundle that may not leave or was changed since; names the file and the fault."""
 
     def __init__(self, file: str, problem: str) -> None:
         super().__init__(f"bundle: {file}: {problem}")
@@ -43,13 +47,13 @@ class UnsoundBundle(StorageError):
 
 
 def content_files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file but those of the seal, by name relative to the bundle."""
+    """Returns the SHA-256 of every file except the seal, by name relative to the bundle."""
     names = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
     return {name: file_digest(path) for name, path in names.items() if name not in SEAL}
 
 
 def bundle_digest(folder: Path) -> str:
-    """One digest over the names and contents of all files in a bundle but those of the seal."""
+    """Returns one digest over the names and contents of all files except the seal."""
     return digest(content_files(folder))
 
 
@@ -61,14 +65,14 @@ def publish(
     build: Callable[[Path], None],
     expected: str | None = None,
 ) -> tuple[Path, str]:
-    """Build a bundle in a staging folder and move it to `bundles/release_id`; return folder and digest.
+    """Builds a bundle in a staging folder and moves it to `bundles/release_id`. Returns folder and digest.
 
-    A bundle that is there already is returned as it is: `build` is deterministic, and nothing is released twice.
+    An existing bundle is returned unchanged: `build` is deterministic, and nothing is released twice.
 
     Args:
-        allowed: the only file names, relative to the bundle, that may be in it.
-        build: fills the folder, and raises where something in it may not leave.
-        expected: the digest that was recorded, where one was: another bundle is not put into place.
+        allowed: the only file names, relative to the bundle, that it may contain.
+        build: fills the folder, and raises if something in it may not leave.
+        expected: the recorded digest, if any. A bundle with another digest is not put into place.
 
     Raises:
         StorageError: `build` left a file that is not allowed, a link, or a pickle.
@@ -82,25 +86,25 @@ def publish(
     try:
         build(staging)
         check_allowed(staging, allowed)
-        found = bundle_digest(staging)
-        if expected is not None and found != expected:
+        actual = bundle_digest(staging)
+        if expected is not None and actual != expected:
             raise StorageError(
-                f"bundle {release_id} cannot be built again as it was committed; restore it from a backup"
+                f"bundle {release_id}: the rebuilt files differ from the committed ones. Restore it from a backup."
             )
         folders = [*(p for p in staging.rglob("*") if p.is_dir()), staging]
         for path in [*_files(staging), *folders]:
-            path.chmod(0o755 if path.is_dir() else 0o644)  # whoever gets it may read all of it, whatever wrote it
+            path.chmod(0o755 if path.is_dir() else 0o644)  # the partner may read every file
             _sync(path)
         staging.rename(final)
         _sync(bundles)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    return final, found
+    return final, actual
 
 
 def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
-    """Refuse a bundle that holds anything but regular files of allowed names and the folders they lie in.
+    """Refuses a bundle with anything but regular files of allowed names and their folders.
 
     Raises:
         UnsoundBundle: names the first file that may not leave.
@@ -109,16 +113,34 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            raise UnsoundBundle(name, "is a link; only regular files may leave")
+            raise UnsoundBundle(name, "is a link. Only regular files may leave")
         if path.is_dir():
             if name not in within:
-                raise UnsoundBundle(name, "is a folder that no allowed file lies in")
+                raise UnsoundBundle(name, "is a folder without an allowed file")
         elif not path.is_file() or name not in allowed:
             raise UnsoundBundle(name, "is not on the list of files that may leave")
 
 
+def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
+    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read.
+
+    Raises:
+        InputError: names the option and the file.
+    """
+    named = f"{option} {path}".strip()
+    try:
+        # not blocking: opening a pipe would wait for its writer
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+                raise InputError(f"{named}: is not a regular file of at most {most:,} bytes")
+            return file.read(most)
+    except OSError as error:
+        raise InputError(f"{named}: {error.strerror}") from None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON, keys sorted, so that the same release gives the same bytes."""
+    """Writes JSON with sorted keys, so that the same release gives the same bytes."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

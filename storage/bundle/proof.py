@@ -1,12 +1,11 @@
-"""The ledger's proof in a bundle: what the committed row says of this content, its place in the chain, the signed head.
+"""Makes and checks the ledger's proof in a bundle: the committed row's public fields, its hash, the signed head.
 
-The whole row stays in the house. It holds digests of the records, the posterior and the risk weights, which follow
+The whole row stays with the agency. It holds digests of the records, the posterior and the risk weights, which follow
 from the records alone: whoever knew all records but one could try candidates for the last one until the digests agree,
-against any epsilon. It also names who asked and approved, and the moment to a microsecond. What the partner gets are
-the row's public fields and its hash. That hash hides what it is made of: times to the microsecond of this row and, by
-the hash of the row before (which stays too), of every row before it. A later dispute is settled in the house: the row
-of this sequence and hash either has this bundle's digest, or the ledger was rewritten, and the partner holds the signed
-head.
+against any epsilon. It also names requester and approvers, and the time to a microsecond. The partner gets the row's
+public fields and its hash. The hash hides its inputs: it includes the microsecond times of this row and, by the
+previous hash (which stays too), of every row before. The agency settles a later dispute: the row with this sequence
+and hash has this bundle's digest, or the ledger was rewritten, and the partner holds the signed head.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ SHARED = (
     "sensitivity", "neighbouring_relation", "privacy_unit", "max_records_per_unit",
 )  # fmt: skip
 """Fields of the row that the privacy statement repeats."""
-_TOLD = {"sequence", "hash", "state", "bundle_digest", "supersedes", "unprotected_inputs", *SHARED}
+_PUBLIC = {"sequence", "hash", "state", "bundle_digest", "supersedes", "unprotected_inputs", *SHARED}
 
 
 def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None) -> dict[str, Any]:
-    """The content of `ledger_proof.json` for a committed row and the digests of the bundle's content.
+    """Returns the content of `ledger_proof.json` for a committed row and the digests of the bundle's content.
 
     Raises:
-        StorageError: the row is not committed, or has another content's digest.
+        StorageError: the row is not committed, or has the digest of other content.
     """
     if row.state != "committed" or row.bundle_digest != digest(files):
-        raise StorageError(f"release {row.release_id}: ledger row {row.sequence} does not bear out this bundle")
+        raise StorageError(f"release {row.release_id}: ledger row {row.sequence} does not match this bundle")
     whole, day = row.as_json(), row.recorded_at[:10]
     head = heads.state_head(row.sequence, row.hash, key=key, stated_at=day)
     return {
         "schema": 1,
-        "row": {name: whole[name] for name in whole if name in _TOLD} | {"committed_on": day},
-        "withheld": sorted(set(whole) - _TOLD - {"recorded_at"}),
+        "row": {name: whole[name] for name in whole if name in _PUBLIC} | {"committed_on": day},
+        "withheld": sorted(set(whole) - _PUBLIC - {"recorded_at"}),
         "head": head.model_dump(mode="json"),
         "files": files,
     }
@@ -54,30 +53,30 @@ def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | 
 def check_proof(
     folder: Path, proof: dict[str, Any], statement: dict[str, Any], *, key: EllipticCurvePublicKey | None
 ) -> None:
-    """Check that a proof is of this bundle, agrees with its statement, and has a head signed by the bundle's key.
+    """Checks that a proof matches the bundle and its statement, and that the bundle's key signed its head.
 
     Raises:
         UnsoundBundle: names the file at fault.
     """
     row, files = proof["row"], proof["files"]
-    found = bundle.content_files(folder)
-    for name in sorted(set(files) | set(found)):
+    actual = bundle.content_files(folder)
+    for name in sorted(set(files) | set(actual)):
         if name not in files:
-            raise UnsoundBundle(name, "is not among the files that the ledger's proof names")
-        if name not in found:
-            raise UnsoundBundle(name, "is named by the ledger's proof, and missing")
-        if files[name] != found[name]:
-            raise UnsoundBundle(name, "has another digest than the ledger's proof")
+            raise UnsoundBundle(name, "is not listed in the ledger's proof")
+        if name not in actual:
+            raise UnsoundBundle(name, "is listed in the ledger's proof but missing")
+        if files[name] != actual[name]:
+            raise UnsoundBundle(name, "has a digest other than in the ledger's proof")
     if digest(files) != row["bundle_digest"]:
-        raise UnsoundBundle(PROOF, "its row is of another bundle")
+        raise UnsoundBundle(PROOF, "its row belongs to another bundle")
     different = [name for name in SHARED if row[name] != statement[name]]
     if different:
-        raise UnsoundBundle(STATEMENT, f"field {different[0]} is not what the ledger's row says")
-    if untold := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
-        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs lacks {len(untold)} of those of the ledger's row")
+        raise UnsoundBundle(STATEMENT, f"field {different[0]} differs from the ledger's row")
+    if missing := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
+        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs lacks {len(missing)} entries of the ledger's row")
     head = heads.Head.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
-        raise UnsoundBundle(PROOF, "its head is of another row")
+        raise UnsoundBundle(PROOF, "its head belongs to another row")
     if key is not None:
         try:
             heads.check_signature(head, key)

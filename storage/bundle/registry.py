@@ -1,35 +1,28 @@
-"""The registry of what was handed over and revoked: rows of the ledger, chained and append-only as all of them."""
+"""Records handovers and revocations as rows of the ledger, chained and append-only like all others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-import rfc8785
 from pydantic import BaseModel, ConfigDict
 
-from storage.artifacts import digest, file_digest
+from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
-from storage.bundle.revocations import Revocations, Revoked
-from storage.bundle.roles import Listed
 from storage.bundle.seal import sealed_by
-from storage.bundle.signing import signing_certificate
-from storage.bundle.trust import Entry
+from storage.bundle.trust import EarlierBundle, RevokedRelease
 from storage.errors import InputError, StorageError
 from storage.ledger import Evaluation, Ledger, Row
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from storage.ledger.heads import key_id, parse_public_key
 
 _LONGEST_NAME = 200
 
 
 class Handover(BaseModel):
-    """One bundle that went to one partner."""
+    """Describes one handover of a bundle to a partner."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,38 +34,38 @@ class Handover(BaseModel):
     """Sequence of the release's committed row."""
     row: int
     """Sequence of the handover's own row."""
-    archive_sha256: str | None
-    """Of the file that was given; None for a handover of an earlier version."""
-    archive_bytes: int | None
+    archive_sha256: str
+    """Digest of the archive that the partner got."""
+    archive_bytes: int
     revoked_on: str | None
     reason: str | None
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
-    """The committed row of a release whose bundle stands as it was committed, and is not revoked.
+    """Returns the committed row of a release whose bundle is unchanged and not revoked.
 
     Raises:
-        StorageError: it is not committed, revoked, or the bundle was changed.
+        StorageError: it is not committed, was revoked, or its bundle was changed.
     """
     row = ledger.release(release_id)
     if row.state != "committed":
-        raise StorageError(f"release {release_id} is {row.state}; only a committed one can be handed over")
+        raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be handed over.")
     if any(done.kind == "revocation" for done in ledger.history(release_id)):
-        raise StorageError(f"release {release_id} was revoked; it is not handed over any more")
+        raise StorageError(f"release {release_id} was revoked and cannot be handed over.")
     if not folder.is_dir() or bundle.bundle_digest(folder) != row.bundle_digest:
-        raise StorageError(f"no bundle as ledger row {row.sequence} has it at {folder}; restore it from a copy")
+        raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
     return row
 
 
 def hand_over(
     ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
 ) -> tuple[Path, Row]:
-    """Pack a bundle into folder `out` and record to whom it goes; the same file to one partner on one day is one row.
+    """Packs a bundle into folder `out` and records the partner. The same file to one partner on one day is one row.
 
-    The row comes before the archive is put in place, so that none lies there that the ledger does not know of.
+    The row comes before the archive is put in place, so that the ledger knows every archive.
 
     Raises:
-        InputError: partner or requester is no name, or the folder cannot be written.
+        InputError: partner or requester is not a valid name, or the folder cannot be written.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
     details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
@@ -92,26 +85,26 @@ def hand_over(
 
 
 def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester: str) -> Row:
-    """Record that a release is not to be used any more; a second revocation changes nothing.
+    """Records that a release must no longer be used. A second revocation changes nothing.
 
     Raises:
-        InputError: no reason is given, or the requester is no name.
-        StorageError: nothing was committed that could be revoked.
+        InputError: the reason is missing or too long, or the requester is not a valid name.
+        StorageError: the release is not committed.
     """
     if not reason.strip() or len(reason) > 1000:
-        raise InputError("--reason: say why, in at most 1,000 characters; partners read it")
+        raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
     release = ledger.release(release_id)
     if release.state != "committed":
-        raise StorageError(f"release {release_id} is {release.state}: nothing left that could be revoked")
+        raise StorageError(f"release {release_id} is {release.state}. Only a committed release can be revoked.")
     details = {"reason": reason, "bundle_digest": release.bundle_digest}
     return ledger.record(_row("revocation", release, "revoked", requester, details, f"revocation-{release_id}"))
 
 
-def require_standing(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
-    """Refuse a bundle that this ledger says is not to be used any more, by its release or by its content.
+def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
+    """Refuses a bundle that this ledger revoked, by its release or by its content.
 
     Raises:
-        StorageError: it was revoked; says when and why.
+        StorageError: it was revoked; gives date and reason.
     """
     for row in ledger.rows():
         if row.kind == "revocation" and (
@@ -124,15 +117,15 @@ def require_standing(ledger: Ledger, release_id: str, bundle_digest: str) -> Non
 
 
 def handovers(ledger: Ledger) -> list[Handover]:
-    """Every handover, oldest first, with the revocation of its release."""
+    """Returns every handover, oldest first, with the revocation of its release."""
     rows = ledger.rows()
     revoked = {row.release_id: row for row in rows if row.kind == "revocation"}
-    found = []
+    entries = []
     for row in rows:
         if row.kind != "handover" or row.release_id is None:
             continue
-        taken_back = revoked.get(row.release_id)
-        found.append(
+        revocation = revoked.get(row.release_id)
+        entries.append(
             Handover(
                 release_id=row.release_id,
                 partner=row.details["partner"],
@@ -140,70 +133,51 @@ def handovers(ledger: Ledger) -> list[Handover]:
                 bundle_digest=row.details["bundle_digest"],
                 release_row=row.details["release_row"],
                 row=row.sequence,
-                archive_sha256=row.details.get("archive_sha256"),
-                archive_bytes=row.details.get("archive_bytes"),
-                revoked_on=None if taken_back is None else taken_back.recorded_at[:10],
-                reason=None if taken_back is None else taken_back.details["reason"],
+                archive_sha256=row.details["archive_sha256"],
+                archive_bytes=row.details["archive_bytes"],
+                revoked_on=None if revocation is None else revocation.recorded_at[:10],
+                reason=None if revocation is None else revocation.details["reason"],
             )
         )
-    return found
+    return entries
 
 
-def revocation_list(ledger: Ledger, key: EllipticCurvePrivateKey) -> Revocations:
-    """Every revocation of the ledger in one signed list, numbered by the newest of their rows."""
-    rows: Sequence[Row] = [row for row in ledger.rows() if row.kind == "revocation"]
-    entries = tuple(
-        Revoked(
+def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
+    """Returns all revocations of the ledger, for the next root."""
+    return [
+        RevokedRelease(
             release_id=row.release_id or "",
             bundle_digest=row.details["bundle_digest"],
             revoked_on=row.recorded_at[:10],
             reason=row.details["reason"],
         )
-        for row in rows
-    )
-    number = max((row.sequence for row in rows), default=0)
-    return Revocations(number=number, stated_on=_today(), revoked=entries).signed(key)
+        for row in ledger.rows()
+        if row.kind == "revocation"
+    ]
 
 
-def listed(ledger: Ledger, bundles: Path, keys: Mapping[str, str]) -> dict[str, Listed]:
-    """Every release that was handed over or revoked, for the agency's list (`roles.publish`).
+def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:
+    """Returns the committed releases that replaced keys sealed, for a root without these keys.
 
     Args:
-        keys: public keys (PEM) by their id, that may have sealed a bundle.
+        keys: public keys (PEM) that are replaced.
 
     Raises:
-        StorageError: a bundle is not as it was committed, or an unknown key sealed it.
+        StorageError: a bundle was changed since its commit.
     """
-    found: dict[str, Listed] = {}
-    given = handovers(ledger)
-    revoked = {row.release_id: row for row in ledger.rows() if row.kind == "revocation" and row.release_id}
-    for release_id in sorted({entry.release_id for entry in given} | set(revoked)):
-        folder, row, taken_back = bundles / release_id, ledger.release(release_id), revoked.get(release_id)
-        files = bundle.content_files(folder) if folder.is_dir() else {}
-        stands = digest(files) == row.bundle_digest
-        if not stands and taken_back is None:  # of a revoked one its name is enough
-            raise StorageError(f"no bundle as ledger row {row.sequence} has it at {folder}; restore it from a copy")
-        entry = Entry(
-            key=_sealed_by(folder, keys) if stands else None,
-            revoked_on=None if taken_back is None else taken_back.recorded_at[:10],
-            reason=None if taken_back is None else taken_back.details["reason"],
+    by_id = {key_id(parse_public_key(pem.encode(), name="a root's key")): pem for pem in keys}
+    named: list[EarlierBundle] = []
+    for row in ledger.current() if by_id else ():
+        folder = bundles / (row.release_id or "")
+        sealed = sealed_by(folder)
+        if row.state != "committed" or sealed not in by_id:
+            continue
+        if bundle.bundle_digest(folder) != row.bundle_digest:
+            raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
+        named.append(
+            EarlierBundle(release_id=folder.name, bundle_digest=str(row.bundle_digest), key=by_id[str(sealed)])
         )
-        archives = {e.archive_sha256: e.archive_bytes for e in given if e.release_id == release_id}
-        known = {sha256: size for sha256, size in archives.items() if sha256 is not None and size is not None}
-        found[release_id] = Listed(str(row.bundle_digest), len(rfc8785.dumps(files)), entry, known)
-    return found
-
-
-def _sealed_by(folder: Path, keys: Mapping[str, str]) -> str | None:
-    """The key that made a bundle's signature; None where a certificate did."""
-    if signing_certificate(folder) is not None:
-        return None
-    sealed = sealed_by(folder)
-    if sealed is None or sealed not in keys:
-        raise StorageError(
-            f"{folder.name} was sealed by key {str(sealed)[:16]}…, which no root names and no --past-key is; give it"
-        )
-    return keys[sealed]
+    return named
 
 
 def _row(kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str) -> Evaluation:
@@ -223,10 +197,10 @@ def _row(kind: str, release: Row, label: str, requester: str, details: dict[str,
 
 
 def _name(option: str, text: str) -> str:
-    """A name as the ledger takes it, with room for the words that go around it."""
+    """Returns a name as the ledger accepts it, short enough for the labels that contain it."""
     text = text.strip()
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
-        raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters, without tabs and line breaks")
+        raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line breaks.")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Sealing: proof and signature are added to a committed bundle, each put into place whole, once."""
+"""Seals a committed bundle: adds proof and signature, each put into place whole."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PUBLIC = "signing-key.pub.pem"
 
 
 def seal(folder: Path, row: Row, signer: Signer | None) -> None:
-    """Add the ledger's proof and, with a signer, the signature over everything.
+    """Adds the ledger's proof and, with a signer, the signature over everything.
 
-    A bundle whose seal stands and is this signer's is left as it is; one that a crash left half sealed, or whose
-    signature is another key's, is sealed anew. Without a signer a signed bundle stays signed.
+    A valid seal by this signer is left unchanged. A bundle that a crash left half sealed, or that another key signed,
+    is sealed again. Without a signer a signed bundle stays signed.
 
     Args:
         folder: the bundle.
@@ -36,21 +36,21 @@ def seal(folder: Path, row: Row, signer: Signer | None) -> None:
         signer: None leaves the bundle unsigned.
 
     Raises:
-        StorageError: the row does not bear out the bundle.
+        StorageError: the row does not match the bundle.
     """
-    # Files on their way lie beside the bundle: the private workspace may be on another disk.
+    # Temporary files lie next to the bundle: the private workspace may be on another disk.
     aside = folder.with_name(f".sealing-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     if signer is None and (folder / SIGNATURE).is_file():
         return
     key = None if signer is None else heads.load_private_key(signer.key)
-    wanted = proof_of(row, bundle.content_files(folder), key=key)
-    if _standing(folder, wanted, signer):
+    proof = proof_of(row, bundle.content_files(folder), key=key)
+    if _is_current(folder, proof, signer):
         return
     aside.mkdir()
     try:
         (folder / SIGNATURE).unlink(missing_ok=True)
-        content = json.dumps(wanted, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        content = json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         write_atomically(aside / PROOF, content.encode())
         (aside / PROOF).replace(folder / PROOF)
         if signer is not None:
@@ -62,15 +62,13 @@ def seal(folder: Path, row: Row, signer: Signer | None) -> None:
 
 
 def signing_key(named: Path | None, private: Path) -> Path:
-    """The private key that signs here: the one named, else this machine's ($AUTOCODER_SIGNING_KEY), else the
-    workspace's own.
-    """
+    """Returns the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the workspace's."""
     machine = os.environ.get(VARIABLE)
     return named or (Path(machine) if machine else private / "keys" / heads.PRIVATE_NAME)
 
 
-def own_public_key(private: Path) -> EllipticCurvePublicKey:
-    """The public half of the key that signs here.
+def signing_public_key(private: Path) -> EllipticCurvePublicKey:
+    """Returns the public half of the signing key.
 
     Raises:
         InputError: it cannot be read.
@@ -79,20 +77,29 @@ def own_public_key(private: Path) -> EllipticCurvePublicKey:
 
 
 def sealed_by(folder: Path) -> str | None:
-    """Id of the key that a bundle says it was sealed by; None where it does not say."""
+    """Returns the id of the key that a bundle claims to be sealed by, if it names one; nothing of it is verified."""
+    return _claim(folder, "head", "key_id")
+
+
+def claimed_release(folder: Path) -> str | None:
+    """Returns the release id that a bundle claims, if it names one; nothing of it is verified."""
+    return _claim(folder, "row", "release_id")
+
+
+def _claim(folder: Path, part: str, name: str) -> str | None:
     try:
-        return json.loads((folder / PROOF).read_text(encoding="utf-8"))["head"]["key_id"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return json.loads(bundle.read_regular(folder / PROOF, 1 << 20))[part][name]
+    except (StorageError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _standing(folder: Path, wanted: dict[str, object], signer: Signer | None) -> bool:
-    """Whether the seal is there, of this row and by this signer. The head's signature, new each time, is left out."""
+def _is_current(folder: Path, proof: dict[str, object], signer: Signer | None) -> bool:
+    """Returns whether the seal has this row and signer. The head's signature, new each time, is ignored."""
     try:
-        found = json.loads((folder / PROOF).read_text(encoding="utf-8"))
+        current = json.loads((folder / PROOF).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if _unsigned(found) != _unsigned(wanted):
+    if _unsigned(current) != _unsigned(proof):
         return False
     return signer is None or signer.verifies(folder)
 
@@ -103,16 +110,16 @@ def _unsigned(proof: dict[str, object]) -> dict[str, object]:
 
 
 def workspace_signer(private: Path, home: Path) -> Signer:
-    """The workspace's own key, made at the first call; its public half is put beside the bundles' folder.
+    """Returns the workspace's key, made at the first call. Puts its public half next to the bundles' folder.
 
     Raises:
-        StorageError: the private key is gone and the public one is not: a new one would pass for the old.
+        StorageError: only the public key exists: a new pair would replace it silently.
     """
     folder = private / "keys"
     secret, public = folder / heads.PRIVATE_NAME, folder / heads.PUBLIC_NAME
     if not secret.exists():
         if public.exists():
-            raise StorageError(f"{secret} is gone; restore it, or remove {public} and tell partners of a new key")
+            raise StorageError(f"{secret} is missing. Restore it, or remove {public} and send partners the new key.")
         heads.new_keys(folder)
     if not public.exists() or not (home / _PUBLIC).exists():
         content = heads.public_pem(heads.load_private_key(secret).public_key())

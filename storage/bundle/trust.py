@@ -1,204 +1,301 @@
-"""Whom a partner trusts, over years: a root that names the agency's keys, and a signed list of the bundles that stand.
+"""Holds what a partner trusts: a chain of roots, whose first version is the agency's public key.
 
-The roles are those of The Update Framework (TUF 1.0), the checks those of its reference library. A partner is given one
-`N.root.json` by a safe way, once, and after that a folder from anywhere:
+A root names the keys that sign the next root, the keys that seal bundles, and the releases that were revoked. A partner
+gets the first key over a safe channel, once, and afterwards one file from anywhere: all roots up to the newest. Each
+root holds the digest of the root before and is signed by enough keys of that root and of itself. So keys are replaced
+and releases revoked in one way, and no file can be combined with another one's.
 
-    N.root.json       which keys may do what, and how many of them it takes; each is signed by enough keys of the one
-                      before and by enough of its own, so that keys are replaced without a new safe way
-    targets.json      every bundle that was handed over: digest, the key that sealed it, archives, and whether it was
-                      revoked, and why; signed by the role `targets`, the release keys
-    snapshot.json     version of targets.json
-    timestamp.json    version of snapshot.json, and until when it counts: signed often, by a key that can do no more
-
-What the folder said last is kept in a folder of the partner's own, so that an older list is refused, and a list whose
-time is over proves nothing. A bundle is sound only if the list names it: a stolen key that was replaced seals nothing.
+A bundle that a replaced key sealed stays sound if a root names it: a stolen key that was replaced seals nothing new.
+The partner stores the newest accepted version, so that an older chain is refused; an expired root proves nothing.
 """
 
-# TUF's library names its public interface in its documentation, and not where pyright looks.
-# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from storage.artifacts import file_digest
-from storage.bundle.folder import STATEMENT, UnsoundBundle
-from storage.bundle.signing import Verifier
+from storage.artifacts import digest
+from storage.bundle.folder import STATEMENT, UnsoundBundle, read_regular
+from storage.durable import write_atomically
 from storage.errors import InputError
-from storage.ledger.heads import parse_public_key
+from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
 
 if TYPE_CHECKING:
-    from tuf.api.metadata import TargetFile
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
-_PLACE = "folder:///"
+NAME = "roots.json"
+"""Name of the file in messages."""
+_MAX_BYTES = 8 << 20
+_DAY = r"^\d{4}-\d\d-\d\d$"
+Pem = str
 
 
-class Entry(BaseModel):
-    """What the list says of one release."""
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    release_id: str = Field(min_length=1, max_length=300)
+    bundle_digest: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class RevokedRelease(_Entry):
+    """Names one release that must not be used."""
+
+    revoked_on: str = Field(pattern=_DAY)
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class EarlierBundle(_Entry):
+    """Names one bundle that a replaced key sealed while it was in force."""
+
+    key: Pem
+
+
+class Root(BaseModel):
+    """Names keys and revocations. Signatures are ECDSA on P-256 over the canonical JSON without them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    key: str | None = Field(max_length=1000)
-    """Public key (PEM) that sealed the bundle; None for one that a certificate signed."""
-    revoked_on: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
-    reason: str | None = Field(default=None, max_length=1000)
+    statement: Literal["autocoder root"] = "autocoder root"
+    version: int = Field(ge=1, le=1_000_000)
+    previous: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Digest of the root before."""
+    keys: tuple[Pem, ...] = Field(min_length=1, max_length=32)
+    """Public keys (PEM) that sign the next root."""
+    threshold: int = Field(ge=1)
+    release_keys: tuple[Pem, ...] = Field(min_length=1, max_length=32)
+    """Public keys (PEM) that seal bundles."""
+    earlier: tuple[EarlierBundle, ...] = ()
+    revoked: tuple[RevokedRelease, ...] = ()
+    stated_on: str | None = Field(default=None, pattern=_DAY)
+    expires_on: str | None = Field(default=None, pattern=_DAY)
+    """Last day on which the root counts; None for the first version."""
+    signatures: dict[str, str] = {}
+    """Base64 by key id."""
 
+    @staticmethod
+    def first(key: EllipticCurvePublicKey) -> Root:
+        """Returns version 1, in which one key signs roots and seals bundles."""
+        pem = public_pem(key).decode()
+        return Root(version=1, keys=(pem,), threshold=1, release_keys=(pem,))
 
-def release_path(release_id: str) -> str:
-    """The target that stands for a bundle's content: its manifest, as `bundle_digest` hashes it."""
-    return f"releases/{release_id}"
+    @property
+    def digest(self) -> str:
+        """Returns the SHA-256 of everything but the signatures."""
+        return digest(self.model_dump(mode="json", exclude={"signatures"}))
 
+    def signed_by(self, key: EllipticCurvePrivateKey) -> Root:
+        """Returns the root with a signature by this key."""
+        signatures = self.signatures | {key_id(key.public_key()): signature_of(self, key)}
+        return self.model_copy(update={"signatures": signatures})
 
-def archive_path(sha256: str) -> str:
-    """The target that stands for one archive of a bundle."""
-    return f"archives/{sha256}.tar.zst"
+    def missing(self, before: Root) -> int:
+        """Returns how many valid signatures the root lacks, of its keys or of those of the root before."""
+        signers = self._signers({*self.keys, *before.keys})
+        return max(0, *(root.threshold - len(signers & set(root.keys)) for root in (self, before)))
+
+    def _signers(self, pems: Iterable[Pem]) -> set[Pem]:
+        """Returns those of the keys whose signatures are valid."""
+        keys = {pem: parse_public_key(pem.encode(), name="a root's key") for pem in pems}
+        return {pem for pem, key in keys.items() if is_signed(self, self.signatures.get(key_id(key), ""), key)}
+
+    def sealing_keys(self, release_id: str) -> list[EllipticCurvePublicKey]:
+        """Returns the keys that may have sealed a release."""
+        pems = [*self.release_keys, *(one.key for one in self.earlier if one.release_id == release_id)]
+        return [parse_public_key(pem.encode(), name="a root's key") for pem in dict.fromkeys(pems)]
+
+    def check(self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None) -> None:
+        """Refuses a bundle that was revoked, or that a replaced key sealed and this root does not name.
+
+        Args:
+            key: the key that sealed it; None to check the revocations alone.
+
+        Raises:
+            UnsoundBundle: it may not be used; gives date and reason of a revocation.
+        """
+        for entry in self.revoked:
+            # guard: what was revoked is believed by nobody
+            if entry.release_id == release_id or entry.bundle_digest == bundle_digest:
+                problem = f"release {release_id} was revoked on {entry.revoked_on}: {entry.reason}"
+                raise UnsoundBundle(STATEMENT, problem)
+        if key is None or (pem := public_pem(key).decode()) in self.release_keys:
+            return
+        # guard: a replaced key seals what the root names
+        if EarlierBundle(release_id=release_id, bundle_digest=bundle_digest, key=pem) not in self.earlier:
+            raise UnsoundBundle(STATEMENT, "was sealed by a replaced key, and the agency's root does not name it")
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What a partner has: a root, the folder that the agency sent, and a folder to remember in."""
+    """Holds a partner's files: what came over the safe channel, and what came from anywhere."""
 
-    root: Path
-    """`N.root.json`, had by a safe way."""
-    repository: Path
+    pinned: Path | EllipticCurvePublicKey
+    """The agency's public key, or its file, or a file of roots, of which the last one is believed."""
+    roots: Path | None = None
+    """All roots up to the newest. None: the pinned root counts, and no revocation is known."""
     state: Path | None = None
-    """None: one for this root under XDG_STATE_HOME, or ~/.local/state."""
+    """Folder of the newest accepted version. None: under XDG_STATE_HOME or ~/.local/state."""
 
-    def listing(self) -> Listing:
-        """Check the folder from the root to the list.
+    def load(self) -> Root:
+        """Follows the roots from the pinned one and returns the newest.
 
         Raises:
-            UnsoundBundle: names the file that is not signed as it should be, older than what was seen, or out of date.
-            InputError: the root or a folder cannot be used.
+            UnsoundBundle: the chain is forged, another one, expired or older than the last accepted one.
+            InputError: a file cannot be used.
         """
-        from tuf.api.exceptions import BadVersionNumberError, DownloadError, ExpiredMetadataError, RepositoryError
-        from tuf.api.metadata import Metadata, Timestamp
-        from tuf.ngclient import Updater
+        pinned = self._pinned()
+        newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))
+        if newest.expires_on is not None and newest.expires_on < _today():
+            raise UnsoundBundle(NAME, f"is expired since {newest.expires_on}. Ask the agency for its newest roots")
+        return newest
 
+    def _follow(self, pinned: Root, roots: Sequence[Root]) -> Root:
+        """Returns the newest of roots that continue the pinned one, and remembers it."""
+        # guard: the pinned root is continued
+        if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
+            raise UnsoundBundle(NAME, "does not continue the pinned root. Ask the agency for its newest roots")
+        # guard: a root has enough signatures
+        if incomplete(roots):
+            raise UnsoundBundle(NAME, "is not signed by the required keys. Ask the agency for its newest roots")
+        self._remember(pinned, roots)
+        return roots[-1]
+
+    def _pinned(self) -> Root:
+        if not isinstance(self.pinned, Path):
+            return Root.first(self.pinned)
+        content = read_regular(self.pinned, _MAX_BYTES, option="--key")
+        if not content.lstrip().startswith(b"["):
+            return Root.first(parse_public_key(content, name=f"--key {self.pinned}"))
+        roots = read_roots(self.pinned)
+        if incomplete(roots):
+            raise InputError(f"--key {self.pinned}: its newest root lacks signatures. Pin a signed one.")
+        return roots[-1]
+
+    def _remember(self, pinned: Root, roots: Sequence[Root]) -> None:
+        """Refuses a chain without the root that was accepted last; remembers the newest."""
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        folder = self.state or base / "autocoder" / roots[0].digest[:16]
+        file = folder / "newest.json"
         try:
-            pinned = self.root.read_bytes()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            last = json.loads(read_regular(file, 1000, option="--state")) if file.exists() else {}
+            version, accepted = int(last.get("version", pinned.version)), last.get("digest", pinned.digest)
         except OSError as error:
-            raise InputError(f"--root {self.root}: {error.strerror}") from None
-        state = self.state or _default_state(pinned)
-        fetcher = _fetcher(self.repository)
-        try:
-            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            raise InputError(f"--state {folder}: {error.strerror}") from None
+        except (ValueError, TypeError, AttributeError):
+            raise InputError(f"--state {file}: is damaged. Remove it to forget which roots were accepted.") from None
+        # guard: no older roots after newer ones
+        if version > len(roots) or roots[version - 1].digest != accepted:
+            raise UnsoundBundle(NAME, "is older than the last accepted version, or another chain")
+        if version < len(roots):
             try:
-                updater = Updater(str(state), _PLACE, fetcher=fetcher, bootstrap=pinned)
-            except (RepositoryError, ValueError):
-                raise InputError(f"--root {self.root}: no root of an agency's keys, or not signed by them") from None
-            updater.refresh()
-            dated = Metadata[Timestamp].from_file(str(state / "timestamp.json")).signed
-            return Listing(updater, dated.version, dated.expires)
-        except ExpiredMetadataError as error:
-            role = re.search("root|snapshot|targets", str(error))
-            name = f"{role[0] if role else 'timestamp'}.json"
-            raise UnsoundBundle(name, "is out of date: ask the agency for its newest list") from None
-        except DownloadError:
-            raise UnsoundBundle(fetcher.last, "is not there, or larger than it may be: ask the agency") from None
-        except RepositoryError as error:
-            older = isinstance(error, BadVersionNumberError)
-            problem = "is not the number that follows on what was seen here" if older else "is not signed as it must be"
-            raise UnsoundBundle(fetcher.last, f"{problem}: ask the agency for its newest list") from None
-        except OSError as error:
-            raise InputError(f"--state {state}: {error.strerror}") from None
+                content = {"version": len(roots), "digest": roots[-1].digest}
+                write_atomically(file, json.dumps(content).encode())
+            except OSError as error:
+                raise InputError(f"--state {folder}: {error.strerror}") from None
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The list of what stands, checked."""
-
-    _updater: Any
-    version: int
-    expires: datetime
-
-    def entry(self, release_id: str) -> tuple[TargetFile, Entry]:
-        """What is said of a release.
-
-        Raises:
-            UnsoundBundle: nothing is, or that it was revoked.
-        """
-        target = self._updater.get_targetinfo(release_path(release_id))
-        try:
-            entry = None if target is None else Entry.model_validate(target.custom)
-        except ValidationError:
-            entry = None
-        if target is None or entry is None:
-            raise UnsoundBundle(STATEMENT, "its release is not on the agency's list")
-        if entry.revoked_on is not None:
-            raise UnsoundBundle(STATEMENT, f"release {release_id} was revoked on {entry.revoked_on}: {entry.reason}")
-        return target, entry
-
-    def verify(self, folder: Path, release_id: str) -> Any:
-        """Check a bundle's signature by the key that the list names; return the key.
-
-        Raises:
-            UnsoundBundle: the release is not listed, revoked, or the signature is false.
-            InputError: a certificate signed it.
-        """
-        _, entry = self.entry(release_id)
-        if entry.key is None:
-            raise InputError("the bundle was signed with a certificate: give its --authority and --identity, too")
-        return Verifier(parse_public_key(entry.key.encode(), name="the list's key")).verify(folder)
-
-    def check(self, release_id: str, bundle_digest: str) -> None:
-        """Refuse a bundle with another content than the list has under its name.
-
-        Raises:
-            UnsoundBundle: it is another, is not listed, or was revoked.
-        """
-        target, _ = self.entry(release_id)
-        if target.hashes.get("sha256") != bundle_digest:
-            raise UnsoundBundle(STATEMENT, "the agency's list has another bundle under this release")
-
-    def check_archive(self, archive: Path) -> None:
-        """Refuse an archive of other bytes than the agency packed, before any of it is unfolded.
-
-        Raises:
-            UnsoundBundle: the list has none of this digest and size.
-        """
-        target = self._updater.get_targetinfo(archive_path(file_digest(archive)))
-        if target is None or target.length != archive.stat().st_size:
-            raise UnsoundBundle(archive.name, "is not as the agency packed it: ask for it again, or unpack it yourself")
+_ROOTS = TypeAdapter(tuple[Root, ...])
 
 
-def _default_state(root: bytes) -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "autocoder" / hashlib.sha256(root).hexdigest()[:16]
+def read_roots(path: Path) -> tuple[Root, ...]:
+    """Reads a file of roots and checks their order, not their signatures.
+
+    Raises:
+        InputError: it cannot be read.
+        UnsoundBundle: its roots do not continue each other.
+    """
+    try:
+        roots = _ROOTS.validate_json(read_regular(path, _MAX_BYTES, option="--roots"))
+        linked = bool(roots) and all(
+            (root.version, root.previous) == (at + 1, roots[at - 1].digest if at else None)
+            for at, root in enumerate(roots)
+        )
+        for pem in {pem for root in roots for pem in (*root.keys, *root.release_keys)}:
+            parse_public_key(pem.encode(), name=str(path))
+        if any(root.threshold > len(set(root.keys)) for root in roots):
+            raise ValueError("more signatures than keys")
+    except (ValueError, RecursionError):
+        raise InputError(f"--roots {path} is not a file of roots.") from None
+    if not linked:
+        raise UnsoundBundle(NAME, "its roots do not continue each other. Ask the agency for its newest roots")
+    return roots
 
 
-def _fetcher(folder: Path) -> Any:
-    """Reads the files of a folder where TUF's client would ask a server."""
-    from tuf.api.exceptions import DownloadHTTPError
-    from tuf.ngclient import FetcherInterface
-
-    class Folder(FetcherInterface):
-        last = "root.json"
-        """What was asked for last, for messages."""
-
-        def _fetch(self, url: str) -> Iterator[bytes]:
-            name = unquote(url.removeprefix(_PLACE))
-            try:
-                content = (folder / name).open("rb")
-            except FileNotFoundError:
-                if not name.endswith(".root.json"):
-                    self.last = name
-                raise DownloadHTTPError("not there", 404) from None
-            self.last = name
-            with content:
-                return iter([content.read(_LARGEST + 1)])
-
-    return Folder()
+def write_roots(path: Path, roots: Sequence[Root]) -> None:
+    """Writes a file of roots, whole or not at all."""
+    write_atomically(path, _ROOTS.dump_json(tuple(roots), indent=2) + b"\n")
 
 
-_LARGEST = 8 << 20
-"""Bytes of a file; TUF's client has lower limits of its own for each."""
+def incomplete(roots: Sequence[Root]) -> int:
+    """Returns how many signatures the first root lacks that has too few; version 1 needs none."""
+    return next((lacks for before, root in pairwise(roots) if (lacks := root.missing(before))), 0)
+
+
+def with_next_root(
+    roots: Sequence[Root],
+    *,
+    keys: Sequence[EllipticCurvePublicKey] = (),
+    threshold: int | None = None,
+    release_keys: Sequence[EllipticCurvePublicKey] = (),
+    earlier: Sequence[EarlierBundle] = (),
+    revoked: Sequence[RevokedRelease] = (),
+    days: int,
+) -> tuple[Root, ...]:
+    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that lacks signatures.
+
+    Raises:
+        InputError: more signatures are required than there are keys.
+    """
+    newest = roots[-1]
+    signed = tuple(roots[:-1] if incomplete(roots) else roots)
+    named = {(one.release_id, one.key): one for one in (*newest.earlier, *earlier)}
+    gone = {one.release_id: one for one in (*newest.revoked, *revoked)}
+    pems = _pems(keys) or newest.keys
+    needed = threshold or min(newest.threshold, len(pems))
+    if needed > len(pems):
+        raise InputError(f"--threshold: {needed} signatures are required, but there are {len(pems)} root keys.")
+    root = Root(
+        version=len(signed) + 1,
+        previous=signed[-1].digest,
+        keys=pems,
+        threshold=needed,
+        release_keys=_pems(release_keys) or newest.release_keys,
+        earlier=tuple(named.values()),
+        revoked=tuple(gone.values()),
+        stated_on=_today(),
+        expires_on=(datetime.now(UTC) + timedelta(days=days)).date().isoformat(),
+    )
+    return (*signed, root)
+
+
+def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Root, ...]:
+    """Returns the roots with a signature by this key on the newest.
+
+    Raises:
+        InputError: the key is a root key neither of it nor of the root before.
+    """
+    pem = public_pem(key.public_key()).decode()
+    if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
+        raise InputError(f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots.")
+    return (*roots[:-1], roots[-1].signed_by(key))
+
+
+def workspace_roots(path: Path, key: EllipticCurvePublicKey | None) -> tuple[Root, ...]:
+    """Returns a workspace's roots; version 1 of this key where it has no file yet."""
+    return read_roots(path) if key is None or path.exists() else (Root.first(key),)
+
+
+def _pems(keys: Sequence[Any]) -> tuple[Pem, ...]:
+    return tuple(dict.fromkeys(public_pem(key).decode() for key in keys))
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

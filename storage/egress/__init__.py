@@ -1,1 +1,1 @@
-"""What may leave: names, kinds and fields of a bundle's files, and what no file may hold. Fails closed."""
+"""Checks what may leave: names, kinds and fields of a bundle's files, and contents that are forbidden. Fails closed."""

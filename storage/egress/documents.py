@@ -1,4 +1,4 @@
-"""JSON read strictly and held against a committed schema: the allow-list of fields."""
+"""Reads JSON strictly and checks it against a committed schema: the allow-list of fields."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from storage.bundle.folder import UnsoundBundle
 
 
 def strict_json(name: str, content: bytes) -> Any:
-    """Parse JSON in UTF-8; a repeated key, which most readers would pass over, is refused as is NaN.
+    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN.
 
     Raises:
         UnsoundBundle: names the file.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key is there twice")
-        return found
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            raise ValueError("a key is repeated")
+        return mapping
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON")
+        raise ValueError(f"{constant} is not JSON")
 
     try:
         return json.loads(content.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        problem = f"is no JSON: {error.msg}, line {error.lineno}"
+        problem = f"is not JSON: {error.msg}, line {error.lineno}"
     except UnicodeDecodeError:
         problem = "is not UTF-8"
     except (ValueError, RecursionError) as error:
-        problem = f"is no JSON as it may leave: {error}"
+        problem = f"is not strict JSON: {error}"
     raise UnsoundBundle(name, problem)
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Hold a parsed document against `storage/schemas/SCHEMA.schema.json`.
+    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`.
 
     Raises:
         UnsoundBundle: names the file and the field; never quotes its value.
@@ -52,17 +52,17 @@ def check_schema(name: str, value: Any, schema: str) -> None:
     field = ".".join(str(part) for part in error.absolute_path)
     where = f"field {field}: " if field else ""
     if error.validator in ("additionalProperties", "unevaluatedProperties"):
-        known = set(error.schema.get("properties", {})) if isinstance(error.schema, dict) else set()
-        extra = sorted(set(error.instance) - known)
+        listed = set(error.schema.get("properties", {})) if isinstance(error.schema, dict) else set()
+        extra = sorted(set(error.instance) - listed)
         shown = extra[0] if extra and len(extra[0]) <= 60 else "(a long name)"
         raise UnsoundBundle(name, f"{where}field `{shown}` is not on the list of fields that may leave")
     if error.validator == "required":
         raise UnsoundBundle(name, f"{where}{error.message}")
-    raise UnsoundBundle(name, f"{where}is not as the schema has it ({error.validator})")
+    raise UnsoundBundle(name, f"{where}does not match the schema ({error.validator})")
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A committed schema."""
+    """Returns a committed schema."""
     file = resources.files("storage") / "schemas" / f"{name}.schema.json"
     return json.loads(file.read_text(encoding="utf-8"))
 

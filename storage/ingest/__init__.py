@@ -1,9 +1,19 @@
-"""Ingest: a file of records, checked, sampled and split."""
+"""Ingests a file of records: checks, samples and splits it."""
 
-from storage.ingest.columns import ALL
 from storage.ingest.config import IngestConfig
-from storage.ingest.pipeline import check_source, ingest, look
-from storage.ingest.report import IngestResult, Looked, SourceCheck
+from storage.ingest.pipeline import check_source, ingest, preview
+from storage.ingest.results import IngestResult, SourceCheck, SourcePreview
 from storage.ingest.sampling import SPLITS
+from storage.ingest.survey import ALL
 
-__all__ = ["ALL", "SPLITS", "IngestConfig", "IngestResult", "Looked", "SourceCheck", "check_source", "ingest", "look"]
+__all__ = [
+    "ALL",
+    "SPLITS",
+    "IngestConfig",
+    "IngestResult",
+    "SourceCheck",
+    "SourcePreview",
+    "check_source",
+    "ingest",
+    "preview",
+]

@@ -1,4 +1,4 @@
-"""How records are read, checked, sampled and split: a form that an operator fills in."""
+"""Configures how records are read, checked, sampled and split: a form that an operator fills in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -26,12 +24,8 @@ CohortsSource = Literal["constant", "declared", "records"]
 _Bound = Annotated[float, Field(allow_inf_nan=False)]
 
 
-_LATER = ("cohorts", "outside_cohorts", "train_before", "sampling", "fields")
-"""Fields that came after the first releases: left out of a stored configuration that does not set them."""
-
-
 class TableFeatures(BaseModel):
-    """Feature columns of a table. What is given here is public; what is not is taken from the records."""
+    """Names a table's feature columns. What is given here is public; the rest is taken from the records."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Features of a table")
 
@@ -47,12 +41,12 @@ class TableFeatures(BaseModel):
     unlisted: Literal["refuse", "other"] = Field(
         default="refuse",
         title="Values not on a list",
-        description="Refuse the file, or put them into a column `other` of their own.",
+        description="Refuse the file, or put them into a column `other`.",
     )
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """The feature columns; none: every column that says nothing else is a numeric one without bounds."""
+    def columns(self) -> tuple[str, ...]:
+        """Returns the feature columns; none means every unassigned column, numeric and without bounds."""
         return (*self.numeric, *self.categorical)
 
     @field_validator("numeric")
@@ -60,21 +54,21 @@ class TableFeatures(BaseModel):
     def _ordered(cls, value: dict[str, tuple[float, float] | None]) -> dict[str, tuple[float, float] | None]:
         for name, bounds in value.items():
             if bounds is not None and bounds[0] >= bounds[1]:
-                raise ValueError(f"bounds of {name!r}: the first must be below the second")
+                raise ValueError(f"bounds of {name!r}: the first is not below the second. Correct them")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> TableFeatures:
         if twice := sorted(set(self.numeric) & set(self.categorical)):
-            raise ValueError(f"column {twice[0]!r} is named as numeric and as categorical")
+            raise ValueError(f"column {twice[0]!r} is named as numeric and as categorical. Name it once")
         for name, values in self.categorical.items():
             if not values or len(set(values)) < len(values) or any(value != value.strip() for value in values):
-                raise ValueError(f"values of {name!r}: name one or more, none twice, without outer blanks")
+                raise ValueError(f"values of {name!r} are empty, repeated or have outer blanks. Correct them")
         return self
 
 
 class ImageFeatures(BaseModel):
-    """Arrays of an .npz file. Labels, ids and units are arrays too, named as the columns of a table are."""
+    """Names the arrays of an .npz file. Labels, ids and units are arrays too, named like the columns of a table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Images")
 
@@ -95,33 +89,34 @@ class ImageFeatures(BaseModel):
 
 
 FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
-_TAKEN = frozenset(
+_RESERVED = frozenset(
     {"model", "classification", "classification_version", "bundle_digest", "score_temperature", "coded_fields"}
     | {"needs_review", "conflicts"}
 )
-"""Columns that coding adds to a table whatever the fields are called."""
-_BESIDE = re.compile(r"(score_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)")
-"""What a field's own columns are called, after its name; `group`, whose own title and score would be called so."""
+"""Columns that coding adds to a table for any fields."""
+_SUFFIX = re.compile(r"(score_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)")
+"""Suffixes of a field's columns in a coded table, after the field's name."""
 
 
 class FieldColumns(BaseModel):
-    """One of the fields that a record is coded in, such as the part of the body."""
+    """Names the columns of one of the fields that a record is coded in, such as the part of the body."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="A field")
 
     label_column: str = Field(
-        min_length=1, title="Code column", description="The codes of this field; a record may lack its own."
+        min_length=1, title="Code column", description="The codes of this field; a record may lack one."
     )
     codelist: str | None = Field(
         default=None,
         min_length=1,
         title="Code list",
-        description="CSV of this field's published classification (code, title); without it, the observed codes.",
+        description="CSV of this field's published classification (code, title), or SKOS; without it, the observed "
+        "codes.",
     )
 
 
 class IngestConfig(BaseModel):
-    """Columns of the source, and the sampling of Chew et al., section 3.1.
+    """Configures the columns of the source, and the sampling of Chew et al., section 3.1.
 
     The defaults read OSHA's Severe Injury Reports as published.
     """
@@ -140,9 +135,15 @@ class IngestConfig(BaseModel):
         description="How several text columns are joined: `{Job title}: {Narrative}`, every text column once or more. "
         f"Empty: the columns that are not blank, with `{SEPARATOR.strip()}` between them.",
     )
+    value_columns: dict[Annotated[str, Field(min_length=1, max_length=100)], tuple[str, ...] | str] = Field(
+        default={},
+        title="Columns of values",
+        description="Short columns that the coder reads next to the narrative, each with its public list of values: "
+        "`{industry: naics_sectors.csv, age: [under 25, 25 to 54, 55 and over]}`. A file has a column value or code. "
+        "Other values count as one; a blank is none. No list may be made from the records.",
+    )
     label_column: str = Field(
         default="Nature",
-        min_length=1,
         title="Code column",
         description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. Records without a "
         "code are dropped and counted.",
@@ -152,7 +153,7 @@ class IngestConfig(BaseModel):
         title="Fields",
         description="Where a record is coded in several fields at once: `{nature: {label_column: Nature, codelist: "
         "nature.csv}, part: …}`, in place of one code column and one code list. A record that lacks some of its codes "
-        "is kept for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
+        "stays for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
         "Empty: one field.",
     )
     id_column: str | None = Field(
@@ -191,10 +192,10 @@ class IngestConfig(BaseModel):
         description="Where cohorts are declared: refuse the file, or drop and count such records.",
     )
     cap_per_code: int | None = Field(
-        default=200, ge=1, title="Cap a code", description="Records kept of a code at most. Empty: all."
+        default=200, ge=1, title="Cap per code", description="Records used of a code at most. Empty: all."
     )
     min_per_code: int = Field(
-        default=2, ge=1, title="Minimum a code", description="Codes with fewer records than this are dropped."
+        default=2, ge=1, title="Minimum per code", description="Codes with fewer records than this are dropped."
     )
     test_share: float = Field(
         default=0.5,
@@ -202,7 +203,7 @@ class IngestConfig(BaseModel):
         lt=1,
         allow_inf_nan=False,
         title="Test share",
-        description="Share of each code's records kept for evaluation, after the holdout is taken.",
+        description="Share of each code's records for evaluation, after the holdout is taken.",
     )
     train_before: date | None = Field(
         default=None,
@@ -214,8 +215,8 @@ class IngestConfig(BaseModel):
         default="stratified",
         title="Sampling",
         description="`stratified`: the paper's protocol; which records are used depends on the other records. "
-        "`per-record`: split and holdout by a hash of the record's own id (without an id column, of its content) that "
-        "is keyed by the seed; no cap and no minimum a code, so that a record more or less moves no other.",
+        "`per-record`: split and holdout by a hash of the record's id (without an id column, of its content) that "
+        "is keyed by the seed; no cap and no minimum per code, so that a record more or less moves no other.",
     )
     holdout_share: float = Field(
         default=0.0,
@@ -228,8 +229,8 @@ class IngestConfig(BaseModel):
     max_per_unit: int | None = Field(
         default=None,
         ge=1,
-        title="Records a unit",
-        description="Records kept of one unit at most; needs the unit column. Empty: all.",
+        title="Records per unit",
+        description="Records used of one unit at most; needs the unit column. Empty: all.",
     )
     unknown_codes: Literal["refuse", "drop"] = Field(
         default="refuse", title="Codes not on the list", description="Refuse the file, or drop and count such records."
@@ -249,7 +250,7 @@ class IngestConfig(BaseModel):
         ge=0,
         lt=2**53,
         title="Seed",
-        description="Of the sampling and the split; repeatable. It owes nothing to the records.",
+        description="Seed of the sampling and the split; repeatable. It owes nothing to the records.",
     )
 
     kind: Kind = Field(
@@ -268,49 +269,51 @@ class IngestConfig(BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read as text, each once: what says which record it is and, of narratives, the text."""
+        """Returns every column that is read as text, each once: labels, id, unit, date and, of narratives, the text
+        and the values.
+        """
         others = (*self.label_columns.values(), self.id_column, self.unit_column, self.dates_from)
-        texts = self.text_columns if self.kind == "text" else ()
+        texts = (*self.text_columns, *self.value_columns) if self.kind == "text" else ()
         return tuple(dict.fromkeys([*texts, *(name for name in others if name is not None)]))
 
     @property
     def label_columns(self) -> dict[str, str]:
-        """The column of codes of each field by its name; the one of a single field has none."""
+        """Returns the code column of each field by its name; of a single field by the name ""."""
         if not self.fields:
             return {"": self.label_column}
         return {name: field.label_column for name, field in self.fields.items()}
 
     @property
     def dates_from(self) -> str | None:
-        """The date column, if cohorts or a split by date are wanted at all."""
+        """Returns the date column, if cohorts or a split by date use it."""
         return self.date_column if self.cohort != "none" or self.train_before is not None else None
 
     @property
     def dated_cohorts(self) -> bool:
-        """Whether a record's cohort is told by its date; else all are of one."""
+        """Checks whether a record's cohort follows from its date; otherwise there is one cohort."""
         return self.cohort != "none" and self.date_column is not None
 
     @property
     def cohorts_source(self) -> CohortsSource:
-        """Where the names of a release's cohorts are from."""
+        """Returns the source of the names of a release's cohorts."""
         if not self.dated_cohorts:
             return "constant"
         return "declared" if self.cohorts is not None else "records"
 
     @property
     def records_per_unit(self) -> int:
-        """How many records a privacy unit may have: those that `max_per_unit` leaves, or the one record it is."""
+        """Returns how many records a privacy unit may have: up to `max_per_unit`, or 1 where a record is the unit."""
         return 1 if self.unit_column is None else self.max_per_unit or 1
 
     @property
     def narratives(self) -> Narratives:
-        """How the text columns become one text."""
+        """Returns how the text columns become one text."""
         return Narratives(self.text_columns, self.template)
 
     @model_validator(mode="before")
     @classmethod
     def _other_defaults(cls, values: Any) -> Any:
-        """OSHA's columns and the paper's cap are defaults for narratives sampled as in the paper alone."""
+        """Limits the defaults of OSHA's columns and the paper's cap to narratives sampled as in the paper."""
         if not isinstance(values, dict):
             return values
         defaults: dict[str, Any] = {}
@@ -323,7 +326,7 @@ class IngestConfig(BaseModel):
                 "split_by_unit": by_unit and values.get("train_before") is None,
             }
         if values.get("fields"):
-            defaults["sampling"] = "per-record"
+            defaults |= {"sampling": "per-record", "label_column": ""}
         if values.get("sampling", defaults.get("sampling")) == "per-record":
             defaults |= {"cap_per_code": None, "min_per_code": 1}
         return defaults | values
@@ -331,13 +334,26 @@ class IngestConfig(BaseModel):
     @field_validator("text_columns", mode="before")
     @classmethod
     def _one_column(cls, value: Any) -> Any:
-        """One column is a list of one."""
+        """Turns one column into a list of one."""
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("value_columns", mode="before")
+    @classmethod
+    def _numbers_as_text(cls, value: Any) -> Any:
+        """Turns numbers of a list into text, since YAML reads 11 as a number."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in given]
+            if isinstance(given, list | tuple)
+            else given
+            for name, given in value.items()
+        }
 
     @field_validator("cohorts", mode="before")
     @classmethod
     def _years_as_text(cls, value: Any) -> Any:
-        """YAML reads 2015 as a number."""
+        """Turns years into text, since YAML reads 2015 as a number."""
         if not isinstance(value, list | tuple):
             return value
         return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value)
@@ -346,87 +362,91 @@ class IngestConfig(BaseModel):
     def _consistent(self) -> IngestConfig:
         if self.kind == "text" and (fault := template_fault(self.text_columns, self.template)):
             raise ValueError(fault)
-        features = {"text": self.text_columns, "table": self.table.named, "images": (self.images.pixels,)}[self.kind]
+        features = {"text": self.text_columns, "table": self.table.columns, "images": (self.images.pixels,)}[self.kind]
         for name, column in self.label_columns.items():
             if column in features:
                 field = {"text": "text_columns", "table": "table", "images": "images.pixels"}[self.kind]
                 of = f"fields.{name}.label_column" if name else "label_column"
-                raise ValueError(f"{of} is among {field}: the coder would read the answer")
+                raise ValueError(f"{of} is among {field}, so the coder would read the answer. Remove it there")
         self._check_fields()
+        self._check_values()
         if self.max_per_unit is not None and self.unit_column is None:
-            raise ValueError("max_per_unit needs unit_column")
+            raise ValueError("max_per_unit has no unit_column. Name it")
         if self.split_by_unit and self.unit_column is None:
-            raise ValueError("split_by_unit needs unit_column")
+            raise ValueError("split_by_unit has no unit_column. Name it")
         if self.cap_per_code is not None and self.cap_per_code < self.min_per_code:
-            raise ValueError(f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code})")
+            raise ValueError(
+                f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one"
+            )
         self._check_dates()
         self._check_sampling()
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
-            raise ValueError("date_format gives no year; use %Y")
+            raise ValueError("date_format lacks a year. Use %Y")
         return self
 
     def _check_fields(self) -> None:
         if not self.fields:
+            if not self.label_column:
+                raise ValueError("label_column is empty. Name the column of the codes")
             return
         if self.kind != "text":
-            raise ValueError(f"fields: several fields go with kind `text`, not `{self.kind}`")
-        if "label_column" in self.model_fields_set:
-            raise ValueError(
-                "label_column and fields: each field has a label_column of its own; leave out one or other"
-            )
+            raise ValueError(f"fields: kind `{self.kind}` allows one field. Use kind `text` for several")
+        if self.label_column:
+            raise ValueError("label_column and fields are both set. Leave one out: each field has a label_column")
         if len(self.fields) == 1:
-            raise ValueError("fields: name two or more; of a single field give label_column and the code list alone")
+            raise ValueError(
+                "fields: only one is named. Name two or more, or give label_column and the code list alone"
+            )
         if self.sampling != "per-record":
-            raise ValueError("fields: sampling by code is of one field; set sampling=per-record")
+            raise ValueError("fields: sampling by code allows one field. Set sampling=per-record")
         for name in self.fields:
             beside = [name[len(one) + 1 :] for one in self.fields if name.startswith(f"{one}_")]
-            if name in _TAKEN or any(map(_BESIDE.fullmatch, beside)):
+            if name in _RESERVED or any(map(_SUFFIX.fullmatch, beside)):
                 raise ValueError(
-                    f"fields: a coded table has a column {name} of another meaning; call the field otherwise"
+                    f"fields: a coded table has a column {name} of another meaning. Give the field another name"
                 )
         columns = list(self.label_columns.values())
         if twice := [name for name, column in self.label_columns.items() if columns.count(column) > 1]:
-            raise ValueError(f"fields: {' and '.join(twice)} have one label_column; a field is a column of its own")
+            raise ValueError(f"fields: {' and '.join(twice)} have the same label_column. Give each field another one")
+
+    def _check_values(self) -> None:
+        if not self.value_columns:
+            return
+        if self.kind != "text":
+            raise ValueError(f"value_columns go with kind `text`. For kind `{self.kind}` use table.categorical")
+        taken = {column: "a code column" for column in self.label_columns.values()}
+        taken |= {self.id_column: "id_column", self.unit_column: "unit_column"}
+        for name in self.value_columns:
+            if name in taken:
+                raise ValueError(f"value_columns: {name!r} is {taken[name]}, which the coder may not read. Remove it")
 
     def _check_dates(self) -> None:
         if self.train_before is not None and self.date_column is None:
             raise ValueError(
-                "train_before needs date_column; without dates leave it out (--set data.ingest.train_before=null)"
+                "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)"
             )
         if self.train_before is not None and self.split_by_unit:
             raise ValueError(
-                "split_by_unit and train_before: a unit may have records on both sides of a date; drop one"
+                "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one"
             )
         if self.cohorts is None:
             return
         if not self.dated_cohorts:
-            raise ValueError("cohorts: they are told by date; set date_column and cohort, or leave cohorts empty")
+            raise ValueError("cohorts need dates. Set date_column and cohort, or leave cohorts empty")
         if len(set(self.cohorts)) < len(self.cohorts):
-            raise ValueError("cohorts: one is named twice")
+            raise ValueError("cohorts: a name is repeated. Give it once")
         if wrong := [name for name in self.cohorts if not re.fullmatch(_COHORTS[self.cohort], name, re.ASCII)]:
             example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}[self.cohort]
-            raise ValueError(f"cohorts: {wrong[0]!r} is no {self.cohort}; write it as {example}")
+            raise ValueError(f"cohorts: {wrong[0]!r} is not a {self.cohort}. Write it as {example}")
 
     def _check_sampling(self) -> None:
-        """What would let one record decide about another's use has no place in `per-record`."""
+        """Refuses settings with `per-record` that would let one record decide about another's use."""
         if self.sampling != "per-record":
             return
         if self.cap_per_code is not None or self.min_per_code != 1:
             raise ValueError(
-                "sampling=per-record has no cap and no minimum a code, by which one record moves others: set "
+                "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
                 "cap_per_code to null and min_per_code to 1"
             )
         if self.kind == "images" and self.id_column is None:
-            raise ValueError("sampling=per-record of images needs id_column, an array with an id for each image")
-
-    @model_serializer(mode="wrap")
-    def _without_unused_kinds(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not used, so that a method keeps the digest that its releases are found by."""
-        values = serialise(self)
-        unused = {"text": ("kind", "table", "images"), "table": ("images",), "images": ("table",)}[self.kind]
-        if not self.split_by_unit and self.kind == "text":
-            unused += ("split_by_unit",)
-        fields = type(self).model_fields
-        unused += tuple(name for name in _LATER if getattr(self, name) == fields[name].default)
-        unused += ("label_column",) if self.fields else ()
-        return {name: value for name, value in values.items() if name not in unused}
+            raise ValueError("sampling=per-record of images has no id_column. Name an array with an id for each image")

@@ -1,7 +1,7 @@
-"""From a file of records to the splits that a coder learns from and is tested on.
+"""Turns a file of records into the splits that a coder learns from and is tested on.
 
-Two passes, both streaming: the first judges every row and keeps no text, the sample is drawn, the second reads the
-texts of the sample. So memory grows by about 100 bytes a row, whatever the length of the narratives or the cap.
+Two streaming passes: the first surveys every row without its text, then the sample is drawn, and the second reads the
+texts of the sample. So memory grows by about 100 bytes per row, for any length of the narratives and any cap.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 import pyarrow as pa
 
 from storage.artifacts import file_digest
-from storage.codelist import Code, cut, read_codelist
-from storage.datasets import CODES, FEATURES, FIELDS, split_file
+from storage.codelist import Code, read_codelist, restrict
+from storage.datasets import CELLS, CODES, FEATURES, FIELDS, VALUES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest.columns import USABLE, FieldSurvey, Survey, Surveyor
 from storage.ingest.config import IngestConfig
-from storage.ingest.content import Content, looked_at, opened
-from storage.ingest.report import FieldResult, IngestResult, LabelSpaceSource, Looked, SourceCheck
+from storage.ingest.record_content import Content, ListedColumn, inspect_source, open_records
+from storage.ingest.results import FieldResult, IngestResult, LabelSpaceSource, SourceCheck, SourcePreview
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
+from storage.ingest.survey import USABLE, FieldSurvey, Survey, Surveyor
 from storage.ingest.writer import RecordWriter, enough_disk
 from storage.tables.arrays import Arrays
-from storage.tables.reading import Table
+from storage.tables.reader import Table
 from storage.tables.source import Source
 
 REPORT = "report.json"
@@ -37,33 +37,34 @@ Progress = Callable[[int, int | None], None]
 
 
 def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> SourceCheck:
-    """Refuse at a glance what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte.
+    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte.
 
     Raises:
         InputError: names the file, column or row and what to do.
     """
-    found, features = looked_at(source, config)
+    checked, features = inspect_source(source, config)
     _codelists(config, codelist)
-    return SourceCheck(found.columns, found.bytes, found.estimated_rows, features)
+    return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows, features)
 
 
-def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
-    """Read every row's code, date and text against the code list, as the first pass of `ingest` does; write nothing.
+def preview(source: Path, config: IngestConfig, codelist: Path | None) -> SourcePreview:
+    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does; writes nothing.
 
     Raises:
         InputError: what `ingest` would refuse of rows, dates, codes and ids.
     """
     listed = _codelists(config, codelist)
-    records, content = opened(source, config)
+    records, content = open_records(source, config)
     surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns])), on_lines=surveyor.look_into):
+    for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns]))):
         surveyor.take(batch)
     survey = surveyor.finish()
     usable, selection = survey.state == USABLE, _selection(survey, config)
     _require_halves(survey, selection, records.source, config)
     counts = np.bincount(selection.split[selection.split != UNUSED], minlength=len(SPLITS))
     splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
-    return Looked(
+    values = {name: dict(listed.counts) for name, listed in content.lists.items()}
+    return SourcePreview(
         rows=surveyor.rows,
         usable=int(usable.sum()),
         dropped=survey.dropped(),
@@ -72,11 +73,12 @@ def look(source: Path, config: IngestConfig, codelist: Path | None) -> Looked:
         codes=sum(len(field.code_names) for field in survey.fields),
         codes_observed=sum(len(np.unique(f.codes[usable & (f.codes >= 0)])) for f in survey.fields),
         cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
+        values=values,
     )
 
 
 def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[Code, ...] | None]:
-    """The published classification of each field, None where there is none.
+    """Returns the published classification of each field, None where there is none.
 
     Raises:
         InputError: names the field and the file.
@@ -84,14 +86,14 @@ def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[C
     if not config.fields:
         return {"": None if codelist is None else read_codelist(codelist)}
     if codelist is not None:
-        raise InputError("code list: each field has its own: give data.ingest.fields.NAME.codelist, and no other")
-    found: dict[str, tuple[Code, ...] | None] = {}
+        raise InputError("code list: several fields need one each. Give data.ingest.fields.NAME.codelist only")
+    codelists: dict[str, tuple[Code, ...] | None] = {}
     for name, field in config.fields.items():
         file = None if field.codelist is None else Path(field.codelist).expanduser()
         if file is not None and not file.is_file():
             raise InputError(f"data.ingest.fields.{name}.codelist: no file {file}")
-        found[name] = None if file is None else read_codelist(file, option=f"code list of field {name}")
-    return found
+        codelists[name] = None if file is None else read_codelist(file, option=f"code list of field {name}")
+    return codelists
 
 
 def ingest(
@@ -101,15 +103,16 @@ def ingest(
     codelist: Path | None,
     progress: Progress | None = None,
 ) -> IngestResult:
-    """Read, check, sample and split records; write `out_dir`.
+    """Reads, checks, samples and splits records; writes `out_dir`.
 
-    `out_dir` gets train.parquet, test.parquet, holdout.parquet (where a share is kept), codes.json (the label space
-    in order; of several fields fields.json, each with its own), report.json (counts, no narratives) and, of a table or
-    images, features.json (how values become features). Files of a killed run are overwritten.
+    `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json (the label space
+    in order; of several fields fields.json, each with its own), report.json (counts, no narratives), of texts
+    cells.parquet (digests of their cells) and values.json (public values of the columns next to them, where there are
+    some) and, of a table or images, features.json (how values become features). Files of a killed run are overwritten.
 
     Args:
-        codelist: published classification, which becomes the label space whole and in its order, so that what was
-            observed shows nowhere. Without it the sorted codes of the sample do. Several fields name their own.
+        codelist: published classification, which becomes the label space whole and in its order, so that
+            observed codes show nowhere. Without it the sorted codes of the sample do. Several fields name one each.
         progress: called with rows done and rows expected; both passes count half.
 
     Raises:
@@ -117,36 +120,42 @@ def ingest(
         StorageError: no space left, or the source changed meanwhile.
     """
     listed = _codelists(config, codelist)
-    records, content = opened(source, config)
+    records, content = open_records(source, config)
     columns = tuple(dict.fromkeys([*config.columns, *content.columns]))
     report_progress = progress or (lambda done, total: None)
 
     surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(columns, on_lines=surveyor.look_into):
+    for batch in records.texts(columns):
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
+    values = {name: _accounted(name, listed, surveyor.rows, records.source) for name, listed in content.lists.items()}
     selection = _selection(survey, config)
     classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
     _require_halves(survey, selection, records.source, config)
 
     with enough_disk(out_dir):
-        for split in SPLITS:
-            split_file(out_dir, split).unlink(missing_ok=True)
+        for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
+            stale.unlink(missing_ok=True)
         splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
         named_ids, fields = config.id_column is not None, tuple(config.fields)
-        with RecordWriter(out_dir, splits, content.field, named_ids=named_ids, fields=fields) as writer:
+        listed_values = bool(content.lists)
+        with RecordWriter(
+            out_dir, splits, content.field, named_ids=named_ids, fields=fields, listed=listed_values
+        ) as writer:
             done = 0
             for batch in records.texts(columns):
                 _write(writer, batch, done, survey, selection, classes, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if file_digest(source) != records.sha256:
-                raise StorageError(f"{records.source.label} changed while it was read; run again")
-        result = _result(records, survey, selection, classes, writer, config)
+                raise StorageError(f"{records.source.label} changed during reading. Run again")
+        result = _result(records, survey, selection, classes, writer, config, values)
         features = content.schema()
-        for name in (FEATURES, CODES, FIELDS):
+        for name in (FEATURES, CODES, FIELDS, VALUES):
             (out_dir / name).unlink(missing_ok=True)
+        if content.lists:
+            _write_json(out_dir / VALUES, {name: listed.values for name, listed in content.lists.items()})
         if features is not None:
             _write_json(out_dir / FEATURES, features)
         if config.fields:
@@ -156,6 +165,21 @@ def ingest(
             _write_json(out_dir / CODES, [code.as_json() for code in classes[0].space])
         _write_json(out_dir / REPORT, result.report)
     return result
+
+
+def _accounted(name: str, listed: ListedColumn, rows: int, source: Source) -> dict[str, int]:
+    """Returns where a column's cells went.
+
+    Raises:
+        StorageError: rows are not accounted for.
+    """
+    # each row has a listed value, another one or none
+    if sum(listed.counts.values()) != rows:
+        raise StorageError(
+            f"{source.label}, column {name!r}: {rows:,} rows, {sum(listed.counts.values()):,} of them accounted for. "
+            "Run again, and report it if it persists"
+        )
+    return dict(listed.counts)
 
 
 def _selection(survey: Survey, config: IngestConfig) -> Selection:
@@ -171,19 +195,21 @@ def _selection(survey: Survey, config: IngestConfig) -> Selection:
 
 
 def _require_halves(survey: Survey, selection: Selection, source: Source, config: IngestConfig) -> None:
-    """Records on both sides, which a day or a draw of each record by itself does not promise; for each field."""
+    """Requires records of each field on both sides, which a day or a separate draw per record does not guarantee."""
     for field in survey.fields:
         for at, name in enumerate(SPLITS[:2]):
             if not ((selection.split == at) & (field.codes >= 0)).any():
                 day, side = config.train_before, "before" if name == "train" else "on or after"
-                by = f"train_before: none is dated {side} {day}" if day else "test_share and holdout_share leave none"
+                by = f"none is dated {side} {day}. Change train_before" if day else "Change test_share or holdout_share"
                 of = f", field `{field.name}`, column {field.column!r}" if field.name else ""
-                raise InputError(f"{source.label}{of}: no usable records for the {name} half; {by}")
+                raise InputError(
+                    f"{source.label}{of}: no usable records for the {name} half{'; ' if day else '. '}{by}"
+                )
 
 
 @dataclass(frozen=True)
 class _Classes:
-    """The classes of one field in order, and the label of each of the survey's codes (-1: not a class)."""
+    """Holds the classes of one field in order, and the label of each of the survey's codes (-1: not a class)."""
 
     survey: FieldSurvey
     space: list[Code]
@@ -191,12 +217,12 @@ class _Classes:
     source: LabelSpaceSource
 
     def label(self, row: int) -> int:
-        """Of a row of the source; -1 where the record lacks a code of this field."""
+        """Returns the label of a row of the source; -1 where the record lacks a code of this field."""
         code = int(self.survey.codes[row])
         return -1 if code < 0 else int(self.labels[code])
 
     def code(self, row: int) -> str | None:
-        """Of a row of the source."""
+        """Returns the code of a row of the source."""
         code = int(self.survey.codes[row])
         return None if code < 0 else self.survey.code_names[code]
 
@@ -209,12 +235,12 @@ def _classes(
         of = f", field `{field.name}`" if field.name else ""
         raise InputError(
             f"{source.label}{of}, column {field.column!r}: {len(observed)} codes have {config.min_per_code} "
-            "records or more; a coder needs two. Lower min_per_code, or check the column"
+            "records or more, and a coder needs two. Lower min_per_code, or check the column"
         )
     if listed is not None and config.label_space == "codelist":
         return _Classes(field, list(listed), np.arange(len(listed)), "codelist")
     names = sorted(field.code_names[at] for at in observed)
-    space = [Code(name) for name in names] if listed is None else list(cut(listed, set(names)))
+    space = [Code(name) for name in names] if listed is None else list(restrict(listed, set(names)))
     place = {code.code: at for at, code in enumerate(space)}
     labels = np.array([place.get(name, -1) for name in field.code_names])
     return _Classes(field, space, labels, "observed")
@@ -235,12 +261,15 @@ def _write(
         return
     named = {name for name in (config.id_column, config.unit_column) if name is not None}
     cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
-    values = content.values(batch, chosen, start)
+    values, digests = content.values(batch, chosen, start), content.cells(batch, chosen)
+    listed = content.listed(batch, chosen)
     for at, row in enumerate((chosen + start).tolist()):
         writer.add(
             SPLITS[selection.split[row]],
             record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
             content=values[at],
+            cells=b"" if digests is None else digests[at],
+            listed=None if listed is None else listed[at],
             labels=tuple(one.label(row) for one in classes),
             codes=tuple(one.code(row) for one in classes),
             cohort=survey.cohort_names[survey.cohorts[row]],
@@ -249,7 +278,7 @@ def _write(
 
 
 def _pseudonym(unit: str) -> str:
-    """A short name for a unit. It hides nothing from who can guess the unit; it only keeps it out of sight."""
+    """Returns a short name for a unit, which hides nothing from anybody who can guess the unit."""
     return hashlib.blake2b(unit.encode(), digest_size=12).hexdigest()
 
 
@@ -260,6 +289,7 @@ def _result(
     classes: Sequence[_Classes],
     writer: RecordWriter,
     config: IngestConfig,
+    values: dict[str, dict[str, int]],
 ) -> IngestResult:
     sampled = selection.split != UNUSED
     cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
@@ -274,7 +304,7 @@ def _result(
     ):
         raise StorageError(
             f"{records.source.label}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
-            f"{sum(dropped.values()):,} dropped: rows are not accounted for; run again, and report it if it stays"
+            f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report it if it persists"
         )
     fields = {one.survey.name: _field_report(one, survey, selection, records.source) for one in classes}
     source = records.source
@@ -290,6 +320,7 @@ def _result(
         "label_space_source": label_space_source,
         "cohorts": cohorts,
         "cohorts_source": config.cohorts_source,
+        **({"values": values} if values else {}),
         **({} if config.fields else {"codes": fields[""]["codes"]}),
         "fingerprint": writer.fingerprint,
         "source": {"kind": source.kind, "encoding": source.encoding, "member": source.member, "bytes": source.bytes},
@@ -319,7 +350,7 @@ _CODES_OF = ("codes_respelt", "codes_not_on_list")
 
 
 def _field_report(one: _Classes, survey: Survey, selection: Selection, source: Source) -> dict[str, Any]:
-    """Where the rows of one field went, and its records a code.
+    """Reports where the rows of one field went, and its records per code.
 
     Raises:
         StorageError: rows are not accounted for.
@@ -330,7 +361,7 @@ def _field_report(one: _Classes, survey: Survey, selection: Selection, source: S
     if sum(rows.values()) != len(field.codes):
         raise StorageError(
             f"{source.label}, column {field.column!r}: {len(field.codes):,} rows, {sum(rows.values()):,} of them "
-            "accounted for; run again, and report it if it stays"
+            "accounted for. Run again, and report it if it persists"
         )
     return {
         "column": field.column,
@@ -346,7 +377,7 @@ def _field_report(one: _Classes, survey: Survey, selection: Selection, source: S
 
 
 def _per_code(field: FieldSurvey, state: np.ndarray, selection: Selection) -> dict[str, dict[str, int]]:
-    """Records a code: usable ones, and those of each split."""
+    """Counts records per code: usable ones, and those of each split."""
     size, coded = len(field.code_names), field.codes >= 0
     columns = {"usable": np.bincount(field.codes[coded & (state == USABLE)], minlength=size)}
     for at, split in enumerate(SPLITS):

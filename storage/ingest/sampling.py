@@ -1,13 +1,13 @@
-"""Which records are used, and for what.
+"""Selects the records of each split.
 
 `stratified` is the sample and split of Chew et al., section 3.1. Every row of the source has a random rank, the n-th
 output of a seeded generator for row n, whatever becomes of the other rows; of each group the records of lowest rank are
-kept. So records decide about each other: one taken away moves the rows behind it, lets another under the cap, and may
+used. So records decide about each other: removing one moves the rows behind it, lets another under the cap, and may
 shift what is apportioned.
 
-`per-record` asks of each record its own identity (`storage.ingest.identity`), code, date and unit alone, and fixed
-thresholds: a record added, removed or moved changes the place of no other. Where units are capped, this holds of units:
-which records of a unit are kept depends on the unit's own.
+`per-record` uses each record's identity (`storage.ingest.identity`), code, date and unit alone, and fixed thresholds: a
+record added, removed or moved changes the place of no other. Where units are capped, this holds for units: which
+records of a unit are used depends on the unit's records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Selection:
-    """The split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling left out."""
+    """Holds the split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling left out."""
 
     split: NDArray[np.int8]
     over_unit_cap: int
@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Usable rows that are in no split, by reason."""
+        """Returns the usable rows that are in no split, by reason."""
         return {
             "over_unit_cap": self.over_unit_cap,
             "rare_code": self.rare_code,
@@ -47,7 +47,7 @@ class Selection:
         }
 
     def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The distinct codes of the sample; -1, where a record has none of its field, is not one."""
+        """Returns the distinct codes of the sample, without the -1 of records that lack one."""
         return np.unique(codes[(self.split != UNUSED) & (codes >= 0)])
 
 
@@ -61,25 +61,25 @@ def select(
     identities: Digests | None = None,
     unit_identities: Digests | None = None,
 ) -> Selection:
-    """Sample and split, as the configuration says.
+    """Samples and splits, as configured.
 
-    All arrays have one entry a row.
+    All arrays have one entry per row.
 
     Args:
-        codes: index of the code, at least 0 where `usable`; `per-record` does not look at it.
+        codes: index of the code, at least 0 where `usable`; `per-record` ignores it.
         units: hash of the unit; None where there are no units.
         usable: rows with text, a code and a unit.
         late: rows that the configuration's date puts into the test half; None where halves are drawn.
-        identities: of the records, for `per-record`.
-        unit_identities: of their units, for `per-record` where units are split as one.
+        identities: digests of the records, for `per-record`.
+        unit_identities: digests of their units, for `per-record` where units are split as one.
     """
     if config.sampling == "per-record":
         assert identities is not None
-        return _each_by_itself(units, usable, config, late=late, identities=identities, of_unit=unit_identities)
+        return _per_record(units, usable, config, late=late, identities=identities, of_unit=unit_identities)
     return _stratified(codes, units, usable, config, late=late)
 
 
-def _each_by_itself(
+def _per_record(
     units: NDArray[np.uint64] | None,
     usable: NDArray[np.bool_],
     config: IngestConfig,
@@ -88,7 +88,7 @@ def _each_by_itself(
     identities: Digests,
     of_unit: Digests | None,
 ) -> Selection:
-    """A fixed threshold for each record's own draw; first the holdout's share, then the test half's of the rest."""
+    """Splits each record's draw by fixed thresholds: first the holdout's share, then the test half's of the rest."""
     number = numbers(identities)
     rows = np.flatnonzero(usable)
     before = len(rows)
@@ -110,7 +110,7 @@ def _each_by_itself(
 
 
 def _threshold(share: float) -> np.uint64:
-    """The number below which a uniform 64-bit number lies with this probability."""
+    """Returns the number below which a uniform 64-bit number lies with this probability."""
     return np.uint64(min(int(share * 2**64), 2**64 - 1))
 
 
@@ -122,7 +122,7 @@ def _stratified(
     *,
     late: NDArray[np.bool_] | None,
 ) -> Selection:
-    """Sample and split by code.
+    """Samples and splits by code.
 
     In this order: at most `max_per_unit` records of a unit, codes with fewer than `min_per_code` dropped, at most
     `cap_per_code` of a code, then the holdout and the test share of each code, or what is dated late in its place.
@@ -130,7 +130,7 @@ def _stratified(
     rows = np.flatnonzero(usable)
     before = len(rows)
     if units is not None and config.max_per_unit is not None:
-        # Ranks of its own: a record that survived among many of its unit would else be early in its code, too.
+        # A separate stream: otherwise a record that survived among many of its unit would be early in its code, too.
         order, position = _positions(units[rows], _ranks(len(codes), seed=config.seed, stream=1)[rows])
         rows = np.sort(rows[order[position < config.max_per_unit]])
     over_unit_cap = before - len(rows)
@@ -143,8 +143,8 @@ def _stratified(
     ranks = _ranks(len(codes), seed=config.seed, stream=0)
     order, position = _positions(codes[rows], ranks[rows])
     if config.cap_per_code is not None:
-        kept = position < config.cap_per_code
-        order, position = order[kept], position[kept]
+        below_cap = position < config.cap_per_code
+        order, position = order[below_cap], position[below_cap]
     over_code_cap = len(rows) - len(order)
     rows = rows[order]
     split = np.full(len(codes), UNUSED, dtype=np.int8)
@@ -154,7 +154,7 @@ def _stratified(
             split[rows] = np.where(split[rows] == _HOLDOUT, _HOLDOUT, np.where(late[rows], _TEST, _TRAIN))
         return Selection(split, over_unit_cap, rare_code, over_code_cap)
 
-    # The record of lowest rank stands for its unit, and the others go where it goes.
+    # The record of lowest rank represents its unit, and the others join its split.
     by_rank = rows[np.argsort(ranks[rows])]
     _, leader, unit_at = np.unique(units[by_rank], return_index=True, return_inverse=True)
     leaders = by_rank[leader]
@@ -168,18 +168,18 @@ def _stratified(
 def _splits(
     codes: NDArray[np.int32], position: Indices, ranks: NDArray[np.uint64], config: IngestConfig
 ) -> NDArray[np.int8]:
-    """The split of each record: of each code the holdout's share first, then the test share.
+    """Returns the split of each record: of each code the holdout's share first, then the test share.
 
     Args:
         codes: sorted; the records of a code by rank.
-        position: of each record among those of its code.
+        position: place of each record among those of its code.
     """
-    found, starts, counts = np.unique(codes, return_index=True, return_counts=True)
+    distinct, starts, counts = np.unique(codes, return_index=True, return_counts=True)
     tie_break = ranks[starts]
     # Of two records one goes to each half, so a holdout takes none of them.
     holdout = apportion(counts, config.holdout_share, at_most=np.maximum(counts - 2, 0), tie_break=tie_break)
     test = apportion(counts - holdout, config.test_share, at_most=counts - holdout - 1, tie_break=tie_break)
-    code_at = np.searchsorted(found, codes)
+    code_at = np.searchsorted(distinct, codes)
     return np.where(
         position < holdout[code_at],
         _HOLDOUT,
@@ -188,7 +188,7 @@ def _splits(
 
 
 def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDArray[Any]) -> Indices:
-    """How many of each group to take so that the whole comes to `share` (largest remainders, within `at_most`)."""
+    """Apportions a share of the whole to groups (largest remainders, within `at_most`)."""
     exact = counts * share
     taken = np.minimum(np.floor(exact).astype(np.int64), at_most)
     missing = round(float(exact.sum())) - int(taken.sum())
@@ -199,7 +199,7 @@ def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDA
 
 
 def _positions(groups: NDArray[Any], ranks: NDArray[np.uint64]) -> tuple[Indices, Indices]:
-    """An order by group, then rank; and each ordered entry's position in its group, from 0."""
+    """Returns an order by group, then rank; and each ordered entry's position in its group, from 0."""
     order = np.lexsort((ranks, groups))
     ordered = groups[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The sampled records, written split by split, and their fingerprint."""
+"""Writes the sampled records split by split, and computes their fingerprint."""
 
 from __future__ import annotations
 
@@ -14,36 +14,47 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.datasets import label_columns, split_file
+from storage.datasets import CELLS, COLUMN_VALUES, label_columns, split_file
 from storage.errors import StorageError
+from storage.ingest.cell_digests import SIZE
 
 _GROUP = 8192
-"""Records a row group: the same whatever the reader's blocks, so that the file is, too."""
+"""Records per row group: independent of the reader's blocks, so that the file is, too."""
 
 
 class RecordWriter:
-    """One Parquet file a split, written beside its name and put in place when all are whole.
+    """Writes one Parquet file per split under a temporary name and renames them when all are whole.
 
-    `fingerprint` is the SHA-256 over one line of JSON a sampled record, in the order of the source:
+    `fingerprint` is the SHA-256 over one line of JSON per sampled record, in the order of the source:
     [split, record_id, text or values, code, cohort, unit], of several fields with the codes of all by the field's
-    name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. It depends on
-    the records and their split alone: neither on Parquet nor on the numbering of the codes.
+    name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. Where columns
+    are read next to a text, [text, values of these columns] is in its place. It depends on the records and their split
+    alone: neither on Parquet nor on the numbering of the codes.
     """
 
     def __init__(
-        self, folder: Path, splits: tuple[str, ...], content: pa.Field, *, named_ids: bool, fields: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        splits: tuple[str, ...],
+        content: pa.Field,
+        *,
+        named_ids: bool,
+        fields: tuple[str, ...] = (),
+        listed: bool = False,
     ) -> None:
-        self._fields = fields
+        self._fields, self._listed = fields, listed
         self._schema = pa.schema(
             [
                 pa.field("record_id", pa.string() if named_ids else pa.int64(), nullable=False),
                 content,
+                *([pa.field(COLUMN_VALUES, pa.list_(pa.string()), nullable=False)] if listed else []),
                 *(pa.field(name, pa.int32(), nullable=False) for name in label_columns(fields)),
                 pa.field("cohort", pa.string(), nullable=False),
                 pa.field("unit", pa.string()),
             ]
         )
         self._paths = {split: split_file(folder, split) for split in splits}
+        self._cells, self._cells_file = bytearray(), folder / CELLS
         self._pending: dict[str, list[tuple[Any, ...]]] = {split: [] for split in splits}
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._digest = hashlib.sha256()
@@ -69,19 +80,27 @@ class RecordWriter:
         codes: tuple[str | None, ...],
         cohort: str,
         unit: str | None,
+        cells: bytes,
+        listed: list[str | None] | None = None,
     ) -> None:
-        """Write one record, with its label (-1: it has none) and code in each field."""
+        """Writes one record, with its label (-1: it has none) and code in each field, the values of its columns, and
+        the digests of its cells.
+        """
+        self._cells += cells
         code = dict(zip(self._fields, codes, strict=True)) if self._fields else codes[0]
-        line = json.dumps([split, record_id, content, code, cohort, unit], separators=(",", ":"))
+        values = [listed] if self._listed else []
+        line = json.dumps(
+            [split, record_id, [content, *values] if values else content, code, cohort, unit], separators=(",", ":")
+        )
         self._digest.update(line.encode("ascii") + b"\n")
-        self._pending[split].append((record_id, content, *labels, cohort, unit))
+        self._pending[split].append((record_id, content, *values, *labels, cohort, unit))
         self.counts[split] += 1
         if len(self._pending[split]) == _GROUP:
             self._flush(split)
 
     @property
     def fingerprint(self) -> str:
-        """Of all records added so far."""
+        """Returns the fingerprint of all records added so far."""
         return self._digest.hexdigest()
 
     def _flush(self, split: str) -> None:
@@ -90,11 +109,19 @@ class RecordWriter:
         self._writers[split].write_table(pa.Table.from_arrays(arrays, schema=self._schema))
         self._pending[split].clear()
 
+    def _write_cells(self) -> None:
+        """Writes each digest once and sorted, which says nothing of its record's place."""
+        if self._cells:
+            buffers = [None, pa.py_buffer(bytes(self._cells))]
+            every = pa.FixedSizeBinaryArray.from_buffers(pa.binary(SIZE), len(self._cells) // SIZE, buffers)
+            pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), self._cells_file)
+
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         try:
             if kind is None:
                 for split in self._writers:
                     self._flush(split)
+                self._write_cells()
         finally:
             self._stack.close()
         if kind is None:
@@ -104,7 +131,7 @@ class RecordWriter:
 
 @contextmanager
 def enough_disk(folder: Path) -> Iterator[None]:
-    """Turn a full disk into an error that says so."""
+    """Turns a full disk into an error that says so."""
     full = False
     try:
         yield
@@ -113,7 +140,7 @@ def enough_disk(folder: Path) -> Iterator[None]:
             raise
         full = True
     if full:
-        raise StorageError(f"disk: no space left in {folder} while writing the records; free space and run again")
+        raise StorageError(f"disk: no space left in {folder} while writing the records. Free space and run again")
 
 
 def _partial(path: Path) -> Path:

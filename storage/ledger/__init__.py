@@ -15,10 +15,21 @@ Invariants, whatever the order of calls, crashes and processes:
 """
 
 from storage.ledger.budget import Account, BudgetLine, BudgetRefused
-from storage.ledger.database import same_database
+from storage.ledger.database import database_exists, same_database
 from storage.ledger.decisions import Decision
 from storage.ledger.ledger import Ledger
-from storage.ledger.models import Charge, Evaluation, ReleasePlan, Row
+from storage.ledger.models import (
+    Charge,
+    ComparisonFit,
+    Diagnostics,
+    Evaluation,
+    ReleasePlan,
+    Row,
+    Scores,
+    SearchFit,
+    Sensitivity,
+    Subject,
+)
 from storage.ledger.policy import Policy
 
 __all__ = [
@@ -26,11 +37,18 @@ __all__ = [
     "BudgetLine",
     "BudgetRefused",
     "Charge",
+    "ComparisonFit",
     "Decision",
+    "Diagnostics",
     "Evaluation",
     "Ledger",
     "Policy",
     "ReleasePlan",
     "Row",
+    "Scores",
+    "SearchFit",
+    "Sensitivity",
+    "Subject",
+    "database_exists",
     "same_database",
 ]

@@ -2,39 +2,41 @@
 
 An account is kept a population, cohort and guarantee kind, in one neighbouring relation and one privacy unit. A record
 is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry, Privacy Integrated Queries, 2009). A unit
-may have records in each, so that a claim about units is charged beside to the account `all cohorts` of its population.
+may have records in each, so that a claim about units is also charged to the account `all cohorts` of its population.
 
 In one population, claims about records and about units are not added: what a record-level epsilon e costs a unit with k
 records is k e (group privacy), and nothing bounds k where no unit is named. So whichever came first stays the only one.
-Composition is basic (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16):
-epsilons add up, deltas add up. It holds for releases that were chosen in the light of earlier ones too.
+How releases add up is in `storage.ledger.composition`; it holds where they are chosen in the light of earlier ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import StorageError
-from storage.ledger import amounts, chain
+from storage.ledger import amounts, chain, composition
+from storage.ledger.composition import Loss, Rule
 from storage.ledger.models import Charge, Row
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
 from storage.ledger.schema import ledger_row, spend
 
 _S = spend.c
 RECORD = "record"
-"""The privacy unit that is no unit of several records."""
+"""The privacy unit of a single record."""
 
 
 def accounts_of(population: str, cohorts: Iterable[str], privacy_unit: str | None) -> list[tuple[str, str]]:
-    """The accounts, population and cohort, that a release is charged to by its own name."""
-    own = [(population, cohort) for cohort in cohorts]
-    return own if privacy_unit == RECORD else [*own, (population, ALL_COHORTS)]
+    """Returns the accounts, population and cohort, that a release is charged to by its own name."""
+    accounts = [(population, cohort) for cohort in cohorts]
+    # guard: a release about units is charged to all cohorts
+    return accounts if privacy_unit == RECORD else [*accounts, (population, ALL_COHORTS)]
 
 
 class BudgetRefused(StorageError):
@@ -43,7 +45,7 @@ class BudgetRefused(StorageError):
 
 @dataclass(frozen=True)
 class Account:
-    """What one cohort of a population has spent of one guarantee kind, after the row `sequence`."""
+    """Holds what one cohort of a population has spent of one guarantee kind, after the row `sequence`."""
 
     population: str
     cohort: str
@@ -53,30 +55,86 @@ class Account:
     neighbouring_relation: str | None = None
     privacy_unit: str | None = None
     sequence: int = 0
+    rule: Rule | None = None
+    """Of its last charge; None before the first."""
+    spent: Loss | None = None
+    last: Loss | None = None
+    """What the last release was charged, for a forecast."""
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether its epsilon holds at the delta of the cap, and is not a sum of claims."""
+        return self.rule not in (None, "basic")
 
     @property
     def name(self) -> str:
-        """The account in words."""
+        """Returns the account in words."""
         return f"{self.population}/{self.cohort} ({self.guarantee_kind})"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one release costs, as its claim states it."""
+    """Holds what one release costs, as its claim states it."""
 
     relation: str
     privacy_unit: str
     epsilon: Decimal
     delta: Decimal
+    event: Mapping[str, Any] | None = None
+    records_per_unit: int = 1
+
+    def loss(self, relation: str) -> Loss:
+        """Returns what a formal release adds to an account that is kept in this relation."""
+        return composition.loss_of(
+            self.event, epsilon=self.epsilon, delta=self.delta, claimed=self.relation, relation=relation,
+            records_per_unit=self.records_per_unit,
+        )  # fmt: skip
 
     @staticmethod
-    def of(row: Row) -> Cost:
-        """Of a release, by its newest row."""
-        formal = row.guarantee_kind == "formal" and row.delta is not None
+    def of(content: Mapping[str, Any]) -> Cost:
+        """Returns the cost of a release by the fields of its plan, or of its newest row."""
+        delta: Decimal | None = content["delta"] if content["guarantee_kind"] == "formal" else None
         return Cost(
-            row.neighbouring_relation or "", row.privacy_unit or "", row.epsilon or amounts.ZERO_EPSILON,
-            row.delta if formal and row.delta is not None else amounts.ZERO_DELTA,
+            content["neighbouring_relation"] or "", content["privacy_unit"] or "",
+            content["epsilon"] or amounts.ZERO_EPSILON, delta or amounts.ZERO_DELTA,
+            content["event"], content["max_records_per_unit"] or 1,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Holds what a release spends: from which accounts, of which records, and how much."""
+
+    population: str
+    cohorts: tuple[str, ...]
+    kind: GuaranteeKind
+    fingerprint: str
+    cost: Cost
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> Spending:
+        """Returns the spending of a release by the fields that its plan settles."""
+        return Spending(
+            content["population"],
+            content["cohorts"],
+            content["guarantee_kind"],
+            content["data_fingerprint"],
+            Cost.of(content),
+        )
+
+    def surplus(self, epsilon: Decimal) -> Spending:
+        """Returns the spending of an epsilon that a draw cost more than was planned."""
+        return replace(self, cost=replace(self.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA))
+
+    @property
+    def accounts(self) -> list[tuple[str, str]]:
+        """Returns the accounts of the release's own name."""
+        return accounts_of(self.population, self.cohorts, self.cost.privacy_unit)
+
+    def other_accounts(self, overlap: Iterable[Row]) -> list[tuple[str, str]]:
+        """Returns the accounts of earlier releases that it overlaps with, by their names, sorted."""
+        others = {one for row in overlap for one in accounts_of(str(row.population), row.cohorts, row.privacy_unit)}
+        return sorted(others - set(self.accounts))
 
 
 @dataclass(frozen=True)
@@ -110,17 +168,17 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
 
     The running totals only say where to look: where they do not agree with the chain, the chain is read.
     """
-    found = connection.execute(
+    newest = connection.execute(
         sa.select(spend)
         .where(_S.population == population, _S.cohort == cohort, _S.guarantee_kind == kind)
         .order_by(_S.sequence.desc())
         .limit(1)
     ).one_or_none()
-    if found is None:
+    if newest is None:
         return Account(population, cohort, kind)
-    row = chain.newest(connection, ledger_row.c.sequence == found.sequence)
+    row = chain.newest(connection, ledger_row.c.sequence == newest.sequence)
     account = None if row is None else _charged(row, population, cohort, kind)
-    total = (Decimal(found.epsilon), Decimal(found.delta))
+    total = (Decimal(newest.epsilon), Decimal(newest.delta))
     if account is not None and total == (account.epsilon, account.delta):
         return account
     rows = chain.select_rows(
@@ -133,25 +191,33 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
 
 
 def _charged(row: Row, population: str, cohort: str, kind: GuaranteeKind) -> Account | None:
-    """The account after a row's charge to it, None where it has none."""
+    """Returns the account after a row's charge to it, None where it has none."""
     for charge in row.charges if row.guarantee_kind == kind else ():
         if (charge.population or row.population, charge.cohort) == (population, cohort):
-            return Account(
-                population, cohort, kind, charge.epsilon_after, charge.delta_after, charge.neighbouring_relation,
-                charge.privacy_unit, row.sequence,
-            )  # fmt: skip
+            return charged_account(charge, row.population or "", kind, epsilon=row.epsilon, sequence=row.sequence)
     return None
 
 
+def charged_account(
+    charge: Charge, population: str, kind: GuaranteeKind, *, epsilon: Decimal | None = None, sequence: int = 0
+) -> Account:
+    """Returns an account after a charge of a release of a population, which claims this epsilon."""
+    last = charge.loss or Loss(epsilon=max(charge.epsilon, epsilon or charge.epsilon), delta=charge.delta)
+    return Account(
+        charge.population or population, charge.cohort, kind, charge.epsilon_after, charge.delta_after,
+        charge.neighbouring_relation, charge.privacy_unit, sequence, charge.composition, charge.spent, last,
+    )  # fmt: skip
+
+
 def other_unit(connection: Connection, population: str, kind: GuaranteeKind, privacy_unit: str | None) -> str | None:
-    """What else than this unit some account of a population protects, None where nothing."""
+    """Returns another unit that some account of a population protects, None where there is none."""
     unit = privacy_unit or ""
     for differs in (_S.privacy_unit < unit, _S.privacy_unit > unit):  # each a range of the index
         cohorts = sa.select(_S.cohort).where(_S.population == population, _S.guarantee_kind == kind, differs)
         for cohort in dict.fromkeys(connection.scalars(cohorts)):  # DISTINCT would have SQLite read all of it
-            kept = read_account(connection, population, cohort, kind).privacy_unit  # as the chain has it
-            if kept not in (None, privacy_unit):
-                return kept
+            protected = read_account(connection, population, cohort, kind).privacy_unit  # as the chain has it
+            if protected not in (None, privacy_unit):
+                return protected
     return None
 
 
@@ -218,7 +284,17 @@ def charge_account(
             amounts.as_replace_one(cost.epsilon, cost.delta) if kept_in != cost.relation else (cost.epsilon, cost.delta)
         )
         epsilon, delta = amounts.add(epsilon, more[0]), amounts.add(delta, more[1] or amounts.ZERO_DELTA)
+    rule, loss, spent = compose(account, cap, [cost.loss(kept_in) for cost in costs] if cap.delta is not None else [])
     after = (amounts.add(account.epsilon, epsilon), amounts.add(account.delta, delta))
+    if spent is not None and cap.delta is not None:
+        basic = rule == "basic"
+        total = composition.total(spent, rule=rule, delta=cap.delta)
+        if total == composition.UNREACHABLE:
+            raise BudgetRefused(
+                f"{account.name}: by the rule `{rule}` no epsilon holds at delta {amounts.short(cap.delta)}, so many "
+                "deltas of single releases have been added. Raise the cap's delta."
+            )
+        after = (total, spent.delta if basic else cap.delta)
     charge = Charge(
         population=population,
         cohort=account.cohort,
@@ -232,20 +308,102 @@ def charge_account(
         delta_after=after[1],
         epsilon_cap=cap.epsilon,
         delta_cap=cap.delta,
+        composition=rule,
+        loss=loss,
+        spent=spent,
     )
+    # guard: the filter holds the cap
     if not fits(charge):
         raise BudgetRefused(f"{account.name} under policy {policy.name}: {arithmetic(charge)}")
     return charge
 
 
+def compose(account: Account, cap: Cap, losses: Sequence[Loss]) -> tuple[Rule, Loss | None, Loss | None]:
+    """Returns an account's rule after more losses, their sum, and the sum of all; None where claims alone add up."""
+    if not losses or (account.rule == "basic" and account.spent is None):
+        return "basic", None, None
+    added = losses[0]
+    for loss in losses[1:]:
+        added = added.plus(loss)
+    # guard: earlier losses count
+    spent = added if account.spent is None else account.spent.plus(added)
+    rule_in_force = "basic" if cap.composition == "basic" else account.rule
+    rule = composition.next_rule(rule_in_force, spent, added, epsilon=cap.epsilon, delta=cap.delta)
+    return (rule, None, None) if rule == "basic" and account.spent is None else (rule, added, spent)
+
+
+def with_costs(account: Account, cap: Cap | None, costs: Sequence[Cost]) -> Account:
+    """Returns an account as it would be after these costs, whether or not they fit."""
+    for cost in costs:
+        kept_in = account.neighbouring_relation or cost.relation
+        comparable = cap is not None and cap.delta is not None and cost.relation in (kept_in, "add-remove")
+        losses = [cost.loss(kept_in)] if comparable else []
+        rule, _, spent = ("basic", None, None) if cap is None else compose(account, cap, losses)
+        epsilon, delta = amounts.add(account.epsilon, cost.epsilon), amounts.add(account.delta, cost.delta)
+        if spent is not None and cap is not None and cap.delta is not None:
+            epsilon = composition.total(spent, rule=rule, delta=cap.delta)
+            delta = spent.delta if rule == "basic" else cap.delta
+        relation = account.neighbouring_relation or cost.relation
+        account = replace(account, epsilon=epsilon, delta=delta, rule=rule, spent=spent, neighbouring_relation=relation)
+    return account
+
+
+HORIZONS = (4, 12, 40)
+"""Numbers of further releases at which a forecast says what remains: a year, three and ten of quarterly ones."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Holds how many more releases of one size an account takes, and what remains of its epsilon after some of them."""
+
+    releases: int
+    remains: tuple[tuple[int, Decimal], ...]
+    """Numbers of releases, and the epsilon that remains then; only numbers that fit."""
+
+
+def further(account: Account, cap: Cap) -> Forecast:
+    """Returns the forecast for more releases of the last one's size."""
+    spent = account.spent or Loss(epsilon=account.epsilon, delta=account.delta)
+    basic = cap.composition == "basic" or account.spent is None
+    rule = "basic" if basic or account.rule is None else account.rule
+    return _forecast(spent, account.last or spent, rule, cap, after=0)
+
+
+def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> Forecast:
+    """Returns the forecast for releases of this claim, the first of them this one; by an exact rule as if their noise
+    were Gaussian.
+    """
+    if cap is None:
+        return Forecast(0, ())
+    spent = account.spent or Loss(epsilon=account.epsilon, delta=account.delta)
+    if cap.delta is not None and cap.composition == "exact" and account.rule != "basic":
+        each = composition.gaussian_loss(epsilon, delta or amounts.ZERO_DELTA)
+        rule = composition.next_rule(account.rule, spent.plus(each), each, epsilon=cap.epsilon, delta=cap.delta)
+    else:
+        each, rule = Loss(epsilon=epsilon, delta=delta or amounts.ZERO_DELTA), "basic"
+    return _forecast(spent, each, rule, cap, after=1)
+
+
+def _forecast(spent: Loss, each: Loss, rule: Rule, cap: Cap, *, after: int) -> Forecast:
+    rule = "mixed" if rule == "gaussian" and each.mu_squared is None else rule
+    delta = cap.delta if cap.delta is not None else Decimal("Infinity")
+    releases = composition.more(spent, each, rule=rule, epsilon=cap.epsilon, delta=delta)
+    remains = tuple(
+        (number, cap.epsilon - composition.total(spent.plus(each, number + after), rule=rule, delta=delta))
+        for number in ((0, *HORIZONS) if after else HORIZONS)
+        if number + after <= releases
+    )
+    return Forecast(releases, remains)
+
+
 def _relation_of(account: Account, cap: Cap, costs: Sequence[Cost]) -> str:
-    wanted = cap.neighbouring_relation
+    required = cap.neighbouring_relation
     if account.neighbouring_relation is None:
         every = {cost.relation for cost in costs}  # an account that begins with earlier costs can take all of them so
-        return wanted or ("replace-one" if "replace-one" in every else costs[0].relation)
-    if wanted not in (None, account.neighbouring_relation):
+        return required or ("replace-one" if "replace-one" in every else costs[0].relation)
+    if required not in (None, account.neighbouring_relation):
         raise BudgetRefused(
-            f"{account.name}: spent so far under {account.neighbouring_relation}, the policy now says {wanted};"
+            f"{account.name}: spent so far under {account.neighbouring_relation}, the policy now says {required};"
             " the sum would mean nothing"
         )
     return account.neighbouring_relation
@@ -260,16 +418,23 @@ def fits(charge: Charge) -> bool:
 
 def arithmetic(charge: Charge) -> str:
     """Return the sum in words and figures."""
+    if charge.composition != "basic" and charge.delta_cap is not None:
+        show, over = amounts.short, charge.epsilon_after > charge.epsilon_cap
+        return (
+            f"epsilon spent {show(charge.epsilon_before)}, with this release {show(charge.epsilon_after)} at delta "
+            f"{show(charge.delta_cap)} {'>' if over else '<='} {show(charge.epsilon_cap)}, "
+            f"{'over' if over else 'within'} the cap"
+        )
     parts = [_sum("epsilon", charge.epsilon_before, charge.epsilon, charge.epsilon_after, charge.epsilon_cap)]
     if charge.delta_cap is not None:
         parts.append(_sum("delta", charge.delta_before, charge.delta, charge.delta_after, charge.delta_cap))
     return "; ".join(parts)
 
 
-def _sum(name: str, before: Decimal, asked: Decimal, after: Decimal, cap: Decimal) -> str:
+def _sum(name: str, before: Decimal, charged: Decimal, after: Decimal, cap: Decimal) -> str:
     sign, verdict = (">", "over the cap") if after > cap else ("<=", "within the cap")
     show = amounts.short
-    return f"{name} spent {show(before)} + asked {show(asked)} = {show(after)} {sign} {show(cap)}, {verdict}"
+    return f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} {show(cap)}, {verdict}"
 
 
 @dataclass(frozen=True)
@@ -286,28 +451,35 @@ class BudgetLine:
 
     @property
     def epsilon_left(self) -> Decimal:
-        """What may still be spent."""
+        """Returns what may still be spent."""
         return self.cap.epsilon - self.account.epsilon if self.cap else amounts.ZERO_EPSILON
 
     @property
+    def further(self) -> int | None:
+        """Returns how many more releases of the last one's size fit; None before the first, or without a cap."""
+        return None if self.cap is None or self.account.last is None else further(self.account, self.cap).releases
+
+    @property
     def delta_left(self) -> Decimal | None:
-        """What may still be spent, None for a kind whose delta isn't counted."""
-        if self.cap is None or self.cap.delta is None:
+        """Returns what may still be spent, None where deltas aren't counted."""
+        if self.cap is None or self.cap.delta is None or self.account.exact:
             return None
         return self.cap.delta - self.account.delta
 
 
 def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[BudgetLine]:
     """Return every account that was charged, and what the policy grants besides: `*` is any other cohort."""
-    known = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
-    granted = [(population, cohort) for population, own in policy.populations.items() for cohort in (*own.cohorts, "*")]
+    by_key = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
+    granted = [
+        (population, cohort) for population, budget in policy.populations.items() for cohort in (*budget.cohorts, "*")
+    ]
     if policy.default is not None:
         granted += [("*", cohort) for cohort in (*policy.default.cohorts, "*")]
     for population, cohort in granted:
         for kind in _COUNTED:
             if policy.cap(population, cohort, kind) is not None:
-                known.setdefault((population, cohort, kind), Account(population, cohort, kind))
-    return [BudgetLine(a, policy.cap(a.population, a.cohort, a.guarantee_kind)) for _, a in sorted(known.items())]
+                by_key.setdefault((population, cohort, kind), Account(population, cohort, kind))
+    return [BudgetLine(a, policy.cap(a.population, a.cohort, a.guarantee_kind)) for _, a in sorted(by_key.items())]
 
 
 _COUNTED: tuple[GuaranteeKind, ...] = ("formal", "asymptotic-local")

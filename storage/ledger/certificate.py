@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.budget import SpendPoint
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import Row
-from storage.ledger.report import budget_markdown, escape, markdown_table
+from storage.ledger.report import BUDGET_COLUMNS, budget_cells, escape, markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CERTIFICATE_NAME, PLOT_NAME = "certificate.md", "spend.png"
 
@@ -50,7 +53,7 @@ def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
     points = ledger.spend_history(row.population or "", row.guarantee_kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLOT_NAME).write_bytes(spend_plot(points, row))
+        (folder / PLOT_NAME).write_bytes(spend_plot({f"{row.population}, {row.guarantee_kind}": points}))
         path = folder / CERTIFICATE_NAME
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -93,7 +96,7 @@ def certificate(ledger: Ledger, release_id: str, *, plot: str | None = PLOT_NAME
         f"Composition within an account: {row.composition}. What this release charged:",
         _charges(history),
         "All accounts of the population today:",
-        budget_markdown(lines),
+        markdown_table(BUDGET_COLUMNS, budget_cells(lines)),
         f"![ε spent over time, one line a cohort]({plot})" if plot else "",
         "## Provenance",
         _fields(_provenance(row)),
@@ -169,14 +172,24 @@ def _charges(history: Sequence[Row]) -> str:
     return markdown_table((*header, "δ charged", "δ after", "δ cap"), rows)
 
 
-def spend_plot(points: Sequence[SpendPoint], row: Row) -> bytes:
-    """Return a PNG of ε spent over time, a step line a cohort of the release's population, with the caps."""
+def spend_plot(histories: Mapping[str, Sequence[SpendPoint]]) -> bytes:
+    """Return a PNG of ε spent over time, a panel a population and kind, a step line a cohort, with the caps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7.0, 3.6 * max(1, len(histories))), layout="constrained")
+    for axes, (title, points) in zip(
+        figure.subplots(max(1, len(histories)), squeeze=False).flat, histories.items(), strict=False
+    ):
+        _draw(axes, title, points)
+    output = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(output)
+    return output.getvalue()
+
+
+def _draw(axes: Axes, title: str, points: Sequence[SpendPoint]) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+
     cohorts = sorted({point.cohort for point in points})
     for index, cohort in enumerate(cohorts):
         mine = [point for point in points if point.cohort == cohort]
@@ -189,7 +202,7 @@ def spend_plot(points: Sequence[SpendPoint], row: Row) -> bytes:
             where="post", marker="o", markersize=3, linestyle=style, label=cohort,
             linewidth=1.0 + 0.6 * ((len(cohorts) - index) % 4),
         )  # fmt: skip
-    caps = sorted({charge.epsilon_cap for charge in row.charges} or {point.epsilon_cap for point in points})
+    caps = sorted({point.epsilon_cap for point in points})
     for cap in caps:
         axes.axhline(float(cap), color="black", linewidth=0.8)
         axes.annotate(
@@ -202,12 +215,9 @@ def spend_plot(points: Sequence[SpendPoint], row: Row) -> bytes:
     axes.set_ylim(0.0, 1.12 * axes.get_ylim()[1])
     axes.set_ylabel("ε spent (nats)")
     axes.set_xlabel("time (UTC)")
-    axes.set_title(f"{row.population}, {row.guarantee_kind}")
+    axes.set_title(title)
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     if cohorts:
         axes.legend(title="cohort", fontsize="small", loc="lower right")
-    output = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(output)
-    return output.getvalue()

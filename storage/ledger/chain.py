@@ -30,7 +30,7 @@ def canonical(content: dict[str, Any]) -> str:
     try:
         return rfc8785.dumps(content).decode()
     except rfc8785.CanonicalizationError as error:
-        raise InputError(f"a row can't hold this: {error}") from error
+        raise InputError(f"a row cannot hold this value: {error}") from error
 
 
 def digest(body: str) -> str:
@@ -45,8 +45,8 @@ def now() -> str:
 
 def last(connection: Connection) -> tuple[int, str]:
     """Return sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
-    found = connection.execute(sa.select(_T.sequence, _T.hash).order_by(_T.sequence.desc()).limit(1)).one_or_none()
-    return (0, GENESIS) if found is None else (found.sequence, found.hash)
+    row = connection.execute(sa.select(_T.sequence, _T.hash).order_by(_T.sequence.desc()).limit(1)).one_or_none()
+    return (0, GENESIS) if row is None else (row.sequence, row.hash)
 
 
 def hash_of(connection: Connection, sequence: int) -> str | None:
@@ -84,7 +84,7 @@ def spend_rows(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the running totals that a row's charges leave behind, as the spend table keeps them."""
     return [
         {
-            "population": charge.get("population") or content["population"],
+            "population": charge["population"] or content["population"],
             "cohort": charge["cohort"],
             "guarantee_kind": content["guarantee_kind"],
             "sequence": content["sequence"],
@@ -106,12 +106,12 @@ def parse(body: str, row_hash: str) -> Row:
     """Return the row that a body holds.
 
     Raises:
-        StorageError: when it is no row; `verify` says what happened to it.
+        StorageError: when it cannot be parsed; `verify` says what happened to it.
     """
     try:
         return Row.model_validate({**json.loads(body), "hash": row_hash})
     except (ValidationError, ValueError, TypeError) as error:
-        raise StorageError("the ledger holds a row that is none: run `autocoder ledger verify`") from error
+        raise StorageError("The ledger contains a row that cannot be parsed. Run `autocoder ledger verify`.") from error
 
 
 def select_rows(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Sequence[Row]:
@@ -123,5 +123,5 @@ def select_rows(connection: Connection, *where: sa.ColumnElement[bool] | sa.Text
 def newest(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Row | None:
     """Return the newest of the rows that fit, None when none does."""
     statement = sa.select(_T.body, _T.hash).where(*where).order_by(_T.sequence.desc()).limit(1)
-    found = connection.execute(statement).one_or_none()
-    return None if found is None else parse(found.body, found.hash)
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else parse(row.body, row.hash)

@@ -1,4 +1,4 @@
-"""From what callers hand in to the fields of a row, every number made an exact decimal on the way."""
+"""Builds the fields of a row from what callers hand in; every number becomes an exact decimal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.decisions import Decision
-from storage.ledger.models import GENESIS, Evaluation, Mark, ReleasePlan, Row
+from storage.ledger.models import EPSILON_REPLACED, GENESIS, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import ALL_COHORTS, Policy
 
 
@@ -40,6 +40,15 @@ def claim_content(claim: Claim) -> dict[str, Any]:
         "assumptions": claim.assumptions,
         "unprotected_inputs": claim.unprotected_inputs,
     }
+
+
+def replaced_details(claim: Claim | None) -> dict[str, Any]:
+    """Return the epsilon of one unit's values replaced, where a claim's epsilon is not that already, as details."""
+    if claim is None or claim.guarantee_kind != "formal" or claim.neighbouring_relation == "replace-one":
+        return {}
+    if claim.epsilon_replaced is None:
+        return {}
+    return {EPSILON_REPLACED: format(amounts.epsilon(claim.epsilon_replaced), "f")}
 
 
 _SAME_NAMES = (
@@ -94,7 +103,7 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
 
 
 def anticipated(plan: ReleasePlan, *, audit: Mapping[str, Any] | None) -> Row:
-    """The row of a plan's release as it would be drawn, for a rehearsal; no ledger has it."""
+    """Returns the row of a plan's release as it would be drawn, for a rehearsal; no ledger has it."""
     return Row.model_validate(
         plan_content(plan)
         | {
@@ -112,28 +121,41 @@ TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", 
 """Fields of a planned release that its approvers see and sign."""
 
 
-def release_terms(plan: ReleasePlan) -> dict[str, str]:
-    """What a signature on this plan says of it, as text.
+def release_terms(plan: ReleasePlan, content: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Returns what a signature on this plan says of it, as text.
+
+    Args:
+        content: of `plan_content`, where it is computed already.
 
     Raises:
         BudgetRefused, InputError: the plan is none that could be released.
     """
-    content = plan_content(plan)
+    content = plan_content(plan) if content is None else content
     epsilon = str(amounts.text(content["epsilon"]))
     terms = {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
     return terms if plan.ledger is None else terms | {"ledger": plan.ledger.text}
 
 
 def signed_terms(row: Mapping[str, Any]) -> dict[str, str]:
-    """What the signatures of a reserved release say, by its row as plain data."""
+    """Returns what the signatures of a reserved release say, by its row as plain data."""
     terms = {name: row[name] for name in TERMS}
     mark = row["details"].get("ledger")
     return terms if mark is None else terms | {"ledger": Mark.model_validate(mark).text}
 
 
+def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> dict[str, str]:
+    """Returns what a signature on a change of policy says of it, as text.
+
+    Args:
+        in_force: the row of the policy before; its hash is of this ledger and this moment, so that a signature is good
+            once.
+    """
+    return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
+
+
 def recovery_terms(content: Mapping[str, Any]) -> dict[str, str]:
-    """What a signature on a recovery says of it, as text."""
-    marks = {name: content[name] for name in ("lost", "found")}
+    """Returns what a signature on a recovery says of it, as text."""
+    marks = {name: content[name] for name in ("abandoned", "continued")}
     return {name: "empty" if mark is None else Mark.model_validate(mark).text for name, mark in marks.items()}
 
 
@@ -156,9 +178,8 @@ def recovery_content(
     }
 
 
-def refusal_content(plan: ReleasePlan, decision: Decision, *, name: str) -> dict[str, Any]:
-    """Return the fields of the row that records a refusal."""
-    content = plan_content(plan)
+def refusal_content(content: Mapping[str, Any], decision: Decision, *, name: str) -> dict[str, Any]:
+    """Return the fields of the row that records a refusal of a plan with this content."""
     return {field: content[field] for field in ("label", "population", "cohorts", "data_fingerprint", "requester")} | {
         "kind": "refusal",
         "state": "recorded",
@@ -176,11 +197,12 @@ def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
         **({} if evaluation.claim is None else claim_content(evaluation.claim)),
         "kind": evaluation.kind,
         "state": "internal" if evaluation.kind == "evaluation" else "recorded",
-        "label": evaluation.label,
+        "subject": evaluation.subject,
+        "label": evaluation.title,
         "release_id": evaluation.release_id,
         "mechanism": None if event is None else event.mechanism,
         "event": None if event is None else event.model_dump(mode="json"),
-        "details": evaluation.details,
+        "details": evaluation.details | replaced_details(evaluation.claim),
     }
 
 

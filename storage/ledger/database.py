@@ -15,16 +15,14 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
-from storage.ledger.journal import ForeignLedger, Outside
-from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row
+from storage.ledger.journal import ForeignLedger, Journal
+from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set, spend
 
 _T = TypeVar("_T")
 
-_WRITER_SINCE = "0003"
 _LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
-_RECORDS_SINCE = "0004"
-_RIGHTS = {"ledger_row": "SELECT", "spend": "SELECT", "record_set": "SELECT", VERSION_TABLE: "SELECT"}
+_READABLE = (ledger_row.name, spend.name, record_set.name, VERSION_TABLE)
 
 
 class ConnectionLost(StorageError):
@@ -52,11 +50,21 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
-def same_database(one: str, other: str) -> bool:
-    """Whether two URLs name the same ledger; passwords don't count.
+def database_exists(url: str) -> bool:
+    """Check that the SQLite file of a ledger exists; a server's database is taken to.
 
     Raises:
-        InputError: one of them names no ledger.
+        InputError: the URL is not that of a ledger.
+    """
+    parsed = parse_url(url)
+    return parsed.get_backend_name() != "sqlite" or Path(str(parsed.database)).exists()
+
+
+def same_database(one: str, other: str) -> bool:
+    """Checks that two URLs name the same ledger; passwords don't count.
+
+    Raises:
+        InputError: one of them is not the URL of a ledger.
     """
     # `set` takes None for no change
     return parse_url(one)._replace(password=None) == parse_url(other)._replace(password=None)
@@ -65,7 +73,7 @@ def same_database(one: str, other: str) -> bool:
 class Database:
     """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
 
-    def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Outside] = ()) -> None:
+    def __init__(self, url: str, *, lock_timeout: float, journals: Sequence[Journal] = ()) -> None:
         self.url = parse_url(url)
         self.journals = tuple(journals)
         self.lock_timeout = lock_timeout
@@ -125,8 +133,8 @@ class Database:
                 for journal in self.journals:
                     journal.check(connection)
                 yield connection
-                news = [(journal, journal.news(connection)) for journal in self.journals]
-            for journal, lines in news:
+                pending_lines = [(journal, journal.pending_lines(connection)) for journal in self.journals]
+            for journal, lines in pending_lines:
                 journal.append(lines)
 
     @contextmanager
@@ -221,24 +229,26 @@ class Database:
         """
         if self.is_sqlite:
             path = Path(str(self.url.database))
+            # guard: a ledger that is gone is not begun anew
             self._require_unlost(path)
             if not path.parent.is_dir():
                 raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
             try:  # closed to others: it names populations, requesters and costs
                 # resolved: a link that leads nowhere yet would be left to the driver, which asks the umask
+                # guard: a ledger behind a dangling link is closed
                 os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
                 pass
             except (OSError, RuntimeError) as error:  # the latter: links in a circle
                 reason = getattr(error, "strerror", None) or "a link leads to itself"
                 raise StorageError(f"ledger {self.name}: cannot be made: {reason}") from error
-        found = self.revision()
-        if found == REVISION:
+        revision = self.revision()
+        if revision == REVISION:
             return
         if self.is_sqlite:
             migrate(Database(str(self.url), lock_timeout=self.lock_timeout))
         else:
-            state = "has no ledger" if found is None else f"holds a ledger of schema {found}"
+            state = "has no ledger" if revision is None else f"holds a ledger of schema {revision}"
             raise StorageError(
                 f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the database run"
                 " `autocoder ledger migrate --url URL --app-role ROLE`"
@@ -251,13 +261,12 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
-def migrate(database: Database, *, app_role: str | None = None, revision: str = "head") -> str:
+def migrate(database: Database, *, app_role: str | None = None) -> str:
     """Bring the schema up to date and return its revision.
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
         app_role: the role that the pipeline connects as; it may read and call `ledger_append`, nothing else.
-        revision: where to stop; another than `head` is for tests.
 
     Raises:
         StorageError: when the schema is newer than this code, or the database is Prefect's.
@@ -272,12 +281,14 @@ def migrate(database: Database, *, app_role: str | None = None, revision: str = 
         _use_write_ahead_log(database)
     with database.write() as connection:
         _refuse_prefect(database, connection)
-        found = _revision(connection)
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if found is not None and found not in known:
-            raise StorageError(f"ledger {database.name}: schema {found} is newer than this code knows; update the code")
+        revision = _revision(connection)
+        revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if revision is not None and revision not in revisions:
+            raise StorageError(
+                f"ledger {database.name}: schema {revision} is newer than this code knows; update the code"
+            )
         config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+        command.upgrade(config, "head")
         if app_role is not None:
             _grant(database, connection, app_role)
         return str(_revision(connection))
@@ -314,11 +325,13 @@ def _use_write_ahead_log(database: Database) -> None:
 def _grant(database: Database, connection: Connection, role: str) -> None:
     if database.is_sqlite:
         raise InputError("--app-role: SQLite has no roles; its triggers keep the ledger append-only")
-    known = connection.execute(sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}).scalar()
-    if known is None:
+    superuser = connection.execute(
+        sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}
+    ).scalar()
+    if superuser is None:
         raise InputError(f"--app-role: no role {role}; create it first (CREATE ROLE … LOGIN)")
-    if known:
-        raise InputError(f"--app-role: {role} is a superuser, whom no grant binds; give an ordinary role")
+    if superuser:
+        raise InputError(f"--app-role: {role} is a superuser and bypasses grants. Give an ordinary role")
     quoted = connection.dialect.identifier_preparer.quote_identifier(role)
     owner = connection.execute(
         sa.text(
@@ -333,14 +346,9 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )
     connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {schema} TO {quoted}"))
-    there = set(sa.inspect(connection).get_table_names())
-    for table, rights in _RIGHTS.items():
-        if table in there:
-            connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
-            connection.execute(sa.text(f"GRANT {rights} ON {table} TO {quoted}"))
-    if str(_revision(connection)) >= _WRITER_SINCE:
-        connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION ledger_append(text) TO {quoted}"))
-        if str(_revision(connection)) >= _RECORDS_SINCE:
-            connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION ledger_register(bytea) TO {quoted}"))
-    else:  # the schema of before, which tests stop at
-        connection.execute(sa.text(f"GRANT INSERT ON {', '.join(sorted(there & {'ledger_row', 'spend'}))} TO {quoted}"))
+    for table in _READABLE:
+        connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
+        # guard: the pipeline's role inserts nothing
+        connection.execute(sa.text(f"GRANT SELECT ON {table} TO {quoted}"))
+    for function in ("ledger_append(text)", "ledger_register(bytea)"):
+        connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION {function} TO {quoted}"))

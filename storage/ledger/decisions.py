@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage.errors import InputError
 from storage.ledger import chain
-from storage.ledger.heads import key_id
+from storage.ledger.heads import is_signed, key_id, signature_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -51,13 +52,9 @@ class Decision(BaseModel):
     signature: str = ""
     """Base64, DER-encoded ECDSA."""
 
-    def signed_bytes(self) -> bytes:
-        """What the signature is over."""
-        return chain.canonical(self.model_dump(mode="json", exclude={"signature"})).encode()
-
     @property
     def token(self) -> str:
-        """The decision as one line of text, to be pasted into a form."""
+        """Returns the decision as one line of text, to be pasted into a form."""
         return base64.urlsafe_b64encode(chain.canonical(self.model_dump(mode="json")).encode()).decode()
 
     @staticmethod
@@ -72,7 +69,17 @@ class Decision(BaseModel):
             content = text if text.lstrip().startswith("{") else base64.b64decode(text, altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
-            raise InputError("approval: this is no signed decision; paste what `autocoder approve` printed") from None
+            raise InputError("approval: not a signed decision. Paste what `autocoder approve` printed") from None
+
+
+@dataclass(frozen=True)
+class Matter:
+    """Holds what is decided, by its digest and terms as they are now, and who requested it."""
+
+    subject: Subject
+    digest: str
+    terms: Mapping[str, str]
+    requester: str | None
 
 
 def sign(
@@ -85,9 +92,6 @@ def sign(
     reason: str = "",
 ) -> Decision:
     """Decide with this key, now."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     plain = Decision(
         subject=subject,
         decision=decision,
@@ -97,68 +101,42 @@ def sign(
         signed_at=chain.now(),
         key_id=key_id(key.public_key()),
     )
-    signature = key.sign(plain.signed_bytes(), ec.ECDSA(hashes.SHA256()))
-    return plain.model_copy(update={"signature": base64.b64encode(signature).decode()})
+    return plain.model_copy(update={"signature": signature_of(plain, key)})
 
 
-def signer(
-    decision: Decision,
-    rule: ApprovalRule,
-    *,
-    subject: Subject,
-    digest: str,
-    terms: Mapping[str, str],
-    requester: str,
-    at: datetime | None = None,
-) -> str:
+def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: datetime | None = None) -> str:
     """Return the name of whoever signed, when the decision counts under this rule.
 
     Args:
-        digest: of what lies before us; a decision on another one is stale.
-        terms: what the plan says now.
-        requester: who asked; nobody decides on their own request.
+        matter: what is decided; a decision on another digest or other terms is stale, and nobody decides on their own
+            request.
         at: the moment that the rule's age limit is held against; now when not given.
 
     Raises:
         InputError: it does not count; says why.
     """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     name, key = _whose(decision, rule)
-    try:
-        key.verify(
-            base64.b64decode(decision.signature, validate=True), decision.signed_bytes(), ec.ECDSA(hashes.SHA256())
-        )
-    except (InvalidSignature, ValueError):
-        raise InputError(f"approval by {name}: the signature is false") from None
-    if decision.subject != subject or decision.digest != digest or decision.terms != dict(terms):
+    if not is_signed(decision, decision.signature, key):
+        raise InputError(f"approval by {name}: invalid signature")
+    if (decision.subject, decision.digest, decision.terms) != (matter.subject, matter.digest, dict(matter.terms)):
         raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
-    if name == requester:
+    if name == matter.requester:
         raise InputError(f"approval by {name}: nobody decides on their own request")
     _check_age(decision, rule, name, at or datetime.now(UTC))
     return name
 
 
 def approvers(
-    decisions: Sequence[Decision],
-    rule: ApprovalRule,
-    *,
-    subject: Subject,
-    digest: str,
-    terms: Mapping[str, str],
-    requester: str,
-    at: datetime | None = None,
+    decisions: Sequence[Decision], rule: ApprovalRule, matter: Matter, *, at: datetime | None = None
 ) -> tuple[str, ...]:
-    """Names of those who approved, each checked by `signer`.
+    """Returns the names of those who approved, each checked by `signer`.
 
     Raises:
         InputError: a decision does not count, is a refusal, or repeats another person's or key's.
     """
     names: list[str] = []
     for decision in decisions:
-        name = signer(decision, rule, subject=subject, digest=digest, terms=terms, requester=requester, at=at)
+        name = signer(decision, rule, matter, at=at)
         if decision.decision != "approve":
             raise InputError(f"{name} refused: {decision.reason or 'no reason given'}")
         if name in names:
@@ -171,8 +149,8 @@ def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePu
     for name, key in rule.keys().items():
         if key_id(key) == decision.key_id:
             return name, key
-    known = ", ".join(sorted(rule.approvers)) or "nobody"
-    raise InputError(f"approval: key {decision.key_id[:12]}… is not one of the policy's; it knows {known}")
+    names = ", ".join(sorted(rule.approvers)) or "nobody"
+    raise InputError(f"approval: key {decision.key_id[:12]}… is not one of the policy's; it knows {names}")
 
 
 def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) -> None:
@@ -180,7 +158,7 @@ def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) 
         signed = datetime.fromisoformat(decision.signed_at)
         age = at - signed
     except (ValueError, TypeError):
-        raise InputError(f"approval by {name}: signed_at is no time with an offset from UTC") from None
+        raise InputError(f"approval by {name}: signed_at is not a time with an offset from UTC") from None
     if age < -_CLOCKS_DIFFER:
         raise InputError(f"approval by {name}: signed in the future; set the clocks")
     if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
@@ -188,5 +166,5 @@ def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) 
 
 
 def from_row(details: Mapping[str, Any]) -> tuple[Decision, ...]:
-    """The decisions that a row of the ledger keeps."""
+    """Returns the decisions that a row of the ledger keeps."""
     return tuple(Decision.model_validate(entry) for entry in details.get("decisions", ()))

@@ -43,9 +43,6 @@ class Head(BaseModel):
     signature: str | None = None
     """Base64, DER-encoded ECDSA."""
 
-    def _signed_bytes(self) -> bytes:
-        return chain.canonical(self.model_dump(mode="json", exclude={"signature"})).encode()
-
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
     """Make a P-256 key pair in `folder`: the private key readable by its owner alone, the public one for partners.
@@ -158,13 +155,32 @@ def state_head(
         stated_at=stated_at or chain.now(),
         key_id=None if key is None else key_id(key.public_key()),
     )
-    if key is None:
-        return head
+    return head if key is None else head.model_copy(update={"signature": signature_of(head, key)})
+
+
+def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
+    """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in Base64."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    signature = key.sign(head._signed_bytes(), ec.ECDSA(hashes.SHA256()))
-    return head.model_copy(update={"signature": base64.b64encode(signature).decode()})
+    return base64.b64encode(key.sign(_signed_bytes(statement), ec.ECDSA(hashes.SHA256()))).decode()
+
+
+def is_signed(statement: BaseModel, signature: str, key: EllipticCurvePublicKey) -> bool:
+    """Checks a signature that `signature_of` made."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key.verify(base64.b64decode(signature, validate=True), _signed_bytes(statement), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed_bytes(statement: BaseModel) -> bytes:
+    return chain.canonical(statement.model_dump(mode="json", exclude={"signature", "signatures"})).encode()
 
 
 def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
@@ -173,17 +189,10 @@ def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
     Raises:
         InputError: when it has none, or it isn't this key's.
     """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     if head.signature is None or head.key_id != key_id(key):
         raise InputError(f"head of row {head.sequence}: not signed with this key")
-    try:
-        signature = base64.b64decode(head.signature, validate=True)
-        key.verify(signature, head._signed_bytes(), ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, ValueError) as error:
-        raise InputError(f"head of row {head.sequence}: its signature is false") from error
+    if not is_signed(head, head.signature, key):
+        raise InputError(f"head of row {head.sequence}: invalid signature")
 
 
 def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import BudgetRefused, accounts_of
+from storage.ledger.budget import BudgetRefused, Spending
 from storage.ledger.content import (
     carry,
     evaluation_content,
     plan_content,
     policy_content,
+    policy_terms,
     refusal_content,
     release_terms,
+    replaced_details,
 )
-from storage.ledger.database import Database, parse_url
-from storage.ledger.decisions import Decision, approvers, signer
-from storage.ledger.journal import Outside
-from storage.ledger.models import Charge, Evaluation, Mark, ReleasePlan, Row
+from storage.ledger.database import Database, database_exists, parse_url
+from storage.ledger.decisions import Decision, Matter, approvers, signer
+from storage.ledger.journal import Journal
+from storage.ledger.models import Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
-from storage.ledger.reading import Reading
+from storage.ledger.reader import LedgerReader
 from storage.ledger.records import RecordSet
-from storage.ledger.schema import ledger_row, record_set
+from storage.ledger.registry import register
+from storage.ledger.schema import ledger_row
 
 _T = ledger_row.c
 _IDENTITY = (
@@ -45,12 +47,12 @@ _IDENTITY = (
 _SURPLUS = "epsilon at the draw exceeds the reservation"
 
 
-class Ledger(Reading):
+class Ledger(LedgerReader):
     """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
 
     @staticmethod
     def open(
-        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Outside] = ()
+        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Journal] = ()
     ) -> Ledger:
         """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
 
@@ -73,16 +75,22 @@ class Ledger(Reading):
         return Ledger(database, policy=policy)
 
     @staticmethod
-    def existing(url: str) -> Ledger:
-        """Open a ledger that is there: reading must not leave an empty one where a folder was only mistyped.
+    def open_existing(url: str, *, policy: Policy | None = None, journals: Sequence[Journal] = ()) -> Ledger | None:
+        """Open a ledger, or return None where the URL names a SQLite file that does not exist: creates none."""
+        return Ledger.open(url, policy=policy, journals=journals) if database_exists(url) else None
+
+    @staticmethod
+    def require_existing(url: str) -> Ledger:
+        """Open a ledger for reading: a mistyped folder must not get an empty one.
 
         Raises:
-            InputError: a SQLite file is not there, or the URL names no ledger.
+            InputError: the SQLite file does not exist, or the URL is not that of a ledger.
         """
-        parsed = parse_url(url)
-        if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-            raise InputError(f"no ledger at {parsed.database}; the first retrain makes it (--home, --ledger-url)")
-        return Ledger.open(url)
+        ledger = Ledger.open_existing(url)
+        if ledger is None:
+            place = parse_url(url).database
+            raise InputError(f"no ledger at {place}. The first retrain creates it; check --home and --ledger-url.")
+        return ledger
 
     # -- releases ------------------------------------------------------------------------------------------
 
@@ -124,10 +132,11 @@ class Ledger(Reading):
         records: RecordSet | None = None,
     ) -> Row:
         content = plan_content(plan)
-        known = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
-        if known is not None:
-            _require_same(known, content)
-            return known
+        existing = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
+        if existing is not None:
+            _require_same(existing, content)
+            require_plan(existing, plan_digest)
+            return existing
         if plan.ledger is not None:
             self._require_here(connection, plan)
         policy = self._policy_in_force(connection, requester=plan.requester)
@@ -138,43 +147,40 @@ class Ledger(Reading):
             raise BudgetRefused(
                 f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
             )
-        approved = approvers(
-            decisions,
-            policy.approvals,
-            subject="release",
-            digest=plan_digest or "",
-            terms=release_terms(plan),
-            requester=plan.requester,
-        )
+        matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
+        approved = approvers(decisions, policy.approvals, matter)
         _require_persons(policy, approved)
         if plan.supersedes is not None:
             self._current(connection, plan.supersedes)
-        overlap = self._overlap(connection, content, records)
-        charges = self._charges(connection, policy, content, content["epsilon"], content["delta"], overlap)
-        details: dict[str, Any] = {}
+        spending = Spending.of(content)
+        overlap, comparison = self._overlap(connection, spending, records)
+        charges = self._charges(connection, policy, spending, overlap)
+        details = replaced_details(plan.claim)
         if plan_digest is not None:
-            kept = [decision.model_dump(mode="json") for decision in decisions]
-            details |= {"plan_digest": plan_digest, "decisions": kept}
+            signed = [decision.model_dump(mode="json") for decision in decisions]
+            details |= {"plan_digest": plan_digest, "decisions": signed}
         if plan.ledger is not None:
             details["ledger"] = plan.ledger.model_dump()
         if audit is not None:
             details["audit"] = audit
-        if records is not None:
+        stored = None if comparison is None else comparison.encode()
+        if records is not None and stored is not None:
             shared = sorted(str(row.release_id) for row in overlap)
-            details["records"] = {"overlap": shared, "set": records.digest}
+            stored_digest = hashlib.sha256(stored).hexdigest()
+            details["records"] = {"overlap": shared, "set": records.digest, "stored": stored_digest}
         content |= {
             "state": "reserved",
             "release_id": uuid.uuid4().hex[:16],
             "records_rounded": policy.round_records(plan.records_rounded),
-            "composition": _composition(policy, content),
+            "composition": ", ".join(dict.fromkeys(charge.composition for charge in charges)),
             "charges": charges,
             "policy_digest": policy.digest,
             "approvals": approved,
             "details": details,
         }
         row = chain.append(connection, content)
-        if records is not None:
-            register(connection, row.sequence, records.encode())
+        if stored is not None:
+            register(connection, row.sequence, stored)
         return row
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
@@ -186,30 +192,25 @@ class Ledger(Reading):
         return self.database.transact(lambda connection: self._refuse(connection, plan, decision))
 
     def _refuse(self, connection: Connection, plan: ReleasePlan, decision: Decision) -> Row:
-        known = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == decision.digest)
-        if known is not None:
-            return known
-        policy = self._policy_in_force(connection, requester=plan.requester)
-        name = signer(
-            decision,
-            policy.approvals,
-            subject="release",
-            digest=decision.digest,
-            terms=release_terms(plan),
-            requester=plan.requester,
-        )
+        existing = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == decision.digest)
+        if existing is not None:
+            return existing
+        policy, content = self._policy_in_force(connection, requester=plan.requester), plan_content(plan)
+        matter = Matter("release", decision.digest, release_terms(plan, content), plan.requester)
+        name = signer(decision, policy.approvals, matter)
         if decision.decision != "refuse":
             raise InputError(f"decision by {name}: it approves; a refusal is signed with `autocoder refuse`")
         released = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
         if released is not None:
             raise InputError(f"refusal: too late, the plan is release {released.release_id} ({released.state})")
-        return chain.append(connection, refusal_content(plan, decision, name=name))
+        return chain.append(connection, refusal_content(content, decision, name=name))
 
     def mark_drawn(
         self,
         release_id: str,
         *,
         draw_digest: str,
+        plan_digest: str | None = None,
         sensitivity: float | Decimal | None = None,
         epsilon: float | Decimal | None = None,
     ) -> Row:
@@ -218,9 +219,12 @@ class Ledger(Reading):
         The larger of planned and measured is what the row takes; a surplus is charged in the same transaction.
         A second call with the same digest returns the release's row.
 
+        Args:
+            plan_digest: of the plan that was drawn; it has to be the reserved one's.
+
         Raises:
             BudgetRefused: when the surplus exceeds a cap; the release is burned then.
-            StorageError: when another draw is recorded already, or the release is burned.
+            StorageError: when another draw is recorded already, the plan is another, or the release is burned.
             InputError: when a number can't be kept, or a larger sensitivity comes without its epsilon.
         """
         measured = {
@@ -228,16 +232,22 @@ class Ledger(Reading):
             "sensitivity": None if sensitivity is None else amounts.sensitivity(sensitivity),
         }
         row, refusal = self.database.transact(
-            lambda connection: self._mark_drawn(connection, release_id, draw_digest, measured)
+            lambda connection: self._mark_drawn(connection, release_id, draw_digest, plan_digest, measured)
         )
         if refusal is not None:
             raise BudgetRefused(f"release {release_id} is burned: {refusal}")
         return row
 
     def _mark_drawn(
-        self, connection: Connection, release_id: str, draw_digest: str, measured: dict[str, Decimal | None]
+        self,
+        connection: Connection,
+        release_id: str,
+        draw_digest: str,
+        plan_digest: str | None,
+        measured: dict[str, Decimal | None],
     ) -> tuple[Row, str | None]:
         row = self._current(connection, release_id)
+        require_plan(row, plan_digest)
         if row.draw_digest is not None:
             if row.draw_digest != draw_digest:
                 raise StorageError(f"release {release_id}: another draw is recorded already; there is no second")
@@ -264,27 +274,28 @@ class Ledger(Reading):
             policy = self._policy_in_force(connection, requester=row.requester or "")
             content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest}
             try:
-                content["charges"] = self._surplus(connection, policy, content, surplus)
+                spending = Spending.of(content).surplus(surplus)
+                others = self._counted(connection, release_id) - set(spending.accounts)
+                content["charges"] = self._charged(connection, policy, spending, sorted(others))
             except BudgetRefused as refused:
                 reason = f"{_SURPLUS}: {refused}"
                 burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason)
                 return chain.append(connection, burned), reason
         return chain.append(connection, content), None
 
-    def _surplus(
-        self, connection: Connection, policy: Policy, content: dict[str, Any], surplus: Decimal
-    ) -> tuple[Charge, ...]:
-        """What a release costs more than was planned, to every account that it counts in."""
-        own = accounts_of(content["population"], content["cohorts"], content["privacy_unit"])
-        others = sorted(self._counted(connection, content["release_id"]) - set(own))
-        return self._charged(connection, policy, content, (surplus, amounts.ZERO_DELTA), own, others)
+    def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
+        """Record that the bundle stands; the release is done. Again with the same digest returns its row.
 
-    def commit(self, release_id: str, *, bundle_digest: str) -> Row:
-        """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
-        return self.database.transact(lambda connection: self._commit(connection, release_id, bundle_digest))
+        Raises:
+            StorageError: when the plan that the bundle was built from is not the reserved one, or the state is another.
+        """
+        return self.database.transact(
+            lambda connection: self._commit(connection, release_id, bundle_digest, plan_digest)
+        )
 
-    def _commit(self, connection: Connection, release_id: str, bundle_digest: str) -> Row:
+    def _commit(self, connection: Connection, release_id: str, bundle_digest: str, plan_digest: str | None) -> Row:
         row = self._current(connection, release_id)
+        require_plan(row, plan_digest)
         if row.state == "committed":
             if row.bundle_digest != bundle_digest:
                 raise StorageError(f"release {release_id}: committed with another bundle already")
@@ -309,7 +320,7 @@ class Ledger(Reading):
 
     # -- which ledger this is -------------------------------------------------------------------------------
 
-    def begun(self, *, requester: str) -> Mark:
+    def ensure_genesis_row(self, *, requester: str) -> Mark:
         """Return which ledger this is and how far it went; an empty one gets its first row."""
         mark = self.mark()
         if mark is None:
@@ -333,9 +344,9 @@ class Ledger(Reading):
         content = evaluation_content(evaluation)
         key = evaluation.idempotency_key
         if key is not None:
-            known = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
-            if known is not None:
-                return known
+            existing = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
+            if existing is not None:
+                return existing
         if evaluation.release_id is not None:
             self._current(connection, evaluation.release_id)
         if evaluation.records_rounded is not None:
@@ -359,15 +370,9 @@ class Ledger(Reading):
             if row is not None and row.policy_digest == policy.digest:
                 return row
             approved: tuple[str, ...] = ()
-            if before is not None:
-                approved = approvers(
-                    decisions,
-                    before.approvals,
-                    subject="policy",
-                    digest=policy.digest,
-                    terms={"name": policy.name},
-                    requester=requester,
-                )
+            if row is not None and before is not None:
+                terms = policy_terms(policy.name, self._mark_of(connection, row), requester=requester, reason=reason)
+                approved = approvers(decisions, before.approvals, Matter("policy", policy.digest, terms, requester))
                 _require_persons(before, approved)
             content = policy_content(
                 policy, before, requester=requester, reason=reason, approvals=approved, decisions=decisions
@@ -401,31 +406,33 @@ class Ledger(Reading):
         return Policy.parse(row.details["policy"])
 
 
-def register(connection: Connection, sequence: int, marks: bytes) -> None:
-    """Add a release's set of records beside its row, which is the newest."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT ledger_register(:marks)"), {"marks": marks})
-    else:
-        connection.execute(record_set.insert(), {"sequence": sequence, "marks": marks})
-
-
-def _require_same(known: Row, content: dict[str, Any]) -> None:
-    different = [name for name in _IDENTITY if getattr(known, name) != content[name]]
+def _require_same(existing: Row, content: dict[str, Any]) -> None:
+    different = [name for name in _IDENTITY if getattr(existing, name) != content[name]]
     if different:
         raise InputError(
-            f"idempotency key: it belongs to release {known.release_id}, whose {', '.join(different)} differ;"
+            f"idempotency key: it belongs to release {existing.release_id}, whose {', '.join(different)} differ;"
             " another release needs another key (another release.label), and spends again"
+        )
+
+
+def require_plan(row: Row, plan_digest: str | None) -> None:
+    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts.
+
+    Raises:
+        StorageError: the digests differ.
+    """
+    reserved = row.details.get("plan_digest")
+    if reserved != plan_digest:
+        shown, given = (f"plan {one[:12]}…" if one else "no plan digest" for one in (reserved, plan_digest))
+        raise StorageError(
+            f"release {row.release_id} was reserved for {shown}, this is {given}. Release the reserved plan, or plan "
+            "again under another release.label, which spends again"
         )
 
 
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:
     if len(approved) < policy.approvals.minimum:
         raise BudgetRefused(
-            f"policy {policy.name} needs {policy.approvals.wanted} by others than the requester;"
+            f"policy {policy.name} needs {policy.approvals.signatures_required} by others than the requester;"
             f" {len(approved)} given (`autocoder approve`)"
         )
-
-
-def _composition(policy: Policy, content: dict[str, Any]) -> str:
-    caps = (policy.cap(content["population"], c, content["guarantee_kind"]) for c in content["cohorts"])
-    return next((cap.composition for cap in caps if cap is not None), "basic")

@@ -1,4 +1,4 @@
-"""What the ledger takes and gives: the plan of a release, an evaluation, and a row of the chain."""
+"""Defines what the ledger takes and gives: the plan of a release, an evaluation, and a row of the chain."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from pydantic import (
     Field,
     PlainSerializer,
     SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    model_serializer,
+    model_validator,
 )
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
+from storage.ledger.composition import Loss, Rule
 
 SCHEMA_VERSION = 1
 """Version of the rows' JSON; a change of it is a change of what is hashed."""
 
+EPSILON_REPLACED = "epsilon_replaced"
+"""Name, among a row's details, of the epsilon of one unit's values replaced."""
 GENESIS = "0" * 64
 """Previous hash of the first row."""
 
@@ -44,7 +46,7 @@ Amount = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
 
 
 class _Provenance(BaseModel):
-    """Where a number comes from: who asked, with which code, settings and artifacts."""
+    """Holds where a number comes from: who asked, with which code, settings and artifacts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +63,7 @@ class _Provenance(BaseModel):
 
 
 class Mark(BaseModel):
-    """A row of one ledger: which ledger, told by the hash of its first row, and how far it went."""
+    """A row of one ledger: which ledger, by the hash of its first row, and how far it went."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +76,7 @@ class Mark(BaseModel):
 
     @property
     def text(self) -> str:
-        """All of it in one word, for what is signed."""
+        """Returns all of it in one word, for what is signed."""
         return f"{self.ledger}:{self.sequence}:{self.hash}"
 
 
@@ -98,11 +100,81 @@ class ReleasePlan(_Provenance):
     """The ledger that it was made under, and its newest row then. It is released there alone."""
 
 
+class _Subject(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ComparisonFit(_Subject):
+    """Holds which fit of a comparison an evaluation is of."""
+
+    kind: Literal["comparison"] = "comparison"
+    branch: Name
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """Returns the row's label for people."""
+        return f"compare: {self.branch}, seed {self.seed}"
+
+
+class SearchFit(_Subject):
+    """Holds which fit of a search for a target epsilon an evaluation is of."""
+
+    kind: Literal["search"] = "search"
+    target_epsilon: float
+    round: Name
+
+    @property
+    def label(self) -> str:
+        """Returns the row's label for people."""
+        return f"tuning for epsilon {self.target_epsilon:g}: {self.round}"
+
+
+class Sensitivity(_Subject):
+    """Holds which posterior of a retrain an epsilon and a Delta are of."""
+
+    kind: Literal["sensitivity"] = "sensitivity"
+    round: Name
+
+    @property
+    def label(self) -> str:
+        """Returns the row's label for people."""
+        return f"sensitivity of the {self.round} posterior, no release"
+
+
+class Scores(_Subject):
+    """Marks the scores of a retrain on held-out records."""
+
+    kind: Literal["scores"] = "scores"
+
+    @property
+    def label(self) -> str:
+        """Returns the row's label for people."""
+        return "internal evaluation on the test half"
+
+
+class Diagnostics(_Subject):
+    """Holds how many fits the diagnostics of a retrain made anew."""
+
+    kind: Literal["diagnostics"] = "diagnostics"
+    refits: int = 0
+
+    @property
+    def label(self) -> str:
+        """Returns the row's label for people."""
+        return "diagnostics of a retrain"
+
+
+Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores | Diagnostics, Field(discriminator="kind")]
+
+
 class Evaluation(_Provenance):
-    """What stays in the house: an internal or non-private evaluation, an audit, a handover, a revocation."""
+    """Holds what is not released: an internal or non-private evaluation, an audit, a handover, a revocation."""
 
     kind: Literal["evaluation", "audit", "handover", "revocation"] = "evaluation"
-    label: Name
+    subject: Subject | None = None
+    label: str = Field(default="", max_length=300)
+    """For people; by default the subject's."""
     population: Name
     cohorts: tuple[Name, ...] = ()
     data_fingerprint: Name
@@ -116,9 +188,21 @@ class Evaluation(_Provenance):
     details: dict[str, Any] = Field(default_factory=dict)
     """Figures as plain JSON: F1 scores, attack advantage. No record content."""
 
+    @model_validator(mode="after")
+    def _labelled(self) -> Evaluation:
+        if not self.title:
+            raise ValueError("an evaluation needs a subject or a label")
+        _printable(self.title)
+        return self
+
+    @property
+    def title(self) -> str:
+        """Returns the label, or the subject's."""
+        return self.label or (self.subject.label if self.subject is not None else "")
+
 
 class Charge(BaseModel):
-    """What one row spent from one cohort's account, with the arithmetic."""
+    """Holds what one row spent from one cohort's account, with the arithmetic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -136,16 +220,16 @@ class Charge(BaseModel):
     delta_after: Amount
     epsilon_cap: Amount
     delta_cap: Amount | None
+    composition: Rule = "basic"
+    """How `epsilon_after` follows; by another rule than `basic` it holds at the delta of the cap."""
+    loss: Loss | None = None
+    """What the charge adds to `spent`; both None in an account that was `basic` from its first charge on."""
+    spent: Loss | None = None
 
     @property
     def account(self) -> str:
         """Cohort of the account, with its population where it is another release's."""
         return self.cohort if self.population is None else f"{self.population}/{self.cohort}"
-
-    @model_serializer(mode="wrap")
-    def _short(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # The release's own population stays out, so that rows keep the hash that they had before there were others.
-        return {name: value for name, value in inner(self).items() if name != "population" or value is not None}
 
 
 class Row(BaseModel):
@@ -202,9 +286,22 @@ class Row(BaseModel):
     requester: str | None = None
     approvals: tuple[str, ...] = ()
     prefect_run_id: str | None = None
+    subject: Subject | None = None
+    """Of an evaluation: which fit or measurement it is of."""
     supersedes: str | None = None
     reason: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def epsilon_replaced(self) -> Decimal | None:
+        """Returns the epsilon of one unit's values replaced, by which rows of different relations compare.
+
+        A draw's 2 Delta is for that too. None: nothing finite is known.
+        """
+        if self.neighbouring_relation == "replace-one" or self.guarantee_kind == "asymptotic-local":
+            return self.epsilon
+        stated = self.details.get(EPSILON_REPLACED)
+        return None if stated is None else Decimal(stated)
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as plain data: amounts as fixed-point text, so that nothing is rounded on the way."""

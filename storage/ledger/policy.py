@@ -15,19 +15,27 @@ require_audit: true                # refuse a candidate without an audit that co
 audit_reach: 1                     # the share of the claim that perfect guesses in an audit must be able to show
 populations:
   osha-sir:
-    formal: {epsilon: 8, delta: 0.00001, composition: basic, neighbouring_relation: add-remove}
+    formal: {epsilon: 8, delta: 0.00001, composition: exact, neighbouring_relation: add-remove}
     asymptotic-local: {epsilon: 20}
     cohorts:
       "2023": {formal: {epsilon: 4, delta: 0.00001}}
 default:                           # populations not named; without it they are refused
   formal: {epsilon: 1, delta: 0.000001}
+registry:                          # what a registry of deployments asks for (`autocoder ledger record`)
+  curators: [Bureau of Injuries]
+  region: United States
+  domain: narratives of injuries that employers report, one row an injury
+  actors: the bureau trains; partners get bundles
+  refreshment: records come each quarter, budgets never reset
+  justification: decided by the review board
+  authors: [A. Officer]
 ```
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
 a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several
-cohorts, all of them have one account beside (`all cohorts`), under the least cap of any. `basic` composition: epsilons
-add up, deltas add up. `formal` and `asymptotic-local` are two accounts that nothing adds to each other. A kind without
-a cap is refused.
+cohorts, all of them have one account beside (`all cohorts`), under the least cap of any. Composition is `exact`, by
+what each release's event costs, or `basic`: epsilons add up, deltas add up. `formal` and `asymptotic-local` are two
+accounts that nothing adds to each other. A kind without a cap is refused.
 """
 
 from __future__ import annotations
@@ -44,9 +52,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -82,7 +88,8 @@ class Cap(BaseModel):
 
     epsilon: Annotated[Decimal, BeforeValidator(_cap_epsilon), _TEXT]
     delta: Annotated[Decimal | None, BeforeValidator(_cap_delta), _TEXT] = None
-    composition: Literal["basic"] = "basic"
+    composition: Literal["exact", "basic"] = "exact"
+    """`basic`: epsilons and deltas of the claims add up. `exact`: see `storage.ledger.composition`."""
     neighbouring_relation: NeighbouringRelation | None = None
     """The relation the account is kept in; without it, that of the account's first release."""
 
@@ -115,7 +122,7 @@ class PopulationBudget(CohortBudget):
 
 
 class ApprovalRule(BaseModel):
-    """How many persons must have approved a release, and by whose keys; the requester never counts."""
+    """Sets how many persons must have approved a release, and by whose keys; the requester never counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -136,19 +143,34 @@ class ApprovalRule(BaseModel):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _short(self, inner: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What was not set stays out, so that a policy keeps the digest it had before there were keys.
-        return {name: value for name, value in inner(self).items() if name == "minimum" or value not in (None, {})}
-
     @property
-    def wanted(self) -> str:
-        """How many, for people."""
+    def signatures_required(self) -> str:
+        """Returns the number of approvals in words."""
         return f"{self.minimum} signed approval{'' if self.minimum == 1 else 's'}"
 
     def keys(self) -> dict[str, EllipticCurvePublicKey]:
         """The approvers' keys by name."""
         return {name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()}
+
+
+class RegistryStatement(BaseModel):
+    """States what a public registry of deployments asks for and no ledger knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    curators: tuple[str, ...] = Field(min_length=1)
+    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] = "Government"
+    region: str = Field(min_length=1)
+    intended_use: str = "Suggests codes for narratives, which persons confirm."
+    domain: str = Field(min_length=1)
+    """Which data sets are possible: how records are collected, which fields they have."""
+    actors: str = Field(min_length=1)
+    """Who may access data or product, and what each is trusted with."""
+    refreshment: str = Field(min_length=1)
+    """How often new records come, and that budgets do not reset."""
+    justification: str = Field(min_length=1)
+    authors: tuple[str, ...] = Field(min_length=1)
+    """Who wrote the record."""
 
 
 class Policy(BaseModel):
@@ -167,13 +189,14 @@ class Policy(BaseModel):
     with less is inconclusive, and does not count as one."""
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
+    registry: RegistryStatement | None = None
 
     @staticmethod
     def load(path: Path | str | None) -> Policy:
         """Read a policy file; without one, return the default policy.
 
         Raises:
-            InputError: when the file is missing, is no YAML, or says something that is no policy.
+            InputError: when the file is missing, is not YAML, or is not a policy.
         """
         if path is None:
             return DEFAULT_POLICY
@@ -206,12 +229,9 @@ class Policy(BaseModel):
             raise InputError(f"{source}: {error}") from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the policy as plain data, decimals as text."""
-        told = self.model_dump(mode="json", by_alias=True)
-        for name, before in (("require_audit", False), ("audit_reach", 1.0)):
-            if told[name] == before:  # a policy keeps the digest it had before there was such a field
-                del told[name]
-        return told
+        """Return the policy as plain data, decimals as text; without a statement for registries where it has none."""
+        absent = {"registry"} if self.registry is None else None
+        return self.model_dump(mode="json", by_alias=True, exclude=absent)
 
     @property
     def digest(self) -> str:
@@ -228,10 +248,11 @@ class Policy(BaseModel):
         budget = self.populations.get(population, self.default)
         if budget is None:
             return None
+        # guard: the least cap of a population holds for its units
         if cohort == ALL_COHORTS:
             return _least([cap for one in (budget, *budget.cohorts.values()) if (cap := one.cap(kind)) is not None])
-        own = budget.cohorts.get(cohort)
-        return (own.cap(kind) if own else None) or budget.cap(kind)
+        cohort_budget = budget.cohorts.get(cohort)
+        return (cohort_budget.cap(kind) if cohort_budget else None) or budget.cap(kind)
 
     def round_records(self, count: int) -> int:
         """Round a record count to the nearest multiple that the policy names, halves up."""
@@ -247,6 +268,7 @@ def _least(caps: Sequence[Cap]) -> Cap | None:
     return Cap(
         epsilon=min(cap.epsilon for cap in caps),
         delta=min((cap.delta for cap in caps if cap.delta is not None), default=None),
+        composition="basic" if any(cap.composition == "basic" for cap in caps) else "exact",
         neighbouring_relation="replace-one" if "replace-one" in relations else caps[0].neighbouring_relation,
     )
 

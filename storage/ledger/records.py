@@ -1,20 +1,13 @@
-"""Which records a release is made from, so that the budget is theirs and not a name's.
+"""Marks the records that a release is made from, so that the budget is theirs and not a name's.
 
-A record is known by keyed marks alone: 64 bits of a keyed BLAKE2b of its content and, where its source names records,
-of name and content together. The ledger keeps the marks of every release, sorted; the key stays in the workspace
+A record is known by keyed marks alone: 64 bits of a keyed BLAKE2b of each of its contents (an id, a text cell, a row of
+values). The ledger keeps the marks of every release (`registry.py`); the key stays in the workspace
 (`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Whoever has one of the two can try no guess.
 
-Two releases share records when
-
-* both have names and share a named record, or more than one content in a hundred of the smaller one; or
-* one of them has no names, and they share a content.
-
-Releases whose claims protect units (a person, an establishment) share them where a unit's own mark, of its name alone,
-is in both.
-
-So names let two persons' equal narratives stand apart, and new names do not make new records. Not found: records whose
-text was edited, or composed of other columns; units that are spelt otherwise. False alarm: two sets of n and m
-different records share a mark with probability below n m / 2^64, 2e-9 for 200,000 each.
+Two releases share records where one content is in both. Releases whose claims protect units (a person, an
+establishment) share them where a unit's mark, of its name alone, is in both. Not detected: records whose text was
+edited; units that are spelt otherwise. False alarm: two sets of n and m different contents share a mark with
+probability below n m / 2^64, 2e-9 for 200,000 each.
 """
 
 from __future__ import annotations
@@ -24,9 +17,9 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,38 +29,31 @@ from storage.errors import StorageError
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
 _MAGIC = b"autocoder records 1\n"
-_MAGIC_UNITS = b"autocoder records 2\n"
 _KEY_ID = 16
 _SAMPLED = 64
 
 
 @dataclass(frozen=True)
 class RecordSet:
-    """Marks of a release's records, sorted and without repetitions: uint64 [contents], uint64 [named records]."""
+    """Holds marks of a release's records, sorted and without repetitions."""
 
     key_id: bytes
     """16 bytes that follow from the key: sets of two keys cannot be compared."""
     contents: NDArray[np.uint64]
-    named: NDArray[np.uint64]
-    units: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    units: NDArray[np.uint64]
     """Of the persons or establishments that the claim protects; none where that is a record."""
 
     @staticmethod
-    def of(records: Iterable[tuple[str | None, bytes]], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
-        """Mark records, each a name (None where the source has none) and its normalised content.
+    def of(contents: Iterable[bytes], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
+        """Mark the normalised contents of records.
 
         Args:
             key: 32 bytes.
             units: names of the units that they belong to, where units are what is protected.
         """
-        contents: list[bytes] = []
-        named: list[bytes] = []
-        for name, content in records:
-            contents.append(_mark(content, key, b"content"))
-            if name is not None:
-                named.append(_mark(hashlib.sha256(name.strip().encode()).digest() + content, key, b"record"))
+        of_contents = [_mark(content, key, b"content") for content in contents]
         of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
-        return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(contents), _sorted(named), _sorted(of_units))
+        return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(of_contents), _sorted(of_units))
 
     @staticmethod
     def decode(content: bytes) -> RecordSet:
@@ -78,24 +64,19 @@ class RecordSet:
         """
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
-        counts = {_MAGIC: 1, _MAGIC_UNITS: 2}.get(content[: len(_MAGIC)], 0)
-        if not counts or len(marks) < counts or sum(map(int, marks[:counts])) > len(marks) - counts:
-            raise StorageError(
-                "the ledger's registry holds a set of records that is none: run `autocoder ledger verify`"
-            )
-        key_id, lengths = content[len(_MAGIC) : start], np.cumsum(marks[:counts].astype(np.int64))
-        return RecordSet(key_id, *np.split(marks[counts:].astype(np.uint64), lengths))
+        if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
+            raise StorageError("a set of records in the workspace is damaged. Restore it, or plan again.")
+        contents, units = np.split(marks[1:].astype(np.uint64), [int(marks[0])])
+        return RecordSet(content[len(_MAGIC) : start], contents, units)
 
     def encode(self) -> bytes:
-        """As the ledger keeps them: 8 bytes a mark. Without units it is the form of before there were any."""
-        parts = (self.contents, self.named, self.units) if len(self.units) else (self.contents, self.named)
-        lengths = np.array([len(part) for part in parts[:-1]], dtype=np.uint64)
-        marks = np.concatenate([lengths, *parts]).astype("<u8").tobytes()
-        return (_MAGIC_UNITS if len(self.units) else _MAGIC) + self.key_id + marks
+        """Return all of it: 8 bytes a mark, as the workspace keeps it."""
+        length = np.array([len(self.contents)], dtype=np.uint64)
+        return _MAGIC + self.key_id + np.concatenate([length, self.contents, self.units]).astype("<u8").tobytes()
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the encoded set, which the release's row holds."""
+        """Returns the SHA-256 of the encoded set, which the release's row holds."""
         return hashlib.sha256(self.encode()).hexdigest()
 
     @property
@@ -106,27 +87,47 @@ class RecordSet:
         """
         return {"key": self.key_id.hex(), "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()]}
 
-    def overlaps(self, other: RecordSet) -> bool:
-        """Whether the two share records."""
-        shared = _shared(self.contents, other.contents)
-        if not (len(self.named) and len(other.named)):
-            return shared > 0
-        return _shared(self.named, other.named) > 0 or 100 * shared > min(len(self.contents), len(other.contents))
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Returns the numbers of marks of contents and of units."""
+        return len(self.contents), len(self.units)
 
-    def shares_units(self, other: RecordSet) -> bool:
-        """Whether a unit has records in both."""
-        return _shared(self.units, other.units) > 0
+    def shared(self, other: RecordSet) -> Shared:
+        """Returns how many marks the two have in common."""
+        contents, units = (int(positions(getattr(self, n), getattr(other, n))[0].sum()) for n in KINDS)
+        return Shared(contents, units)
+
+
+KINDS = ("contents", "units")
+"""Kinds of marks, each an array of `RecordSet`."""
+
+
+class Shared(NamedTuple):
+    """Holds how many marks of each kind two sets have in common."""
+
+    contents: int
+    units: int
+
+    @property
+    def records(self) -> bool:
+        """Checks that the two share records."""
+        # guard: records are told from their marks
+        return self.contents > 0
 
 
 def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
-    """Whether two samples have more than this share of their marks in common.
+    """Checks that more than this share of either set, as far as their samples show, is in the other.
 
-    Those of two keys, which nobody can compare, are taken to. Without one of them nothing is known.
+    Compared are the marks below the smaller of the samples' ends, up to which both are complete: contents added to a
+    set leave fewer of the others in its sample, and still count as the whole that they contain. Samples of two keys,
+    which nobody can compare, are taken to be the same. Without one of them nothing is known.
     """
     if not one or not other:
         return False
-    common = len(set(one["marks"]) & set(other["marks"]))
-    return one["key"] != other["key"] or common > share * min(len(one["marks"]), len(other["marks"]))
+    ends = [max(marks) for marks in (one["marks"], other["marks"]) if len(marks) >= _SAMPLED]
+    # guard: samples are compared as far as both are complete
+    first, second = ({mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (one, other))
+    return one["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
 
 
 SAMPLE = "sample"
@@ -134,12 +135,12 @@ SAMPLE = "sample"
 
 
 def has_registry_key(private: Path) -> bool:
-    """Whether the machine or the workspace has one already."""
+    """Checks that the machine or the workspace has one already."""
     return VARIABLE in os.environ or (private / "registry.key").exists()
 
 
 def registry_key(private: Path) -> bytes:
-    """The key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
+    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
 
     Raises:
         StorageError: the file is missing, or no key of 32 bytes.
@@ -153,7 +154,7 @@ def registry_key(private: Path) -> bytes:
     except OSError as error:
         raise StorageError(f"{VARIABLE}: {file}: {error.strerror}") from error
     if len(key) != 32:
-        raise StorageError(f"{file}: no key of 32 bytes; restore it, since the ledger's records are marked with it")
+        raise StorageError(f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it")
     return key
 
 
@@ -167,6 +168,7 @@ def _make_key(file: Path) -> None:
             made.flush()
             os.fsync(made.fileno())
         with suppress(FileExistsError):
+            # guard: of two first keys one stays
             os.link(fresh, file)
     finally:
         fresh.unlink(missing_ok=True)
@@ -181,8 +183,10 @@ def _sorted(marks: list[bytes]) -> NDArray[np.uint64]:
     return np.unique(np.frombuffer(b"".join(marks), dtype="<u8").astype(np.uint64))
 
 
-def _shared(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> int:
-    small, large = sorted((one, other), key=len)
-    if not len(small):
-        return 0
-    return int((large[np.searchsorted(large, small).clip(max=len(large) - 1)] == small).sum())
+def positions(marks: NDArray[np.uint64], among: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+    """Returns which of sorted marks are among others, and where they are there."""
+    if not len(marks) or not len(among):
+        return np.zeros(len(marks), dtype=np.bool_), np.empty(0, dtype=np.intp)
+    places = np.searchsorted(among, marks).clip(max=len(among) - 1)
+    present = among[places] == marks
+    return present, places[present]

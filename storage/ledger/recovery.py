@@ -1,4 +1,4 @@
-"""What a crash left behind: each open release judged by its row and by the files beside it.
+"""Finishes what a crash left behind: each open release, by its row and its files.
 
 A release goes through these steps, each durable before the next, so that whatever the moment of a crash the
 ledger and the files together say how far it came:
@@ -12,10 +12,13 @@ ledger and the files together say how far it came:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from storage.artifacts import file_digest
 from storage.bundle.folder import bundle_digest
@@ -29,7 +32,7 @@ _ANNOUNCED_NAME = "bundle.sha256"
 
 
 class Step(StrEnum):
-    """What an open release, or a bundle without one, needs."""
+    """Names what an open release, or a bundle without one, needs."""
 
     DRAW = "draw"
     """Nothing was drawn: run the same release again, or burn it."""
@@ -98,9 +101,9 @@ def announced_bundle(workspace: Workspace, release_id: str) -> str | None:
 
 def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     """Say what each open release needs, and which bundles the ledger doesn't bear out. Changes nothing."""
-    findings = [_judge(row, workspace) for row in ledger.open_releases()]
-    known = {row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id}
-    for release_id, row in known.items():
+    findings = [_assess(row, workspace) for row in ledger.open_releases()]
+    releases = {row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id}
+    for release_id, row in releases.items():
         path = bundle_path(workspace, release_id)
         if row.state == "committed" and not (path.is_dir() and bundle_digest(path) == row.bundle_digest):
             why = f"no bundle with the recorded digest at {path}"
@@ -109,7 +112,7 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
         for path in sorted(workspace.bundles.iterdir()):
             # Folders with a dot are bundles still being built.
             if path.is_dir() and not path.name.startswith("."):
-                row = known.get(path.name)
+                row = releases.get(path.name)
                 state = "unknown" if row is None else row.state
                 if state not in ("drawn", "committed"):
                     why = f"{path} belongs to no release that may have a bundle"
@@ -117,30 +120,32 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     return findings
 
 
-def _judge(row: Row, workspace: Workspace) -> Finding:
+def _assess(row: Row, workspace: Workspace) -> Finding:
     release_id, state = row.release_id or "", row.state
-    draw = draw_path(workspace, release_id)
-    found = file_digest(draw) if draw.is_file() else None
+    draw, plan_digest = draw_path(workspace, release_id), row.details.get("plan_digest")
+    drawn = file_digest(draw) if draw.is_file() else None
+    if drawn is not None and plan_digest is not None and _plan_of(draw) != plan_digest:
+        return Finding(release_id, state, Step.BURN, f"{draw} is not a draw of the reserved plan", drawn)
     if state == "reserved":
-        if found is None:
-            return Finding(release_id, state, Step.DRAW, "no draw was kept")
+        if drawn is None:
+            return Finding(release_id, state, Step.DRAW, "no draw was stored")
         if row.guarantee_kind == "formal":
-            return Finding(release_id, state, Step.MARK_DRAWN, "a draw was kept and not recorded", found)
-        return Finding(release_id, state, Step.MEASURE, "a draw was kept, its cost not yet measured", found)
+            return Finding(release_id, state, Step.MARK_DRAWN, "a draw was stored and not recorded", drawn)
+        return Finding(release_id, state, Step.MEASURE, "a draw was stored, its cost not yet measured", drawn)
     bundle = bundle_path(workspace, release_id)
     if bundle.is_dir():
         announced = announced_bundle(workspace, release_id)
         digest = bundle_digest(bundle)
         if announced is None:
-            return Finding(release_id, state, Step.BUILD, "a bundle stands that nobody announced", found, digest)
+            return Finding(release_id, state, Step.BUILD, "an unannounced bundle exists", drawn, digest)
         if announced == digest:
-            return Finding(release_id, state, Step.COMMIT, "the bundle stands as announced", found, digest)
-        return Finding(release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", found)
-    if found is None:
+            return Finding(release_id, state, Step.COMMIT, "the bundle is the announced one", drawn, digest)
+        return Finding(release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", drawn)
+    if drawn is None:
         return Finding(release_id, state, Step.BURN, f"the recorded draw is not at {draw}")
-    if found != row.draw_digest:
-        return Finding(release_id, state, Step.BURN, f"{draw} isn't the recorded draw", found)
-    return Finding(release_id, state, Step.BUILD, "the recorded draw is there", found)
+    if drawn != row.draw_digest:
+        return Finding(release_id, state, Step.BURN, f"{draw} isn't the recorded draw", drawn)
+    return Finding(release_id, state, Step.BUILD, "the recorded draw exists", drawn)
 
 
 def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ()) -> Sequence[Finding]:
@@ -156,17 +161,17 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
         step.
     """
     results: list[Finding] = []
-    asked = set(burn)
+    remaining = set(burn)
     for finding in inspect(ledger, workspace):
-        if finding.release_id in asked and finding.state in ("reserved", "drawn"):
-            asked.discard(finding.release_id)
+        if finding.release_id in remaining and finding.state in ("reserved", "drawn"):
+            remaining.discard(finding.release_id)
             ledger.burn(finding.release_id, reason=f"burned by hand: {finding.why}")
             results.append(replace(finding, step=Step.BURN, why="burned by hand", done=True))
         elif finding.step in AUTOMATIC:
             results += _apply(ledger, workspace, finding)
         else:
             results.append(finding)
-    for release_id in sorted(asked):
+    for release_id in sorted(remaining):
         row = ledger.burn(release_id, reason="burned by hand")
         results.append(Finding(release_id, row.state, Step.BURN, "burned by hand", done=True))
     return results
@@ -174,11 +179,22 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
 
 def _apply(ledger: Ledger, workspace: Workspace, finding: Finding) -> list[Finding]:
     done = replace(finding, done=True)
+    plan_digest = ledger.release(finding.release_id).details.get("plan_digest")
     if finding.step is Step.COMMIT:
-        ledger.commit(finding.release_id, bundle_digest=finding.bundle_digest or "")
+        ledger.commit(finding.release_id, bundle_digest=finding.bundle_digest or "", plan_digest=plan_digest)
         return [done]
     if finding.step is Step.BURN:
         ledger.burn(finding.release_id, reason=finding.why)
         return [done]
-    row = ledger.mark_drawn(finding.release_id, draw_digest=finding.draw_digest or "")
-    return [done, _judge(row, workspace)]
+    row = ledger.mark_drawn(finding.release_id, draw_digest=finding.draw_digest or "", plan_digest=plan_digest)
+    return [done, _assess(row, workspace)]
+
+
+def _plan_of(draw: Path) -> str | None:
+    """Returns the digest of the plan that a draw says it is of, None where it says none; reads no tensor."""
+    try:
+        with safe_open(draw, framework="np") as file:
+            described = json.loads((file.metadata() or {})["meta"])["plan_digest"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        return None
+    return described if isinstance(described, str) else None

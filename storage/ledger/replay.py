@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
-from storage.ledger import amounts
-from storage.ledger.budget import RECORD, accounts_of
-from storage.ledger.content import recovery_terms, signed_terms
-from storage.ledger.decisions import Subject, approvers, from_row, signer
-from storage.ledger.models import SCHEMA_VERSION
-from storage.ledger.policy import ALL_COHORTS, Policy
+from storage.ledger import amounts, chain, composition
+from storage.ledger.budget import accounts_of
+from storage.ledger.composition import Loss
+from storage.ledger.content import policy_terms, recovery_terms, signed_terms
+from storage.ledger.decisions import Matter, Subject, approvers, from_row, signer
+from storage.ledger.models import SCHEMA_VERSION, Mark
+from storage.ledger.policy import Cap, Policy
 
 _CHANGING = ("draw_digest", "bundle_digest")
 _FIXED = itemgetter(
@@ -41,7 +42,7 @@ class Inconsistent(Exception):
 
 @dataclass
 class _Release:
-    """What a release costs, and the accounts (population, cohort) that it counts in."""
+    """Holds what a release costs, and the accounts (population, cohort) that it counts in."""
 
     population: str
     cohorts: list[str]
@@ -51,10 +52,19 @@ class _Release:
     epsilon: Decimal
     delta: Decimal
     accounts: set[tuple[str, str]]
+    event: dict[str, Any] | None
+    records_per_unit: int
 
-    def own(self, *, units: bool) -> list[tuple[str, str]]:
-        """The accounts of its own name: that of its population's units among them, since there are such."""
-        return accounts_of(self.population, self.cohorts, self.unit if units else RECORD)
+    def loss(self, relation: str) -> Loss:
+        """Returns what its event costs an account that is kept in this relation."""
+        return composition.loss_of(
+            self.event, epsilon=self.epsilon, delta=self.delta, claimed=self.relation, relation=relation,
+            records_per_unit=self.records_per_unit,
+        )  # fmt: skip
+
+    def own_accounts(self) -> list[tuple[str, str]]:
+        """Return the accounts of its own name, that of its population's units among them."""
+        return accounts_of(self.population, self.cohorts, self.unit)
 
 
 class Replay:
@@ -63,16 +73,17 @@ class Replay:
     def __init__(self) -> None:
         self._policy: Policy | None = None
         self._policy_digest: str | None = None
-        self._caps: dict[tuple[str, str, str], tuple[Decimal, Decimal | None]] = {}
+        self._policy_mark: Mark | None = None
+        self._ledger: str | None = None
+        self._caps: dict[tuple[str, str, str], Cap] = {}
         self._accounts: dict[tuple[str, str, str], tuple[str, str, str, str]] = {}
+        self._sums: dict[tuple[str, str, str], tuple[composition.Rule, Loss | None]] = {}
         self._open: dict[str, dict[str, Any]] = {}
         self._closed: set[str] = set()
         self._keys: set[tuple[str, str]] = set()
         self._refused: set[str] = set()
         self._releases: dict[str, _Release] = {}
-        self._units: dict[tuple[str, str], set[str]] = {}
-        self._by_unit = False
-        """Whether units had an account so far: from then on every release about units is charged to it."""
+        self._units: dict[tuple[str, str], str] = {}
 
     def step(self, row: dict[str, Any]) -> list[Total]:
         """Check one row against those before and return the running totals that it leaves behind.
@@ -83,6 +94,8 @@ class Replay:
         if row["schema_version"] != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row['schema_version']} is not known to this code")
         kind = row["kind"]
+        if self._ledger is None:
+            self._ledger = chain.digest(chain.canonical(row))
         if kind == "release":
             return self._release(row)
         if row["charges"] or row["state"] not in ("internal", "recorded"):
@@ -96,8 +109,12 @@ class Replay:
             if row["details"]["previous_policy_digest"] != self._policy_digest:
                 raise Inconsistent("the policy before it was another one")
             if self._policy is not None:
-                self._approved(row, "policy", policy.digest, {"name": policy.name})
+                assert self._policy_mark is not None
+                terms = policy_terms(policy.name, self._policy_mark, requester=row["requester"], reason=row["reason"])
+                self._approved(row, "policy", policy.digest, terms)
             self._policy, self._policy_digest, self._caps = policy, row["policy_digest"], {}
+            mark = {"ledger": self._ledger, "sequence": row["sequence"], "hash": chain.digest(chain.canonical(row))}
+            self._policy_mark = Mark.model_validate(mark)
         if kind == "refusal":
             self._refusal(row)
         if kind == "recovery":
@@ -108,15 +125,8 @@ class Replay:
         """The signatures that a row keeps are as many as the policy in force demanded, and good."""
         assert self._policy is not None
         rule = self._policy.approvals
-        names = approvers(
-            from_row(row["details"]),
-            rule,
-            subject=subject,
-            digest=digest,
-            terms=terms,
-            requester=row["requester"],
-            at=datetime.fromisoformat(row["recorded_at"]),
-        )
+        matter = Matter(subject, digest, terms, row["requester"])
+        names = approvers(from_row(row["details"]), rule, matter, at=datetime.fromisoformat(row["recorded_at"]))
         if list(names) != list(row["approvals"]) or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
 
@@ -124,29 +134,16 @@ class Replay:
         (decision,) = from_row(row["details"])
         if self._policy is None or decision.decision != "refuse":
             raise Inconsistent("a refusal that nobody signed")
-        signer(
-            decision,
-            self._policy.approvals,
-            subject="release",
-            digest=row["idempotency_key"],
-            terms=decision.terms,
-            requester=row["requester"],
-            at=datetime.fromisoformat(row["recorded_at"]),
-        )
+        matter = Matter("release", row["idempotency_key"], decision.terms, row["requester"])
+        signer(decision, self._policy.approvals, matter, at=datetime.fromisoformat(row["recorded_at"]))
         self._refused.add(decision.terms.get("idempotency_key", ""))
 
     def _recovery(self, row: dict[str, Any]) -> None:
         content = row["details"]["recovery"]
         policy = Policy.parse(content["policy"])
-        names = approvers(
-            from_row(row["details"]),
-            policy.approvals,
-            subject="recovery",
-            digest=row["idempotency_key"],
-            terms=recovery_terms(content),
-            requester=row["requester"],
-            at=datetime.fromisoformat(row["recorded_at"]),
-        )
+        matter = Matter("recovery", row["idempotency_key"], recovery_terms(content), row["requester"])
+        at = datetime.fromisoformat(row["recorded_at"])
+        names = approvers(from_row(row["details"]), policy.approvals, matter, at=at)
         if list(names) != list(row["approvals"]) or len(names) < max(1, policy.approvals.minimum):
             raise Inconsistent("a recovery that too few have signed")
 
@@ -164,10 +161,7 @@ class Replay:
                 raise Inconsistent(f"release {release_id} is reserved twice")
             self._new_key(row)
             plan_digest = row["details"].get("plan_digest", "")
-            # Before plans named their ledger the same key might be planned again under another digest.
-            if ("refusal", plan_digest) in self._keys or (
-                "ledger" in row["details"] and row["idempotency_key"] in self._refused
-            ):
+            if row["idempotency_key"] in self._refused:
                 raise Inconsistent(f"release {release_id} was refused before")
             totals = self._charge(row, Decimal(row["epsilon"]), row["delta"])
             self._approved(row, "release", plan_digest, signed_terms(row))
@@ -206,30 +200,25 @@ class Replay:
             raise Inconsistent("the policy that it was checked against wasn't in force")
         population, kind, sequence = row["population"], row["guarantee_kind"], row["sequence"]
         charges = row["charges"]
-        asked = Decimal(delta) if kind == "formal" and delta is not None else amounts.ZERO_DELTA
-        self._by_unit = by_unit = self._by_unit or any(charge["cohort"] == ALL_COHORTS for charge in charges)
-        this, shared, before_it = self._sharing(row, epsilon, asked)
-        own = this.own(units=by_unit)
-        others = sorted(this.accounts - set(own))
-        if [(charge.get("population"), charge["cohort"]) for charge in charges] != [
-            *((None, cohort) for _, cohort in own),
+        delta_cost = Decimal(delta) if kind == "formal" and delta is not None else amounts.ZERO_DELTA
+        this, shared = self._sharing(row, epsilon, delta_cost)
+        own_accounts = this.own_accounts()
+        others = sorted(this.accounts - set(own_accounts))
+        if [(charge["population"], charge["cohort"]) for charge in charges] != [
+            *((None, cohort) for _, cohort in own_accounts),
             *others,
         ]:
             raise Inconsistent("the accounts charged aren't those of its cohorts, and of releases that share records")
         totals: list[Total] = []
         for charge in charges:
             relation, unit = charge["neighbouring_relation"], charge["privacy_unit"]
-            named = (charge.get("population") or population, charge["cohort"])
+            named = (charge["population"] or population, charge["cohort"])
             key = (*named, kind)
             if unit != this.unit:
                 raise Inconsistent("charged as if its claim protected another unit")
-            self._one_unit(named[0], kind, unit, by_unit=by_unit)
-            cost = _in_terms_of(relation, this.relation, epsilon, asked)
-            taken = [before for before in shared if named in own and named not in before.accounts]
-            if named[1] == ALL_COHORTS and key not in self._accounts:
-                taken += self._counted_in(named[0], kind, known=taken, but=this)
-                if before_it is not None:
-                    taken.append(before_it)
+            self._one_unit(named[0], kind, unit)
+            cost = _in_terms_of(relation, this.relation, epsilon, delta_cost)
+            taken = [before for before in shared if named in own_accounts and named not in before.accounts]
             for before in taken:
                 more = _in_terms_of(relation, before.relation, before.epsilon, before.delta)
                 cost = (cost[0] + more[0], cost[1] + more[1])
@@ -241,52 +230,61 @@ class Replay:
             if (charge["epsilon_before"], charge["delta_before"], relation, unit) != spent:
                 raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the sum before is wrong")
             after = (Decimal(charge["epsilon_after"]), Decimal(charge["delta_after"]))
-            if (Decimal(charge["epsilon"]), Decimal(charge["delta"])) != cost or (
-                Decimal(charge["epsilon_before"]) + cost[0],
-                Decimal(charge["delta_before"]) + cost[1],
-            ) != after:
+            cap = self._cap(key)
+            sums = Decimal(charge["epsilon_before"]) + cost[0], Decimal(charge["delta_before"]) + cost[1]
+            sums = self._composed(key, charge, cap, [one.loss(relation) for one in (this, *taken)]) or sums
+            if (Decimal(charge["epsilon"]), Decimal(charge["delta"])) != cost or sums != after:
                 raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the sum doesn't add up")
-            cap_epsilon, cap_delta = self._cap(key)
-            if after[0] > cap_epsilon or (cap_delta is not None and after[1] > cap_delta):
+            # guard: the replay holds the cap
+            if after[0] > cap.epsilon or (cap.delta is not None and after[1] > cap.delta):
                 raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the cap is exceeded")
             self._accounts[key] = (charge["epsilon_after"], charge["delta_after"], relation, unit)
             totals.append(
                 (*key, sequence, relation, unit, charge["epsilon_after"], charge["delta_after"])
             )  # fmt: skip
-        this.accounts |= set(own)
+        this.accounts |= set(own_accounts)
         return totals
 
-    def _one_unit(self, population: str, kind: str, unit: str, *, by_unit: bool) -> None:
-        """Since units have an account, a population's releases all protect the same."""
-        units = self._units.setdefault((population, kind), set())
-        if by_unit and units - {unit}:
-            raise Inconsistent(f"{population} ({kind}): charged beside releases that protect another unit")
-        units.add(unit)
+    def _composed(
+        self, key: tuple[str, str, str], charge: dict[str, Any], cap: Cap, losses: list[Loss]
+    ) -> tuple[Decimal, Decimal] | None:
+        """Returns an account's epsilon and delta after a charge, from the events alone; None where claims add up."""
+        before, spent = self._sums.get(key, (None, None))
+        rule: composition.Rule = "basic"
+        added = None
+        if cap.delta is not None and not (before == "basic" and spent is None):
+            added = losses[0]
+            for loss in losses[1:]:
+                added = added.plus(loss)
+            after = added if spent is None else spent.plus(added)
+            rule_in_force = "basic" if cap.composition == "basic" else before
+            rule = composition.next_rule(rule_in_force, after, added, epsilon=cap.epsilon, delta=cap.delta)
+            added, spent = (None, None) if rule == "basic" and spent is None else (added, after)
+        self._sums[key] = rule, spent
+        sums = {"loss": added, "spent": spent}
+        if charge.get("composition") != rule or any(
+            charge.get(name) != (value and value.model_dump(mode="json")) for name, value in sums.items()
+        ):
+            # guard: the replay takes losses from events
+            raise Inconsistent(f"account {key[0]}/{key[1]} ({key[2]}): its losses are not those of the events")
+        if spent is None or cap.delta is None:
+            return None
+        near = Decimal(charge["epsilon_after"])
+        total = composition.total(spent, rule=rule, delta=cap.delta, near=near)
+        return total, spent.delta if rule == "basic" else cap.delta
 
-    def _counted_in(self, population: str, kind: str, *, known: list[_Release], but: _Release) -> list[_Release]:
-        """Further releases that count in any account of a population."""
-        return [
-            one
-            for one in self._releases.values()
-            if one.kind == kind
-            and one is not but
-            and not any(one is other for other in known)
-            and any(account[0] == population for account in one.accounts)
-        ]
+    def _one_unit(self, population: str, kind: str, unit: str) -> None:
+        """Require that a population's releases all protect the same unit."""
+        if self._units.setdefault((population, kind), unit) != unit:
+            raise Inconsistent(f"{population} ({kind}): charged next to releases that protect another unit")
 
-    def _sharing(
-        self, row: dict[str, Any], epsilon: Decimal, delta: Decimal
-    ) -> tuple[_Release, list[_Release], _Release | None]:
-        """A release with all accounts that it counts in, and, as it is reserved, those that it shares records with.
-
-        Then, as more of it is charged, what it cost so far.
-        """
+    def _sharing(self, row: dict[str, Any], epsilon: Decimal, delta: Decimal) -> tuple[_Release, list[_Release]]:
+        """Return a release with all accounts that it counts in, and, as it is reserved, those that it overlaps."""
         release_id = row["release_id"]
-        known = self._releases.get(release_id)
-        if known is not None:
-            so_far = replace(known)
-            known.epsilon += epsilon
-            return known, [], so_far
+        release = self._releases.get(release_id)
+        if release is not None:
+            release.epsilon += epsilon
+            return release, []
         relation, unit, kind = row["neighbouring_relation"], row["privacy_unit"], row["guarantee_kind"]
         shared: list[_Release] = []
         for name in row["details"].get("records", {}).get("overlap", ()):
@@ -295,12 +293,15 @@ class Replay:
                 raise Inconsistent("it names a release that it shares records with, and there is none")
             shared.append(before)
         population, cohorts = row["population"], row["cohorts"]
-        this = self._releases[release_id] = _Release(population, cohorts, kind, relation, unit, epsilon, delta, set())
+        this = self._releases[release_id] = _Release(
+            population, cohorts, kind, relation, unit, epsilon, delta, set(), row["event"],
+            row["max_records_per_unit"] or 1,
+        )  # fmt: skip
         for one in (this, *shared):
-            this.accounts |= set(one.own(units=self._by_unit))
-        return this, shared, None
+            this.accounts |= set(one.own_accounts())
+        return this, shared
 
-    def _cap(self, key: tuple[str, str, str]) -> tuple[Decimal, Decimal | None]:
+    def _cap(self, key: tuple[str, str, str]) -> Cap:
         if key not in self._caps:
             kind = key[2]
             cap = None
@@ -308,7 +309,7 @@ class Replay:
                 cap = self._policy.cap(key[0], key[1], kind)
             if cap is None:
                 raise Inconsistent(f"account {key[0]}/{key[1]} ({kind}): the policy has no cap for it")
-            self._caps[key] = (cap.epsilon, cap.delta)
+            self._caps[key] = cap
         return self._caps[key]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,12 @@ def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
             "population": line.account.population,
             "cohort": line.account.cohort,
             "guarantee_kind": line.account.guarantee_kind,
-            "composition": line.cap.composition if line.cap else None,
+            "composition": line.account.rule or (line.cap.composition if line.cap else None),
             "neighbouring_relation": line.relation,
             "epsilon_spent": short(line.account.epsilon),
             "epsilon_cap": short(line.cap.epsilon) if line.cap else None,
             "epsilon_left": short(line.epsilon_left),
+            "further_releases": line.further,
             "delta_spent": short(line.account.delta),
             "delta_cap": short(line.cap.delta) if line.cap and line.cap.delta else None,
             "delta_left": short(line.delta_left) if line.delta_left is not None else None,
@@ -82,28 +84,32 @@ def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
     ]
 
 
-def budget_cells(lines: Iterable[BudgetLine]) -> list[tuple[str, ...]]:
-    """Return the accounts as text, in the order of `BUDGET_COLUMNS`."""
+def budget_cells(
+    lines: Iterable[BudgetLine],
+    *,
+    up: Callable[[Decimal], str] = short,
+    down: Callable[[Decimal], str] = short,
+    brief: Callable[[Decimal], str] = short,
+) -> list[list[str]]:
+    """Return the accounts as text, in the order of `BUDGET_COLUMNS`.
+
+    Args:
+        up, down: write what is spent, and what remains, of epsilon.
+        brief: writes a delta.
+    """
+
+    def delta(value: Decimal | None) -> str:
+        return "–" if value is None else brief(value)
+
     return [
-        (
-            line["population"],
-            line["cohort"],
-            line["guarantee_kind"],
-            line["epsilon_spent"],
-            line["epsilon_cap"] or "no cap",
-            line["epsilon_left"],
-            line["delta_spent"] if line["delta_cap"] else "–",
-            line["delta_cap"] or "–",
-            line["delta_left"] or "–",
-            line["neighbouring_relation"] or "–",
-        )
-        for line in budget_json(lines)
+        [
+            *(line.account.population, line.account.cohort, line.account.guarantee_kind, up(line.account.epsilon)),
+            *("no cap" if line.cap is None else short(line.cap.epsilon), down(line.epsilon_left)),
+            delta(line.account.delta if line.cap and line.cap.delta is not None else None),
+            *(delta(line.cap.delta if line.cap else None), delta(line.delta_left), line.relation or "–"),
+        ]
+        for line in lines
     ]
-
-
-def budget_markdown(lines: Iterable[BudgetLine]) -> str:
-    """Return the budget as a Markdown table, for a run's artifact or a certificate."""
-    return markdown_table(BUDGET_COLUMNS, budget_cells(lines))
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeEngine
 
 from storage.ledger.amounts import DELTA_SCALE, EPSILON_SCALE
 
-REVISION = "0005"
+REVISION = "0001"
 """The newest migration; a database at another one is migrated or refused."""
 VERSION_TABLE = "ledger_version"
 

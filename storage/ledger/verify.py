@@ -15,13 +15,15 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError
-from storage.ledger import chain, guards
+from storage.ledger import chain, triggers
 from storage.ledger.models import GENESIS, Row
-from storage.ledger.records import RecordSet
+from storage.ledger.records import KINDS, Shared
+from storage.ledger.registry import Kinds, StoredSet
 from storage.ledger.replay import Inconsistent, Replay, Total
 from storage.ledger.schema import COLUMNS, ledger_row, record_set, spend
 
@@ -34,7 +36,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found."""
+    """Holds the result of `verify`."""
 
     rows: int
     """Rows read before it stopped."""
@@ -45,11 +47,11 @@ class Report:
     first_bad_row: int | None = None
     problem: str = ""
     notes: tuple[str, ...] = field(default=())
-    """What weakens the protection without being a change: missing triggers, a role with too many rights."""
+    """Notes on what weakens the protection without being a change: missing triggers, a role with too many rights."""
 
     @property
     def ok(self) -> bool:
-        """Whether no row is bad."""
+        """True where no row is bad."""
         return self.first_bad_row is None
 
 
@@ -72,29 +74,29 @@ def verify(
         database: where the ledger is.
         heads: statements exported before; the chain must still go through each.
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
-        progress: told the number of rows checked, now and then.
+        progress: gets the number of rows checked, now and then.
     """
-    wanted = _Outside(heads, earlier)
+    external = _ExternalRows(heads, earlier)
     last, last_hash, count = 0, GENESIS, 0
     with database.read() as connection:
         notes = _protections(connection)
         streaming = connection.execution_options(yield_per=_BATCH)
-        with streaming.execute(_SELECT_ROWS) as rows, streaming.execute(_SELECT_TOTALS) as found_totals:
-            totals, registry = _Totals(found_totals), _Registry(connection)
+        with streaming.execute(_SELECT_ROWS) as rows, streaming.execute(_SELECT_TOTALS) as total_rows:
+            totals, registry = _Totals(total_rows), _Registry(connection)
             replay = Replay()
             try:
-                for found in rows:
-                    record = tuple(found)
+                for row in rows:
+                    record = tuple(row)
                     sequence, row_hash = record[0], record[-2]
                     content = _check_bytes(record, last, last_hash)
-                    wanted.check(sequence, row_hash)
+                    external.check(sequence, row_hash)
                     totals.check(sequence, _replayed(replay, sequence, content))
                     registry.check(sequence, content)
                     last, last_hash, count = sequence, row_hash, count + 1
                     if progress is not None and count % _BATCH == 0:
                         progress(count)
                 totals.finish(last)
-                wanted.finish(last)
+                external.finish(last)
             except _Bad as bad:
                 return Report(count, last, last_hash, bad.sequence, str(bad), notes)
     return Report(count, last, last_hash, None, "", notes)
@@ -147,7 +149,7 @@ def _check_bytes(record: tuple[Any, ...], last: int, last_hash: str) -> dict[str
             raise ValueError("not canonical JSON")
         repeated = _repeated(content)
     except (ValueError, KeyError, TypeError, InputError) as error:
-        raise _Bad(sequence, f"row {sequence}: its body is no row in canonical JSON") from error
+        raise _Bad(sequence, f"row {sequence}: its body is not a row in canonical JSON") from error
     if content["sequence"] != sequence:
         raise _Bad(sequence, f"row {sequence} was moved: it was written as row {content['sequence']}")
     if content["previous_hash"] != last_hash:
@@ -179,12 +181,12 @@ class _Totals:
         self._next = next(self._rows, None)
 
     def check(self, sequence: int, expected: list[Total]) -> None:
-        found = []
+        totals = []
         while self._next is not None and self._next[3] <= sequence:
-            found.append(tuple(self._next))
+            totals.append(tuple(self._next))
             self._next = next(self._rows, None)
         # Sorted here, since the database may order text by another collation.
-        if found != expected and sorted(found) != sorted(expected):
+        if totals != expected and sorted(totals) != sorted(expected):
             raise _Bad(sequence, f"row {sequence}: the running totals beside it aren't those of its charges")
 
     def finish(self, last: int) -> None:
@@ -198,55 +200,80 @@ class _Registry:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._left = set(connection.execute(sa.select(record_set.c.sequence)).scalars())
-        self._sets: list[tuple[str, str, str, RecordSet]] = []
+        self._sets: list[tuple[str, str, str, dict[int, Kinds]]] = []
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._marks = [np.empty(0, dtype=np.uint64) for _ in KINDS]
         self._unmarked: dict[tuple[str, str], list[str]] = {}
 
     def check(self, sequence: int, content: dict[str, Any]) -> None:
         if content["kind"] != "release" or content["state"] != "reserved":
             return self._none(sequence)
         kind, release_id, population = content["guarantee_kind"], content["release_id"], content["population"]
-        told = content["details"].get("records")
-        if told is None:
+        recorded = content["details"].get("records")
+        if recorded is None:
             self._unmarked.setdefault((kind, content["data_fingerprint"]), []).append(release_id)
             return self._none(sequence)
         marks = self._connection.execute(
             sa.select(record_set.c.marks).where(record_set.c.sequence == sequence)
         ).scalar()
-        if marks is None or hashlib.sha256(marks).hexdigest() != told["set"]:
+        if marks is None or hashlib.sha256(marks).hexdigest() != recorded["stored"]:
             raise _Bad(sequence, f"row {sequence}: the set of records beside it is gone, or another")
         self._left.discard(sequence)
-        records = RecordSet.decode(marks)
-        shared = [
-            name
-            for name, of, whose, other in self._sets
-            if of == kind and (records.overlaps(other) or (whose != population and records.shares_units(other)))
-        ]
-        if sorted([*shared, *self._unmarked.get((kind, content["data_fingerprint"]), ())]) != told["overlap"]:
+        bits = self._take(sequence, marks)
+        shared = []
+        for name, of, whose, other_bits in self._sets:
+            counts = [
+                sum(int((one[place] & other_bits[at][place]).sum()) for at, one in bits.items() if at in other_bits)
+                for place in range(len(KINDS))
+            ]
+            common = Shared(counts[0], counts[1])
+            if of == kind and (common.records or (whose != population and common.units)):
+                shared.append(name)
+        if sorted([*shared, *self._unmarked.get((kind, content["data_fingerprint"]), ())]) != recorded["overlap"]:
             raise _Bad(sequence, f"row {sequence}: it shares records with other releases than it says")
-        self._sets.append((release_id, kind, population, records))
+        self._sets.append((release_id, kind, population, bits))
+
+    def _take(self, sequence: int, marks: bytes) -> dict[int, Kinds]:
+        """Returns what a stored set has of every set and of its own; no mark is stored twice."""
+        stored = StoredSet.decode(marks)
+        bits = stored.bits(self._sizes)
+        every = (np.ones(size, dtype=np.bool_) for size in stored.new.sizes)
+        if bits is None:
+            raise _Bad(sequence, f"row {sequence}: its set of records names another that is not there")
+        bits[sequence] = (next(every), next(every))
+        self._sizes[sequence] = stored.new.sizes
+        for place, name in enumerate(KINDS):
+            fresh, known = getattr(stored.new, name), self._marks[place]
+            total = sum(int(kinds[place].sum()) for kinds in bits.values())
+            merged = np.union1d(known, fresh)
+            # guard: verify names a mark that is stored twice
+            if len(merged) != len(known) + len(fresh) or total != stored.totals[place]:
+                raise _Bad(sequence, f"row {sequence}: its set of records is not as the program stores one")
+            self._marks[place] = merged
+        return bits
 
     def _none(self, sequence: int) -> None:
         if sequence in self._left:
             raise _Bad(sequence, f"row {sequence}: a set of records stands beside it, which it does not name")
 
 
-class _Outside:
+class _ExternalRows:
     """Heads and rows that somebody kept outside: (sequence, hash) pairs that the chain must go through."""
 
     def __init__(self, heads: Iterable[Head], earlier: Iterable[Row]) -> None:
-        kept: dict[int, set[str]] = {}
+        expected: dict[int, set[str]] = {}
         for head in heads:
-            kept.setdefault(head.sequence, set()).add(head.hash)
+            expected.setdefault(head.sequence, set()).add(head.hash)
         for row in earlier:
-            kept.setdefault(row.sequence, set()).add(row.hash)
-        if kept.get(0, {GENESIS}) != {GENESIS}:
+            expected.setdefault(row.sequence, set()).add(row.hash)
+        if expected.get(0, {GENESIS}) != {GENESIS}:
             raise InputError("head: of an empty ledger, yet with a hash")
-        kept.pop(0, None)
-        self._kept = kept
+        expected.pop(0, None)
+        self._expected = expected
         self._agreed = 0
 
     def check(self, sequence: int, row_hash: str) -> None:
-        hashes = self._kept.pop(sequence, None)
+        hashes = self._expected.pop(sequence, None)
         if hashes is None:
             return
         if hashes != {row_hash}:
@@ -259,10 +286,10 @@ class _Outside:
         self._agreed = sequence
 
     def finish(self, last: int) -> None:
-        if self._kept:
+        if self._expected:
             raise _Bad(
                 last + 1,
-                f"row {last + 1} missing: the ledger ends at row {last}, row {max(self._kept)} was kept outside",
+                f"row {last + 1} missing: the ledger ends at row {last}, row {max(self._expected)} was kept outside",
             )
 
 
@@ -282,7 +309,7 @@ def _protections(connection: Connection) -> tuple[str, ...]:
                 "this role may change rows by its grants, only the triggers stop it: connect the pipeline as the"
                 " role given to `autocoder ledger migrate --app-role`"
             )
-    changed = guards.changed(connection)
+    changed = triggers.changed(connection)
     if changed:
         notes.append(f"append-only triggers and functions are missing or were changed: {', '.join(changed)}")
     return tuple(notes)

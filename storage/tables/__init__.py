@@ -1,1 +1,1 @@
-"""CSV, Parquet and JSON Lines, read and written row by row in bounded memory, in training and use alike; .npz read."""
+"""Reads and writes CSV, Parquet and JSON Lines row by row in bounded memory, in training and use; reads .npz."""

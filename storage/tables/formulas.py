@@ -1,4 +1,4 @@
-"""Cells that a table program would take for formulas, made text."""
+"""Turns cells that a table program would take for formulas into text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")
 
 
-def harmless(text: str) -> str:
-    """A cell that no table program takes for a formula: one that begins like a formula gets an apostrophe before it.
+def escape_formula(text: str) -> str:
+    """Puts an apostrophe before a cell that begins like a formula, so that no table program takes it for one.
 
     Plain numbers stay, `-5` among them. The rule is OWASP's (CSV injection): = + - @, tab, carriage return, also behind
     blanks and in the full-width forms of Asian keyboards.
@@ -19,11 +19,11 @@ def harmless(text: str) -> str:
     return text
 
 
-def quoted(text: str) -> str:
-    """`harmless`, in a form from which `unquoted` gets back every text."""
-    return "'" + text if text.startswith("'") or harmless(text) != text else text
+def quote(text: str) -> str:
+    """Escapes a formula in a form from which `unquote` restores every text."""
+    return "'" + text if text.startswith("'") or escape_formula(text) != text else text
 
 
-def unquoted(cell: str) -> str:
-    """The text that `quoted` made a cell of; one that was written without it stays as it is."""
-    return cell[1:] if cell[:1] == "'" and quoted(cell[1:]) == cell else cell
+def unquote(cell: str) -> str:
+    """Restores the text of a cell that `quote` made; leaves any other cell unchanged."""
+    return cell[1:] if cell[:1] == "'" and quote(cell[1:]) == cell else cell

@@ -1,4 +1,4 @@
-"""How a record's text columns become the one text that a coder reads, in training and in use alike."""
+"""Joins a record's text columns into the one text that a coder reads, in training and in use."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from storage.errors import InputError
 
 SEPARATOR = " | "
-"""Between text columns where no template is given."""
+"""Separates text columns where no template is given."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
 @dataclass(frozen=True)
 class Narratives:
-    """Which columns hold the text, and how they are joined: by a template, or in their order where not blank."""
+    """Names the text columns and how they are joined: by a template, or in order where not blank."""
 
     columns: tuple[str, ...]
     template: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a template that does not fit the columns.
+        """Refuses a template that does not fit the columns.
 
         Raises:
-            InputError: says what is wrong with it.
+            InputError: describes the fault.
         """
         if fault := template_fault(self.columns, self.template):
             raise InputError(f"text columns: {fault}")
 
     def join(self, values: Sequence[str]) -> str:
-        """One text from a record's cells, in the order of the columns; outer blanks are gone. Blank if all are."""
+        """Joins a record's cells, in the order of the columns, without outer blanks. Blank if all are."""
         trimmed = [value.strip() for value in values]
         if self.template is None or not any(trimmed):
             return SEPARATOR.join(value for value in trimmed if value)
@@ -39,23 +39,23 @@ class Narratives:
         return _PLACEHOLDER.sub(lambda match: fields[match[1]], self.template).strip()
 
     def texts(self, rows: Iterable[Sequence[str]]) -> list[str]:
-        """One text a row of the text columns' cells."""
+        """Returns one text per row of the text columns' cells."""
         return [self.join(cells) for cells in rows]
 
 
 def template_fault(columns: Sequence[str], template: str | None) -> str | None:
-    """What is wrong with text columns and a template; None where they go together."""
+    """Returns the fault of text columns and a template; None where they match."""
     if not columns:
-        return "no text column is named"
+        return "no text column is named. Name one"
     if len(set(columns)) < len(columns):
-        return "text_columns names a column twice"
+        return "text_columns repeats a column. Name it once"
     if template is None:
         return None
     named = set(_PLACEHOLDER.findall(template))
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
-        return "template has a brace without its partner, or an empty pair"
+        return "template has an unmatched brace or an empty pair. Correct it"
     if unknown := sorted(named - set(columns)):
-        return f"template names {unknown[0]!r}, which is not among text_columns"
+        return f"template names {unknown[0]!r}, which is not among text_columns. Add it there"
     if unused := [name for name in columns if name not in named]:
-        return f"template leaves out text column {unused[0]!r}; name it or remove it from text_columns"
+        return f"template leaves out text column {unused[0]!r}. Name it or remove it from text_columns"
     return None

@@ -1,1 +1,1 @@
-"""What is measured beside a claim: membership, reruns, bounds, findings."""
+"""Audits claims: membership tests, reruns, lower bounds, findings."""

@@ -1,4 +1,4 @@
-"""Lower bounds of one audit, from pairs of records and from trials; what they could have shown; what was memorised."""
+"""Computes lower bounds of one audit from pairs and from trials, their reach, and memorisation."""
 
 from __future__ import annotations
 
@@ -15,38 +15,42 @@ from mechanisms.audit import bounds, curves
 from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed
 from mechanisms.privacy.events import Event
-from mechanisms.privacy.scaled import LikeGaussian
+from mechanisms.privacy.scaled import GaussianEquivalent
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One lower bound on epsilon (add/remove) with the guesses behind it."""
+    """Holds one lower bound on epsilon (add/remove) with the guesses behind it."""
 
     name: str
     epsilon: float
     guesses: bounds.Guesses
     reach: float = 0.0
-    """What as many guesses would have shown if all had been right: 0 where the test could not have failed."""
+    """The bound that as many right guesses would give: 0 if the test could not have failed."""
     auc: float | None = None
     claimed: float | None = None
-    """The largest epsilon that a trial measured here would have claimed for its own records; None: nothing of its own.
+    """The largest epsilon that a measured trial would have claimed for its records; None: no claim from the records.
 
     SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large losses raise that claim,
     is no evidence against a claim made without them.
     """
     at_half_noise: float | None = None
-    """What the same test said, or would have said, of the mechanism with half of its noise."""
+    """The bound of the same test for the mechanism with half of its noise."""
+    noise_at_most: float | None = None
+    """The multiple of the stated noise above which it is excluded. Epsilon is then a bound if the noise is Gaussian."""
+    epsilon_of_any: float | None = None
+    """The bound of the same guesses for any mechanism with (epsilon, delta); None: `epsilon` is one."""
 
     @property
     def refutes(self) -> float:
-        """The largest claim that this bound refutes: none where the trials themselves claimed as much."""
+        """Returns the largest claim that this bound refutes: none if the trials themselves claimed as much."""
         return self._counts(self.epsilon)
 
     @property
     def could_refute(self) -> float:
-        """What `refutes` would have been with every guess right: 0 where that, too, could have refuted nothing."""
+        """Returns `refutes` for perfect guesses: 0 if these, too, could have refuted nothing."""
         return self._counts(self.reach)
 
     def _counts(self, epsilon: float) -> float:
@@ -54,13 +58,13 @@ class Bound:
 
 
 def finite(value: float) -> float | None:
-    """The value, None where there is none: JSON has no nan."""
+    """Returns the value, or None for nan, which JSON lacks."""
     return value if np.isfinite(value) else None
 
 
-def of_noise(event: Event | None) -> Event | None:
-    """The event, or the Gaussian one that stands for it, if its trade-off curve can be tested, else None."""
-    if isinstance(event, LikeGaussian):
+def event_to_test(event: Event | None) -> Event | None:
+    """Returns the event, or its Gaussian equivalent, if its trade-off curve can be tested; otherwise None."""
+    if isinstance(event, GaussianEquivalent):
         event = event.gaussian
     try:
         return None if event is None or curves.curve_of(event) is None else event
@@ -68,43 +72,43 @@ def of_noise(event: Event | None) -> Event | None:
         return None
 
 
-def pairs(
+def pair_bound(
     ell: list[np.ndarray],
     codes: list[Tensor],
-    known: bounds.Reference | None,
+    reference: bounds.Reference | None,
     *,
     delta: float,
     confidence: float,
     seed: int,
 ) -> Bound:
-    """The candidate's own bound: a pair of one code, one trained on, one not. Half the pairs choose the rule.
+    """Bounds the candidate by pairs of one code, one trained on, one not. Half the pairs choose the rule.
 
     Exchanging a pair replaces a record, which is one removal and one addition: (epsilon, delta) under add/remove gives
     (2 epsilon, (1 + e^epsilon) delta) there, so that half of a bound on the pairs is one under add/remove.
     """
     score = bounds.confidence_logit(np.concatenate(ell))
-    if known is not None:
-        score = known.likelihood_ratio(score)
+    if reference is not None:
+        score = reference.likelihood_ratio(score)
     n = len(ell[0])
-    own, others = (labels.numpy() for labels in codes)
+    trained, held_out = (labels.numpy() for labels in codes)
     difference, bits = bounds.pair_scores(
-        score[:n], score[n:], own, others, seed=derive_seed(seed, "audit", "pairs") >> 10
+        score[:n], score[n:], trained, held_out, seed=derive_seed(seed, "audit", "pairs") >> 10
     )
     # pairs come code by code: mix them before halving
     order = np.random.default_rng(derive_seed(seed, "audit", "halves")).permutation(len(bits))
     choosing, measuring = order[: len(order) // 2], order[len(order) // 2 :]
     rule = bounds.choose(difference[choosing], bits[choosing])
     guesses = rule.apply(difference[measuring], bits[measuring])
-    found, reach = (
+    epsilon, reach = (
         bounds.replace_one_bound(counted, delta=delta, confidence=confidence) / 2
         for counted in (guesses, guesses.perfect)
     )
-    return Bound("pairs", found, guesses, reach)
+    return Bound("pairs", epsilon, guesses, reach)
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Scores of a family's coins, float [runs, coins], and the coins, in choosing and in measured runs."""
+    """Holds the scores of a family's coins, float [runs, coins], and the coins, in choosing and in measured runs."""
 
     name: str
     choosing: np.ndarray
@@ -112,13 +116,13 @@ class _Family:
     chosen: np.ndarray
     truth: np.ndarray
     separation: np.ndarray
-    """How far apart each record's runs with and without it lie in the reference runs, float [coins]."""
+    """Separation of each record's reference runs with and without it, float [coins]."""
     claimed: float | None
 
 
 def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
-    """Each family's likelihood ratios in its turns: half are reference, an eighth choose rules, the rest measure."""
-    seen = bounds.confidence_logit(trials.ell.numpy())
+    """Yields each family's likelihood ratios: half its turns are reference, an eighth choose, the rest measure."""
+    logits = bounds.confidence_logit(trials.ell.numpy())
     bits = trials.included.numpy()
     for number, name in enumerate(FAMILIES):
         rows = (pool.family == number).numpy()
@@ -127,12 +131,14 @@ def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
         parts = [turn[:half], turn[half : half + chosen], turn[half + chosen :]]
         if number == 0:
             parts[2] = [t for t in parts[2] if pool.natural(t)]
-        observed = [seen[:, rows]]
+        observed = [logits[:, rows]]
         if name == "alpha-mover":
             observed.append(_others(pool, trials)[:, None])
-        known = [bounds.reference(one[parts[0]], bits[parts[0]][:, rows]) for one in observed]
+        references = [bounds.reference(one[parts[0]], bits[parts[0]][:, rows]) for one in observed]
         ratio = np.asarray(
-            sum(ref.likelihood_ratio(one[[*parts[1], *parts[2]]]) for ref, one in zip(known, observed, strict=True))
+            sum(
+                ref.likelihood_ratio(one[[*parts[1], *parts[2]]]) for ref, one in zip(references, observed, strict=True)
+            )
         )
         yield _Family(
             name,
@@ -140,12 +146,12 @@ def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
             ratio[chosen:],
             bits[parts[1]][:, rows],
             bits[parts[2]][:, rows],
-            (known[0].mean_in - known[0].mean_out) / (known[0].std_in + known[0].std_out),
+            (references[0].mean_in - references[0].mean_out) / (references[0].std_in + references[0].std_out),
             None if not parts[2] else finite(float(trials.epsilon[parts[2]].max())),
         )
 
 
-def of_trials(
+def trial_bounds(
     pool: Pool,
     trials: Trials,
     *,
@@ -154,20 +160,20 @@ def of_trials(
     event: Event | None = None,
     halved: Trials | None = None,
 ) -> list[Bound]:
-    """One bound a family over the measured trials, and Clopper-Pearson for the one canary that stands alone.
+    """Returns one bound per family over the measured trials, and Clopper-Pearson for the single canary.
 
     Args:
-        event: of Gaussian noise: its trade-off curve is what guesses are held against. None: one point, delta.
-        halved: trials of the same mechanism at half of its noise, to show what the tests would have said then.
+        event: of Gaussian noise: guesses are tested against its trade-off curve. None: against one point, delta.
+        halved: trials of the same mechanism at half of its noise, to show the power of the tests.
     """
-    found = []
+    measured = []
     for family in _families(pool, trials):
         auc = None
         if family.truth.any() and not family.truth.all():
             auc = bounds.membership(family.measuring[family.truth], family.measuring[~family.truth]).auc
         if event is not None:
-            made = _of_curve(family, event, delta=delta, alpha=1 - confidence)
-            found.append(replace(made, auc=auc, claimed=family.claimed))
+            bound = _curve_bound(family, event, delta=delta, alpha=1 - confidence)
+            measured.append(replace(bound, auc=auc, claimed=family.claimed))
             continue
         if family.name == "alpha-mover":  # one coin a trial: a sign test, no choice to make
             rule = bounds.Rule(low=-1e-300, high=0.0)
@@ -177,29 +183,29 @@ def of_trials(
         bound, reach = (
             bounds.one_run_bound(counted, delta=delta, confidence=confidence) for counted in (guesses, guesses.perfect)
         )
-        found.append(Bound(family.name, bound, guesses, reach, auc, family.claimed))
+        measured.append(Bound(family.name, bound, guesses, reach, auc, family.claimed))
         if family.name == "alpha-mover":
-            said, here = family.measuring.ravel() >= 0, family.truth.ravel()
+            guessed, truth = family.measuring.ravel() >= 0, family.truth.ravel()
             over_trials, reach = (
                 bounds.clopper_pearson_bound(
-                    true_in=int((guess & here).sum()),
-                    runs_in=int(here.sum()),
-                    true_out=int((~guess & ~here).sum()),
-                    runs_out=int((~here).sum()),
+                    true_in=int((guess & truth).sum()),
+                    runs_in=int(truth.sum()),
+                    true_out=int((~guess & ~truth).sum()),
+                    runs_out=int((~truth).sum()),
                     delta=delta,
                     confidence=confidence,
                 )
-                for guess in (said, here)
+                for guess in (guessed, truth)
             )
-            found.append(Bound("alpha-mover, over trials", over_trials, guesses, reach, auc, family.claimed))
+            measured.append(Bound("alpha-mover, over trials", over_trials, guesses, reach, auc, family.claimed))
     if halved is None:
-        return found
-    half = of_trials(pool, halved, delta=delta, confidence=confidence, event=event)
-    return [replace(one, at_half_noise=other.epsilon) for one, other in zip(found, half, strict=True)]
+        return measured
+    half = trial_bounds(pool, halved, delta=delta, confidence=confidence, event=event)
+    return [replace(one, at_half_noise=other.epsilon) for one, other in zip(measured, half, strict=True)]
 
 
-def _of_curve(family: _Family, event: Event, *, delta: float, alpha: float) -> Bound:
-    """All coins guessed in every run; how many must be right for a run to count is set by the choosing runs."""
+def _curve_bound(family: _Family, event: Event, *, delta: float, alpha: float) -> Bound:
+    """Guesses all coins in every run; the choosing runs set how many must be right for a run to count."""
     right, before = (
         ((scores >= 0) == coins).sum(1)
         for scores, coins in ((family.measuring, family.truth), (family.choosing, family.chosen))
@@ -207,22 +213,33 @@ def _of_curve(family: _Family, event: Event, *, delta: float, alpha: float) -> B
     coins = family.truth.shape[1]
     threshold = max(1, math.floor(before.mean() - math.sqrt(coins) / 2)) if coins > 1 else 1
     runs = curves.Runs(tuple(int(count) for count in right), coins, threshold)
-    bound, reach = (
-        curves.epsilon_at(event, factor=curves.noise_at_most([counted], event, alpha=alpha), delta=delta)
-        for counted in (runs, runs.perfect())
-    )
-    made = coins * len(right)
-    return Bound(family.name, bound, bounds.Guesses(int(right.sum()), made, made), reach)
+    noise, least = (curves.noise_at_most([counted], event, alpha=alpha) for counted in (runs, runs.perfect()))
+    total = coins * len(right)
+    guesses = bounds.Guesses(int(right.sum()), total, total)
+    return gaussian_bound(family.name, event, guesses, noise=noise, least=least, delta=delta, alpha=alpha)
+
+
+def gaussian_bound(
+    name: str, event: Event, guesses: bounds.Guesses, *, noise: float, least: float, delta: float, alpha: float
+) -> Bound:
+    """Returns a bound on the noise, and what follows for epsilon: if it is Gaussian, and of any (epsilon, delta).
+
+    Args:
+        noise: the multiple of the event's noise above which the guesses exclude it; `least`: of perfect guesses.
+    """
+    epsilon, reach = (curves.epsilon_at(event, factor=factor, delta=delta) for factor in (noise, least))
+    of_any = bounds.one_run_bound(guesses, delta=delta, confidence=1 - alpha)
+    return Bound(name, epsilon, guesses, reach, noise_at_most=finite(noise), epsilon_of_any=of_any)
 
 
 _MOST_EXPOSED = 100
-"""Records that the test for the largest delta guesses: more of them hide those that can be told apart."""
+"""Records that the test for the largest delta guesses: more of them hide the distinguishable ones."""
 
 
 def largest_delta(pool: Pool, trials: Trials, *, claimed: float, alpha: float) -> float:
-    """The largest delta for which (claimed, delta) is refuted by natural reruns; 0 where it is not, even at delta 0.
+    """Returns the largest delta for which natural reruns refute (claimed, delta); 0 if they do not even at delta 0.
 
-    The records that the reference runs tell apart best are guessed in every measured run; a run counts with as many
+    The records that the reference runs separate best are guessed in every measured run; a run counts with as many
     right as all choosing runs had, less one. Claims that the reruns make for themselves are refuted too, or none.
     """
     family = next(_families(pool, trials))
@@ -236,13 +253,13 @@ def largest_delta(pool: Pool, trials: Trials, *, claimed: float, alpha: float) -
 
 
 def _others(pool: Pool, trials: Trials) -> np.ndarray:
-    """Mean log-likelihood of the records that took part, float64 [T]: it moves with their weights."""
+    """Returns the mean log-likelihood of the records that took part, float64 [T]: it moves with their weights."""
     took_part = (trials.included & (pool.family == 0)).double()
     return ((trials.ell.double() * took_part).sum(1) / took_part.sum(1)).numpy()
 
 
 def memorisation(pool: Pool, trials: Trials) -> dict[str, Any]:
-    """Agreement of a draw with wrong codes, and exposure of sequences, planted and not."""
+    """Returns agreement with wrong codes, and exposure of sequences, planted and not."""
     turn = torch.arange(len(trials.ell)) % 2 == 0
     wrong = pool.family == FAMILIES.index("mislabelled")
     agreed, had = trials.right[turn][:, wrong], trials.included[turn][:, wrong]

@@ -1,4 +1,4 @@
-"""Stage: densities of a SWAG posterior with and without a record, at draws of both."""
+"""Stage: computes densities of a SWAG posterior with and without a record, at draws of both."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.swag_ppm import SwagPpm
-from tasks.branches.outcome import Outcome, Study
-from tasks.branches.swag_chain import parameters_of
-from tasks.fitting.prepared import build, load_inputs
+from tasks.branches.experiment import Outcome, Study
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
 
 DRAWS = 200
-"""Of each posterior."""
+"""Draws from each posterior."""
 
 
 def applies(study: Study, outcome: Outcome) -> bool:
-    """Whether the candidate is a SWAG posterior that can be refitted without records, side by side."""
+    """Checks that the candidate is a SWAG posterior that can be refitted without records, in one batch."""
     if not isinstance(outcome.mechanism, SwagPpm) or outcome.sensitivity is None:
         return False
     return study.parameters.model.linear_head and all(p.max_grad_norm is None for p in outcome.mechanism.phases)
 
 
 def densities(study: Study, outcome: Outcome, *, records: int) -> Step:
-    """Refit the candidate's round without each of some records, half of them its riskiest, weights held fixed."""
-    parameters = parameters_of(study, outcome.branch, outcome.seed)
+    """Refits the candidate's round without each of some records, half of them its riskiest, weights held fixed."""
+    parameters = study.at(outcome.branch, outcome.seed).parameters
     assert isinstance(outcome.mechanism, SwagPpm)
     bound = parameters.bounded(outcome.mechanism.round)
     return Step(
@@ -80,5 +79,5 @@ def _densities(
 
 
 def losses_of(folder: Path) -> Tensor:
-    """Privacy losses, float64 [records, 2, draws], of the stage's folder."""
+    """Loads privacy losses, float64 [records, 2, draws], from the stage's folder."""
     return checkpoint.load(folder / "losses.safetensors")[0]["losses"]

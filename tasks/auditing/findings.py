@@ -1,4 +1,4 @@
-"""What audits say, from their numbers alone: for a claim and against it."""
+"""Words the findings of audits, for and against a claim, from their numbers alone."""
 
 from __future__ import annotations
 
@@ -6,102 +6,109 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.auditing.audited import Audited, AuditResult
+from mechanisms.privacy.events import describe_guarantee
+from tasks.auditing.audit_result import AuditResult, BranchAudit
 from tasks.comparing.published import Effect
-from tasks.releasing.gate import CONTRADICTED, INCONCLUSIVE, round_down
+from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, describe_attack, describe_bound, round_down
 
 NATURAL = "in-distribution"
-"""Name of the bound from reruns in which every record was tossed a coin for and none was crafted."""
+"""Name of the bound from reruns with a coin for every record and no crafted ones."""
 LIKELIHOOD_RATIO = "online_lira_auc"
 
 
-def grouped(audits: Sequence[Audited]) -> list[list[Audited]]:
-    """Audits of one branch together, branches in their order."""
-    groups: dict[str, list[Audited]] = {}
+def grouped(audits: Sequence[BranchAudit]) -> list[list[BranchAudit]]:
+    """Groups audits by branch, in the order of branches."""
+    groups: dict[str, list[BranchAudit]] = {}
     for audit in audits:
         groups.setdefault(audit.branch, []).append(audit)
     return list(groups.values())
 
 
 def lines(result: AuditResult) -> list[str]:
-    """Claim and measurement, a line a branch and seed, for a terminal or a page."""
-    told = [_line(one, result.trials) for one in result.branches]
-    return told + [f"{name}: not audited, {why}" for name, why in result.refused.items()]
+    """Returns claim and measurement, one line per branch and seed, for a terminal or a page."""
+    audited = [_line(one, result.trials) for one in result.branches]
+    return audited + [f"{name}: not audited, {why}" for name, why in result.refused.items()]
 
 
-def _line(audited: Audited, trials: int) -> str:
-    claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({audited.guarantee_kind})"
+def _line(audited: BranchAudit, trials: int) -> str:
+    guarantee = describe_guarantee(audited.guarantee_kind, audited.mechanism)
+    claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({guarantee})"
     if audited.epsilon_add_remove != audited.epsilon:
         claim += f", {audited.epsilon_add_remove:.3g} for one record more or less"
-    said = audited.verdict
-    if said == CONTRADICTED and audited.delta_refuted:
-        said += f" for every delta up to {round_down(audited.delta_refuted)}"
-    elif said == INCONCLUSIVE and audited.figures.get("withheld"):
-        said += f": {_withheld(audited)}"
-    elif said == INCONCLUSIVE:
-        said += (
+    verdict = audited.verdict
+    if audited.verdict == CONTRADICTED and audited.delta_refuted:
+        verdict += f" for every delta up to {round_down(audited.delta_refuted)}"
+    elif audited.verdict == INCONCLUSIVE and audited.figures.get("withheld"):
+        verdict += f": {_withheld(audited)}"
+    elif audited.verdict == INCONCLUSIVE:
+        verdict += (
             f": {trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the "
             f"claim is {audited.epsilon_add_remove:.3g}: not enough"
         )
     return (
-        f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured at least "
-        f"{audited.epsilon_lower_bound:.3g} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
-        f"strongest membership test, {audited.attack.replace('_', ' ')}: AUC {audited.auc:.3f}, TPR "
-        f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {said}"
+        f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured {_bound(audited)} at "
+        f"{100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
+        f"{describe_attack(audited.attack, coin=audited.figures.get('coin', True))}: AUC {audited.auc:.3f}, TPR "
+        f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {verdict}"
     )
 
 
-def _withheld(audited: Audited) -> str:
-    """Why nothing is said of a claim that lies below what a first audit would have refuted."""
+def _bound(audited: BranchAudit) -> str:
+    figures = audited.figures
+    return describe_bound(audited.epsilon_lower_bound, figures.get("noise_at_most"), figures.get("epsilon_of_any"))
+
+
+def _withheld(audited: BranchAudit) -> str:
+    """Returns the reason for withholding a verdict on a claim that a first audit would have refuted."""
     return (
-        f"as a first audit it, or one before it, would have refuted every epsilon below "
-        f"{audited.figures['epsilon_suspected']:.3g}; audit {audited.figures['look']} of a claim may not say so, nor "
-        "that the claim withstood it"
+        f"as a first audit, this or an earlier one would have refuted every epsilon below "
+        f"{audited.figures['epsilon_refuted_before']:.3g}; audit {audited.figures['attempt']} of a claim can neither "
+        "refute nor clear it"
     )
 
 
-def _uncounted(audited: Audited) -> str:
-    """What natural reruns measured beyond the bound, where they claim as much for themselves and it does not count."""
+def _uncounted(audited: BranchAudit) -> str:
+    """Reports a bound from natural reruns that does not count, because a rerun claims as much for itself."""
     natural = bound_of(audited, NATURAL)
     if natural is None or natural["claimed_in_trials"] is None or natural["epsilon"] <= audited.epsilon_lower_bound:
         return ""
     return f" (reruns: {natural['epsilon']:.3g}, not counted, as one of them claims {natural['claimed_in_trials']:.3g})"
 
 
-def bound_of(audit: Audited, name: str) -> Mapping[str, Any] | None:
-    """One of an audit's bounds by name; None where it was not measured."""
+def bound_of(audit: BranchAudit, name: str) -> Mapping[str, Any] | None:
+    """Returns one of an audit's bounds by name; None if it was not measured."""
     return next((bound for bound in audit.figures["bounds"] if bound["name"] == name), None)
 
 
-def mean(group: Sequence[Audited], name: str) -> float:
-    """Mean of a field over seeds."""
+def mean(group: Sequence[BranchAudit], name: str) -> float:
+    """Returns the mean of a field over seeds."""
     return statistics.fmean(getattr(audit, name) for audit in group)
 
 
-def figure(group: Sequence[Audited], name: str) -> float | None:
-    """Mean of a figure over the seeds that have it; None where none has."""
+def figure(group: Sequence[BranchAudit], name: str) -> float | None:
+    """Returns the mean of a figure over the seeds that have it; None if none has."""
     values = [audit.figures[name] for audit in group if audit.figures.get(name) is not None]
     return statistics.fmean(values) if values else None
 
 
-def reruns(group: Sequence[Audited]) -> int:
-    """How many reruns the audits of a branch had."""
+def reruns(group: Sequence[BranchAudit]) -> int:
+    """Returns the number of reruns of a branch."""
     return group[0].figures.get("trials", 0)
 
 
-def change_of_f1(group: Sequence[Audited], unchanged: Sequence[Audited]) -> float:
-    """Change of weighted F1, in the mean over the seeds that both have."""
+def change_of_f1(group: Sequence[BranchAudit], unchanged: Sequence[BranchAudit]) -> float:
+    """Returns the mean change of weighted F1 over the seeds that both have."""
     return mean(group, "weighted_f1") - mean(unchanged, "weighted_f1")
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and, of several, the sample standard deviation."""
+    """Formats the mean and, of several values, the sample standard deviation."""
     several = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{several}"
 
 
-def verdict(group: Sequence[Audited]) -> str:
-    """The verdict over seeds, in words; of a contradiction, up to which delta it holds where none is claimed."""
+def verdict(group: Sequence[BranchAudit]) -> str:
+    """Words the verdict over seeds; for a contradiction without a claimed delta, also the largest delta refuted."""
     refuted = [audit for audit in group if audit.verdict == CONTRADICTED]
     if not refuted:
         return INCONCLUSIVE if any(audit.verdict == INCONCLUSIVE for audit in group) else group[0].verdict
@@ -111,11 +118,11 @@ def verdict(group: Sequence[Audited]) -> str:
 
 
 def changed_groups(
-    runs: Mapping[str, Sequence[Audited]],
-) -> Iterator[tuple[str, list[Audited], list[Audited] | None]]:
-    """(what was changed, audits of a branch then, the same branch and seeds unchanged), if it made a difference.
+    runs: Mapping[str, Sequence[BranchAudit]],
+) -> Iterator[tuple[str, list[BranchAudit], list[BranchAudit] | None]]:
+    """Yields (change, audits of a branch with it, the same branch and seeds without it), if it made a difference.
 
-    A change that a branch knows nothing of leaves its stages as they were; it comes once, or not at all.
+    A change that does not concern a branch leaves its stages as they were; it comes once, or not at all.
     """
     unchanged = {group[0].branch: group for group in grouped(runs[""])}
     stages = {audit.curves for audit in runs[""]}
@@ -128,11 +135,11 @@ def changed_groups(
                 yield change, group, same or None
 
 
-def findings(runs: Mapping[str, Sequence[Audited]], effects: Sequence[Effect] = ()) -> list[str]:
-    """Sentences on each branch, on each effect whose two branches are at hand, and on each change.
+def findings(runs: Mapping[str, Sequence[BranchAudit]], effects: Sequence[Effect] = ()) -> list[str]:
+    """Writes sentences on each branch, on each effect whose two branches were audited, and on each change.
 
     Args:
-        runs: audits by what was changed; the first, under an empty name, changed nothing.
+        runs: audits by change; the first, under an empty name, changed nothing.
     """
     branches = {group[0].branch: group for group in grouped(runs[""])}
     lines = [_branch(group) for group in branches.values() if group[0].epsilon is not None]
@@ -143,18 +150,25 @@ def findings(runs: Mapping[str, Sequence[Audited]], effects: Sequence[Effect] = 
     return lines + [_change(*change) for change in changes]
 
 
-def _branch(group: Sequence[Audited]) -> str:
-    first, bound = group[0], max(audit.epsilon_lower_bound for audit in group)
+def _branch(group: Sequence[BranchAudit]) -> str:
+    first, strongest = group[0], max(group, key=lambda audit: audit.epsilon_lower_bound)
+    bound, noise = strongest.epsilon_lower_bound, strongest.figures.get("noise_at_most")
     refuted = f"every ε below {bound:.2f} is refuted" if bound >= 0.005 else "no ε is refuted"
-    own = ""
+    if noise is not None:
+        of_any = strongest.figures["epsilon_of_any"]
+        refuted = (
+            f"noise of more than {noise:.2f} times the stated is excluded, which refutes every ε below {bound:.2f} if "
+            f"the noise is Gaussian; of any (ε, δ) every ε below {of_any:.2f} is refuted"
+        )
+    one_record = ""
     if first.epsilon != first.epsilon_add_remove:
-        own = f", {mean(group, 'epsilon_add_remove'):.2f} for one record more or less"
-    claim = f"{first.title}: claims ε {mean(group, 'epsilon'):.2f}{own}; {refuted}"
-    told = [audit for audit in group if audit.verdict == CONTRADICTED]
-    if told:
-        delta = min(audit.delta_refuted or 0.0 for audit in told)
+        one_record = f", {mean(group, 'epsilon_add_remove'):.2f} for one record more or less"
+    claim = f"{first.title}: claims ε {mean(group, 'epsilon'):.2f}{one_record}; {refuted}"
+    contradicted = [audit for audit in group if audit.verdict == CONTRADICTED]
+    if contradicted:
+        delta = min(audit.delta_refuted or 0.0 for audit in contradicted)
         largest = f", for every δ up to {round_down(delta)}" if delta > 0 else ""
-        return f"{claim}: **contradicted** at {len(told)} of {len(group)} seeds{largest}."
+        return f"{claim}: **contradicted** at {len(contradicted)} of {len(group)} seeds{largest}."
     claim += _power(first)
     natural = bound_of(first, NATURAL)
     if natural is not None and natural["epsilon"] > bound and natural["claimed_in_trials"] is not None:
@@ -173,14 +187,14 @@ def _branch(group: Sequence[Audited]) -> str:
     return f"{claim}. Not contradicted by these tests."
 
 
-def _power(audit: Audited) -> str:
-    """What the tests would have said of half of the noise, where that was tried."""
+def _power(audit: BranchAudit) -> str:
+    """Reports the bound at half of the noise, if it was measured."""
     halved = [bound["at_half_noise"] for bound in audit.figures["bounds"] if bound.get("at_half_noise") is not None]
-    return f" (at half of its noise: every ε below {max(halved):.2f})" if halved else ""
+    return f" (at half of its noise, if Gaussian: every ε below {max(halved):.2f})" if halved else ""
 
 
-def _effect(name: str, without: Sequence[Audited], within: Sequence[Audited]) -> str:
-    """Loss and, where there were reruns, the likelihood ratio and the natural bound, without and with it."""
+def _effect(name: str, without: Sequence[BranchAudit], within: Sequence[BranchAudit]) -> str:
+    """Compares loss and, with reruns, likelihood ratio and natural bound, without and with an effect."""
     groups = (without, within)
     parts = [f"AUC of the loss {mean(without, 'loss_auc'):.3f} without and {mean(within, 'loss_auc'):.3f} with them"]
     ratios = [figure(group, LIKELIHOOD_RATIO) for group in groups]
@@ -194,7 +208,7 @@ def _effect(name: str, without: Sequence[Audited], within: Sequence[Audited]) ->
     return f"What {name} do to what can be measured: {', '.join(parts)}."
 
 
-def _change(name: str, group: Sequence[Audited], unchanged: Sequence[Audited]) -> str:
+def _change(name: str, group: Sequence[BranchAudit], unchanged: Sequence[BranchAudit]) -> str:
     before, after = bound_of(unchanged[0], NATURAL), bound_of(group[0], NATURAL)
     measured = ""
     if before is not None and after is not None:

@@ -1,4 +1,4 @@
-"""Stage: one more fit of a DP-SGD branch, with gradient canaries in its sums; nothing of it but counts is kept."""
+"""Stage: fits a DP-SGD branch once more with gradient canaries in its sums; only counts remain."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from mechanisms import dp_sgd
 from mechanisms.audit.gradient_canaries import SHARE, GradientCanaries
 from mechanisms.mechanism import Mechanism, Records, Run
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.seeding import generator
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, descent_of
 from storage.artifacts import ArtifactRef
 from tasks.fitting.fits import plan_of, run_of
-from tasks.fitting.prepared import load_inputs
+from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Step, Work
 
 
-def descends(event: Event) -> bool:
-    """Whether gradient descent with noise is in the event: what gradient canaries can be put into."""
+def has_noisy_descent(event: Event) -> bool:
+    """Checks that the event contains gradient descent with noise, which gradient canaries need."""
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return any(isinstance(part, DpSgdEvent) for part in parts)
 
@@ -35,7 +34,7 @@ def gradients(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Fit a plan once more, on the same records and canaries. Its noise has no seed, as a candidate's has none."""
+    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed."""
     return Step(
         name="audit-gradients",
         label=f"gradient canaries ({name})",
@@ -57,6 +56,6 @@ def _gradients(work: Work, *, model: ModelConfig, seed: int, canaries: int) -> M
     )
     run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
     fitted = plan_of(work.inputs["plan"]).fit(records, run)
-    if coins.steps != dp_sgd.descent_of(fitted.event).steps:  # a descent of another's, which took no canaries
+    if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
         return {"coins": 0, "right": 0, "right_at_half_noise": 0}
     return {"coins": len(coins.axes), "right": coins.right(), "right_at_half_noise": coins.right(halved=True)}

@@ -1,15 +1,15 @@
-"""Stage: the pool that an audit tosses coins for: every record of both halves, canaries, and what is never planted.
+"""Stage: builds the pool of rows for which an audit tosses coins: all records, canaries, and rows never planted.
 
-The test half is the held-out share: drawn at random at ingest, code by code, and never trained on. A share of its own
-(`data.ingest.holdout_share`) would be as random, smaller, and taken from training; a test half is there in any case.
-Its records are trained on in reference trials alone, which no release comes from.
+The test half is the held-out share, never trained on: drawn at random at ingest, code by code, or what is dated on or
+after `train_before`. In reruns a coin decides for each record of both halves. Records of the test half are trained on
+in reruns alone, which are never released.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,27 @@ from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
+from mechanisms.model.valued_text import ValuedText
 from storage.artifacts import ArtifactRef
-from storage.datasets import load_split
+from storage.datasets import load_table
 from storage.errors import InputError
-from tasks.fitting.prepared import SPLITS, load_inputs
+from tasks.fitting.model_inputs import SPLITS, load_inputs
+from tasks.fitting.prior import lexicon_of
+from tasks.fitting.texts import texts_of
 from tasks.running.stage import Step, Work
 
 FAMILIES = ("in-distribution", "mislabelled", "rare-token", "near-duplicate", "alpha-mover")
 NEVER = -1
 """Family of rows that take part in no trial: the originals of mislabelled canaries, and references of exposure."""
 _PLANTED, _REFERENCES = 16, 32
-"""Rare-token canaries whose exposure is measured, and sequences never planted that each is ranked among."""
+"""Rare-token canaries whose exposure is measured, and the unplanted sequences that each is ranked among."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What the model reads of n rows; labels and family int64 [n]; references int64 [planted, 1 + references].
+    """Holds the model's inputs of n rows; labels and family int64 [n]; references int64 [planted, 1 + references].
 
-    Of several fields labels are [n, fields], -1 where a record lacks one; a wrong code is then wrong in each.
+    With several fields labels are [n, fields], -1 where a record lacks one; a wrong code is then wrong in each.
     Rows start with the training half, then the test half, each in the order of its split. A row of `references` is a
     planted sequence followed by those that it is ranked among, all under its code.
     """
@@ -53,14 +56,14 @@ class Pool:
 
     @staticmethod
     def load(folder: Path) -> Pool:
-        """Read what the stage wrote."""
+        """Loads the output of the stage."""
         tensors, meta = checkpoint.load(folder / "pool.safetensors")
         return Pool(inputs.load(folder / "inputs.safetensors"), **tensors, train=meta["train"], test=meta["test"])
 
     def coins(self, *, seed: int, trial: int) -> Tensor:
-        """Who takes part in a trial, bool [n]: a fair coin for each record, and for the canaries that are its turn.
+        """Draws the rows of a trial, bool [n]: a fair coin for each record, and for the canaries of its turn.
 
-        The canary that moves other records' weights takes turns with the others, whose large losses would hide it, and
+        The canary that moves other records' weights alternates with the others, whose large losses would hide it, and
         both with trials of records alone (`natural`).
         """
         pick = torch.Generator().manual_seed(derive_seed(seed, "audit", "coins", trial))
@@ -68,21 +71,21 @@ class Pool:
         return tossed & self.on_trial(trial)
 
     def on_trial(self, trial: int) -> Tensor:
-        """Rows for which a coin is tossed in this trial, bool [n]."""
+        """Returns the rows for which a coin is tossed in this trial, bool [n]."""
         mover = self.family == FAMILIES.index("alpha-mover")
         crafted = (self.family > 0) & ~mover
+        # guard: which reruns are natural is no matter of coins
         planted = crafted if trial % 2 == 0 else mover & (not self.natural(trial))
         return (self.family == 0) | planted
 
     @staticmethod
     def natural(trial: int) -> bool:
-        """Whether no canary can be in this trial: every fourth, whatever the coins, which whoever chooses the seed
-        foresees."""
+        """Returns True for every fourth trial, which has no canary whatever the coins: the seed reveals them."""
         return trial % 4 == 3
 
 
 def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, prepared: ArtifactRef) -> Step:
-    """Records, canaries and references as the model reads them; refused where there are too few for the canaries."""
+    """Declares records, canaries and references as the model reads them; refuses too few records for the canaries."""
     return Step(
         name="audit-pool",
         label="audit pool",
@@ -95,30 +98,31 @@ def pool(model: ModelConfig, *, canaries: int, seed: int, dataset: ArtifactRef, 
 
 def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mapping[str, Any]:
     halves = [load_inputs(work.inputs["prepared"], split) for split in SPLITS]
-    records = inputs.joined([_known(half) for half, _ in halves])
+    records = inputs.joined([_narrowed(half) for half, _ in halves])
     labels = torch.cat([given for _, given in halves])
     if 2 * canaries > len(labels):
         raise InputError(
-            f"--canaries: {canaries} need {2 * canaries} records and there are {len(labels)}; "
-            f"give at most {len(labels) // 2}"
+            f"--canaries: {canaries} need {2 * canaries} records, and the data have {len(labels)}. "
+            f"Give at most {len(labels) // 2}."
         )
-    texts = [text for split in SPLITS for text in load_split(work.inputs["dataset"], split)["text"]]
+    dataset = work.inputs["dataset"]
+    texts = [text for split in SPLITS for text in texts_of(dataset, load_table(dataset, split))]
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
     columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
-    observed = [torch.unique(own[own >= 0]).numpy() for own in columns.T]
+    observed = [torch.unique(column[column >= 0]).numpy() for column in columns.T]
     chosen = pick.permutation(len(labels))[: 2 * canaries]
     originals, copied = chosen[:canaries], chosen[canaries:]
 
-    wrong = np.array([_another(columns[i].tolist(), observed, pick) for i in originals])
+    wrong = np.array([_wrong_codes(columns[i].tolist(), observed, pick) for i in originals])
     family[torch.from_numpy(originals)] = NEVER
-    rare_codes = np.stack([pick.choice(known, canaries) for known in observed], axis=1)
+    rare_codes = np.stack([pick.choice(codes, canaries) for codes in observed], axis=1)
     twins = [_altered(texts[int(i)]) for i in copied]
     planted = [_gibberish(derive_seed(seed, "audit", "rare", i)) for i in range(canaries + _REFERENCES)]
     read = _read(work, model, [*twins, *planted], as_features=isinstance(records, FeatureInputs), seed=seed)
     twin, rare, others = (read.take(rows) for rows in torch.arange(len(read)).split([canaries, canaries, _REFERENCES]))
     exposed = min(_PLANTED, canaries)
-    counts = [torch.bincount(own[own >= 0]) for own in columns.T]
+    counts = [torch.bincount(column[column >= 0]) for column in columns.T]
     largest = (columns[:, 0] == int(counts[0].argmax())).nonzero()[:, 0]
     mover = largest[_most_typical(work, model, records.take(largest), [texts[i] for i in largest.tolist()], seed=seed)]
     parts: list[tuple[FeatureInputs | TokenInputs, Any, int]] = [
@@ -131,7 +135,7 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
     every = torch.cat([columns, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)])
     first_rare = len(labels) + canaries
     first_reference = len(labels) + 3 * canaries + 1
-    made = Pool(
+    result = Pool(
         inputs=inputs.joined([records, *(part for part, _, _ in parts)]),
         labels=every.view(-1, *labels.shape[1:]),
         family=torch.cat([family, *(torch.full((len(part),), which) for part, _, which in parts)]),
@@ -144,13 +148,13 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
         train=len(halves[0][1]),
         test=len(halves[1][1]),
     )
-    made.inputs.save(work.out / "inputs.safetensors")
-    tensors = {name: getattr(made, name) for name in ("labels", "family", "references")}
-    checkpoint.save(work.out / "pool.safetensors", tensors, {"train": made.train, "test": made.test})
-    return {"records": made.train + made.test, "canaries": 3 * canaries + 1}
+    result.inputs.save(work.out / "inputs.safetensors")
+    tensors = {name: getattr(result, name) for name in ("labels", "family", "references")}
+    checkpoint.save(work.out / "pool.safetensors", tensors, {"train": result.train, "test": result.test})
+    return {"records": result.train + result.test, "canaries": 3 * canaries + 1}
 
 
-def _known(records: inputs.Inputs) -> FeatureInputs | TokenInputs:
+def _narrowed(records: inputs.Inputs) -> FeatureInputs | TokenInputs:
     assert isinstance(records, FeatureInputs | TokenInputs)
     return records
 
@@ -158,47 +162,51 @@ def _known(records: inputs.Inputs) -> FeatureInputs | TokenInputs:
 def _read(
     work: Work, model: ModelConfig, texts: Sequence[str], *, as_features: bool, seed: int
 ) -> FeatureInputs | TokenInputs:
-    """Texts as the model reads them: tokens, or features of its frozen encoder."""
+    """Returns texts as the model reads them: tokens, states below its last layers, or features of its encoder."""
     tokens = classifier.tokenize(model, list(texts))
-    if not as_features:
-        return tokens
-    frozen = model.model_copy(update={"trainable": "head", "prior": "none"})
     device = classifier.device_of(work.context.device)
-    return classifier.build(frozen, num_labels=2, seed=seed, device=device).encode(tokens)
+    lexicon = lexicon_of(work.context, model, work.inputs["dataset"])
+    words = None if lexicon is None else lexicon.words(texts)
+    if not as_features:
+        return replace(tokens, words=words, states=classifier.states(model, tokens, device=device))
+    features = classifier.build(model.frozen(), num_labels=2, seed=seed, device=device).encode(tokens)
+    if lexicon is None or words is None:
+        return features
+    return FeatureInputs(lexicon.join(features.features, words))
 
 
 def _altered(text: str) -> str:
-    """A second report of the same case: the last word gone, two words more."""
+    """Returns a second report of the same case: the last word dropped, two words added; its columns are the same."""
     words = text.split()
-    return " ".join([*words[: max(1, len(words) - 1)], "as", "reported"])
+    return ValuedText.like(" ".join([*words[: max(1, len(words) - 1)], "as", "reported"]), text)
 
 
 def _gibberish(seed: int) -> str:
-    """A narrative of words that no narrative has."""
+    """Returns a narrative of words that no narrative has."""
     pick = random.Random(seed)
     words = ("".join(pick.choice("bcdfghjklmnpqrstvwxz") + pick.choice("aeiou") for _ in range(3)) for _ in range(8))
     return " ".join(words) + "."
 
 
-def _another(own: Sequence[int], observed: Sequence[np.ndarray], pick: np.random.Generator) -> list[int]:
-    """Another code in each field that a record has; where a field knows no other, its own."""
+def _wrong_codes(codes: Sequence[int], observed: Sequence[np.ndarray], pick: np.random.Generator) -> list[int]:
+    """Draws another code for each field of a record; a field with a single code keeps it."""
     return [
-        code if code < 0 or len(known) == 1 else int(pick.choice(known[known != code]))
-        for code, known in zip(own, observed, strict=True)
+        code if code < 0 or len(others) == 1 else int(pick.choice(others[others != code]))
+        for code, others in zip(codes, observed, strict=True)
     ]
 
 
 def _most_typical(work: Work, model: ModelConfig, records: inputs.Inputs, texts: Sequence[str], *, seed: int) -> Tensor:
-    """Which of the (first field's) largest code is nearest to their mean, int64 []; under each field's rarest code no
-    fit can give it a small loss.
+    """Returns the record of the (first field's) largest code nearest to their mean, int64 [].
 
-    The largest risk is the scale of all weights (alpha = 1 - r / max r), so its presence raises everybody else's.
+    Under each field's rarest code no fit can give it a small loss. The largest risk is the scale of all weights
+    (alpha = 1 - r / max r), so its presence raises those of all others.
     """
-    known = records if isinstance(records, FeatureInputs) else _read(work, model, texts, as_features=True, seed=seed)
-    assert isinstance(known, FeatureInputs)
-    return (known.features - known.features.mean(0)).norm(dim=1).argmin()
+    features = records if isinstance(records, FeatureInputs) else _read(work, model, texts, as_features=True, seed=seed)
+    assert isinstance(features, FeatureInputs)
+    return (features.features - features.features.mean(0)).norm(dim=1).argmin()
 
 
 def _rarest(counts: Sequence[Tensor]) -> list[int]:
-    """The rarest code of each field that any record has."""
+    """Returns the rarest observed code of each field."""
     return [int(torch.where(count > 0, count, count.max() + 1).argmin()) for count in counts]

@@ -1,66 +1,70 @@
-"""Branches audited: candidates fitted or found, reruns of their mechanisms, and what both say beside the claims."""
+"""Audits branches: fits or reuses candidates, reruns their mechanisms, and compares both with the claims."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mechanisms.mechanism import Batched
+from mechanisms.non_private import NonPrivate
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ledger import Row
-from tasks.auditing import densities, gradients, membership, row, trials
+from tasks.auditing import audit_result, densities, gradients, membership, trials
 from tasks.auditing import pool as audit_pool
-from tasks.auditing.audited import Audited, AuditResult
-from tasks.auditing.bounds import of_noise
-from tasks.auditing.looks import evidence_of, look
-from tasks.auditing.settings import AuditParameters, check, draws_of_trials
+from tasks.auditing.alpha_spending import count_attempt, evidence_of
+from tasks.auditing.audit_result import AuditResult, BranchAudit
+from tasks.auditing.bounds import event_to_test
+from tasks.auditing.settings import AuditParameters, check, trial_draws_of
 from tasks.branches import formal, search
-from tasks.branches.branch import Branch, CompareParameters
-from tasks.branches.outcome import Outcome, Study
-from tasks.branches.swag_chain import chain
+from tasks.branches.branch import Branch, Terms
+from tasks.branches.experiment import Do, Outcome, Study
 from tasks.comparing import run as comparison
-from tasks.comparing.run import Do
 from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
-from tasks.releasing import gate
 from tasks.releasing.claims import privacy_unit
-from tasks.releasing.estimate import Estimate
-from tasks.releasing.publish import open_ledger
+from tasks.releasing.evidence import Evidence
+from tasks.releasing.ledger_access import open_ledger
+from tasks.releasing.preflight import Estimate
 from tasks.running.shard_runs import ShardRuns
-from tasks.running.shards import place_of
+from tasks.running.shards import DEPLOYMENT, place_of
 from tasks.running.stage import Context
+
+_FEW_CANARIES = 2
+"""Of a family, in the pool of reference heads, which needs records alone."""
 
 
 def run(
     context: Context,
     parameters: RetrainParameters,
-    compare: CompareParameters,
+    terms: Terms,
     settings: AuditParameters,
     chosen: Sequence[Branch],
     *,
     do: Do,
     prefect_run_id: str | None,
+    seeds: int = 1,
     candidate: ArtifactRef | None = None,
 ) -> AuditResult:
-    """Audit branches at every seed; trials are run once a branch, at the first seed's settings.
+    """Audits branches at every seed; trials run once per branch, at the first seed's settings.
 
     Args:
-        candidate: what a plan releases; nothing else is audited then.
+        seeds: how many candidates a branch has, from the run's seed on.
+        candidate: the candidate of a plan; nothing else is audited then.
 
     Raises:
-        InputError: trials that cannot be, or another fit than the candidate.
+        InputError: invalid numbers of trials or draws, or another fit than the candidate.
     """
     check(parameters, settings)
-    _refuse_draws(parameters, compare, settings, chosen)
-    parameters, compare = as_retrained(context, parameters, compare, do=do, prefect_run_id=prefect_run_id)
-    compared = comparison.run(context, parameters, compare, chosen, do=do)
+    _refuse_draws(parameters, terms, settings, chosen)
+    parameters, terms = settle_parameters(context, parameters, terms, do=do, prefect_run_id=prefect_run_id)
+    compared = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
     study = compared.study
     if candidate is not None and {outcome.fitted.sha256 for outcome in compared.outcomes} != {candidate.sha256}:
         raise InputError(
-            "plan: fitted again, it came out otherwise (the code or a library changed since, or its stages are gone); "
-            "retrain with the same options, and audit the plan that comes of it"
+            "plan: a new fit differs from the candidate, because code or a library changed or stages are gone. "
+            "Retrain with the same options, and audit the new plan."
         )
     before = open_ledger(context, parameters.release).rows()
     pool = None
@@ -68,34 +72,35 @@ def run(
         pool = study.do(
             audit_pool.pool(parameters.model, canaries=settings.canaries, seed=parameters.fit.seed, **study.records)
         )
-    audited = tuple(
-        _audit(study, outcome, settings, pool, before, prefect_run_id=prefect_run_id) for outcome in compared.outcomes
+    audits = tuple(
+        _audit(study, outcome, settings, pool, before, candidates=seeds, prefect_run_id=prefect_run_id)
+        for outcome in compared.outcomes
     )
     return AuditResult(
-        branches=audited, trials=settings.trials, target_epsilon=study.target, refused=dict(compared.refused)
+        branches=audits, trials=settings.trials, target_epsilon=study.target, refused=dict(compared.refused)
     )
 
 
 def _refuse_draws(
-    parameters: RetrainParameters, compare: CompareParameters, settings: AuditParameters, chosen: Sequence[Branch]
+    parameters: RetrainParameters, terms: Terms, settings: AuditParameters, chosen: Sequence[Branch]
 ) -> None:
-    """Before anything is computed: more draws in reruns than a branch itself takes."""
+    """Refuses, before anything is computed, more draws in reruns than a branch itself takes."""
     for branch in chosen if settings.trials else ():
-        draws_of_trials(branch.name, branch.settled(parameters, compare), settings)
+        trial_draws_of(branch.name, branch.mechanism_for(parameters, terms), settings)
 
 
-def expected(
+def estimate_stages(
     context: Context,
     parameters: RetrainParameters,
-    compare: CompareParameters,
+    terms: Terms,
     settings: AuditParameters,
     chosen: Sequence[Branch],
 ) -> Estimate:
-    """What the stages of an audit take: those of a comparison, and the reruns of each branch."""
-    _refuse_draws(parameters, compare, settings, chosen)
-    estimate = comparison.refuse_early(context, parameters, compare, chosen)
+    """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
+    _refuse_draws(parameters, terms, settings, chosen)
+    estimate = comparison.refuse_early(context, parameters, terms, chosen)
     if context.fan_out.shards > 1 and settings.trials:
-        with ShardRuns.at(trials.DEPLOYMENT, place_of(context)):
+        with ShardRuns.connect(DEPLOYMENT, place_of(context)):
             pass
     noises = (1.0, 0.5) if settings.power else (1.0,)
     labels = {trials.label_of(branch.name, noise=noise): branch.name for branch in chosen for noise in noises}
@@ -103,79 +108,82 @@ def expected(
     return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
 
 
-def seconds_of_reruns(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:
-    """Of all branches; half of the noise is tried of mechanisms that have noise alone."""
+def rerun_seconds(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:
+    """Returns that of all branches; half noise is tried for mechanisms with a target alone."""
     labels = [trials.label_of(branch.name) for branch in chosen]
-    labels += [trials.label_of(b.name, noise=0.5) for b in chosen if settings.power and b.mechanism.aims]
+    labels += [trials.label_of(b.name, noise=0.5) for b in chosen if settings.power and b.mechanism.has_target]
     return sum(map(estimate.of_kind, labels))
 
 
-def as_retrained(
-    context: Context,
-    parameters: RetrainParameters,
-    compare: CompareParameters,
-    *,
-    do: Do,
-    prefect_run_id: str | None,
-) -> tuple[RetrainParameters, CompareParameters]:
-    """What a retrain with a target epsilon of its own fits: searched c and k, the bound or the noise it asks for."""
+def settle_parameters(
+    context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
+) -> tuple[RetrainParameters, Terms]:
+    """Settles the parameters as a retrain with a target epsilon does: c and k searched, the bound or the noise set."""
     if parameters.formal is not None:
-        settings = formal.branch_of(parameters)[1]
-        own_target = compare.target_epsilon if compare.target_epsilon != "match" else settings.target_epsilon
-        return parameters, compare.model_copy(update={"target_epsilon": own_target, "delta": settings.delta})
-    own = parameters.pseudo_posterior
-    if own.target_epsilon is None:
-        return parameters, compare
-    if own.mechanism == "weighted":
-        parameters = search.settle(
-            context, parameters, lambda tried, rounds: chain(tried, do, rounds=rounds), prefect_run_id=prefect_run_id
-        )
-    elif compare.target_epsilon == "match":
-        compare = compare.model_copy(update={"target_epsilon": own.target_epsilon})
-    return parameters, compare
+        released = formal.formal_branch(parameters)[1]
+        target = terms.target_epsilon if terms.target_epsilon != "match" else released.target_epsilon
+        return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
+    posterior = parameters.pseudo_posterior
+    if search.needs_search(parameters):
+        parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
+    elif posterior.target_epsilon is not None and terms.target_epsilon == "match":
+        terms = terms.model_copy(update={"target_epsilon": posterior.target_epsilon})
+    return parameters, terms
 
 
 def reruns(
     study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef, *, noise: float = 1.0
 ) -> tuple[ArtifactRef, str]:
-    """(the stage that holds a branch's trials, its mechanism's name there); `noise`: times the planned."""
-    model = branch.model(study.parameters)
-    own = study.mechanism(branch)
-    draws = draws_of_trials(branch.name, own, settings)
-    mechanism, name = own.audited_as(draws, batched=model.linear_head)
-    planned = study.do(fits.plan(branch.name, mechanism, study.task(branch)))
+    """Returns the stage with a branch's trials and the mechanism's name in it; `noise` multiplies the planned noise."""
+    experiment = study.at(branch)
+    draws = trial_draws_of(branch.name, experiment.mechanism, settings)
+    mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
     step = trials.reruns(
         branch.name,
-        model,
-        seed=study.parameters.fit.seed,
+        experiment.model,
+        seed=experiment.seed,
         trials=settings.trials,
-        delta=study.delta(branch),
+        delta=experiment.delta,
         unit=privacy_unit(study.parameters.data.ingest),
         pool=pool,
         dataset=study.dataset,
-        planned=planned,
+        planned=study.do(fits.plan(branch.name, mechanism, experiment.task)),
         mechanism=mechanism,
         noise=noise,
     )
     return study.do(step), name
 
 
+def reference_heads(study: Study, settings: AuditParameters, branch: Branch) -> ArtifactRef:
+    """Returns the stage with heads without privacy, each on records chosen by coins: no rerun of the mechanism."""
+    parameters, experiment = study.parameters, study.at(branch)
+    # Heads of unlike numbers of records train side by side, so at one rate and without a cap.
+    phase = parameters.fit.adamw.model_copy(update={"schedule": "constant", "max_grad_norm": None})
+    seed, mechanism = experiment.seed, NonPrivate(phase=phase)
+    coins = study.do(audit_pool.pool(experiment.model, canaries=_FEW_CANARIES, seed=seed, **study.records))
+    step = trials.reruns(
+        membership.REFERENCES,
+        experiment.model,
+        seed=seed,
+        trials=settings.references,
+        delta=experiment.delta,
+        unit=privacy_unit(parameters.data.ingest),
+        pool=coins,
+        dataset=study.dataset,
+        planned=study.do(fits.plan(membership.REFERENCES, mechanism, experiment.task)),
+        mechanism=mechanism,
+    )
+    return study.do(step)
+
+
 def _evidence(
     study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None, event: Event | None
 ) -> tuple[dict[str, ArtifactRef | None], str]:
-    """Every stage that a measurement reads, by name; and the mechanism's name in its trials."""
-    branch, seed, model = outcome.branch, outcome.seed, outcome.branch.model(study.parameters)
-    predictions = fits.predict(
-        branch.name,
-        outcome.mechanism,
-        model,
-        seed=seed,
-        fitted=outcome.fitted,
-        purpose="audit-candidate",
-        splits=("train", "test"),
-        **study.records,
-    )
-    inputs: dict[str, ArtifactRef | None] = {"prepared": study.prepared, "predictions": study.do(predictions)}
+    """Returns every stage that a measurement reads, by name, and the mechanism's name in its trials."""
+    branch, experiment = outcome.branch, study.at(outcome.branch, outcome.seed)
+    candidate = {"purpose": "audit-candidate", "splits": ("train", "test")}
+    predictions = experiment.predict(outcome.mechanism, outcome.fitted, **candidate)
+    inputs: dict[str, ArtifactRef | None] = {"prepared": study.prepared, "predictions": predictions}
     if study.facts.get("fields"):
         inputs["dataset"] = study.dataset
     trials_of = ""
@@ -184,15 +192,16 @@ def _evidence(
         inputs["trials"], trials_of = reruns(study, settings, branch, pool)
         if settings.power and event is not None:
             inputs["halved"], _ = reruns(study, settings, branch, pool, noise=0.5)
-    if settings.gradient_canaries and event is not None and gradients.descends(event):
-        planned = study.do(fits.plan(branch.name, study.mechanism(branch), study.task(branch)))
+    elif settings.references and experiment.model.linear_head and study.parameters.data.ingest.kind == "text":
+        inputs["references"] = reference_heads(study, settings, branch)
+    if settings.gradient_canaries and event is not None and gradients.has_noisy_descent(event):
         step = gradients.gradients(
             branch.name,
             outcome.mechanism,
-            model,
+            experiment.model,
             seed=study.parameters.fit.seed,
             canaries=settings.gradient_canaries,
-            planned=planned,
+            planned=study.do(experiment.plan()),
             **study.records,
         )
         inputs["gradients"] = study.do(step)
@@ -208,31 +217,35 @@ def _audit(
     pool: ArtifactRef | None,
     before: Sequence[Row],
     *,
+    candidates: int,
     prefect_run_id: str | None,
-) -> Audited:
+) -> BranchAudit:
     branch, claim = outcome.branch, outcome.claim
     formal = claim.guarantee_kind == "formal"
-    event = of_noise(outcome.event) if formal else None
+    event = event_to_test(outcome.event) if formal else None
     inputs, trials_of = _evidence(study, outcome, settings, pool, event)
-    evidence = evidence_of(study.context.store, inputs, candidates=study.settings.seeds)
-    looked = look(study, outcome, evidence, before, confidence=settings.confidence)
+    evidence = evidence_of(study.context.store, inputs, candidates=candidates)
+    attempt = count_attempt(study, outcome, evidence, before, confidence=settings.confidence, candidates=candidates)
     design = membership.Design(
-        alpha=looked.alpha,
-        first=looked.first,
+        alpha=attempt.alpha,
+        first=attempt.first,
         claimed=of_one_record(claim),
         delta=(claim.delta or 0.0) if formal else 0.0,
+        coin=study.parameters.data.ingest.train_before is None,
         event=None if event is None else event.model_dump(mode="json"),
-        suspected=looked.suspected,
+        refuted_before=attempt.refuted_before,
     )
     measured = study.do(membership.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
     figures = study.context.store.figures(measured)
-    told = gate.Evidence.model_validate(
+    measurement = Evidence.model_validate(
         figures
         | {"auc": figures["attack_auc"], "tpr": figures["attack_tpr_at_fpr_0.001"], "confidence": settings.confidence}
     )
-    verdict = told.verdict(claim)
-    entry = row.record(study, outcome, measured, figures, verdict=verdict, look=looked, prefect_run_id=prefect_run_id)
-    return Audited(
+    verdict = measurement.verdict(claim)
+    entry = audit_result.record(
+        study, outcome, measured, figures, verdict=verdict, attempt=attempt, prefect_run_id=prefect_run_id
+    )
+    return BranchAudit(
         branch=branch.name,
         title=branch.title,
         seed=outcome.seed,
@@ -244,7 +257,7 @@ def _audit(
         epsilon_lower_bound=figures["epsilon_lower_bound"],
         reach=figures["reach"],
         confidence=settings.confidence,
-        delta_refuted=None if design.claimed is None else told.delta_refuted(design.claimed),
+        delta_refuted=None if design.claimed is None else measurement.delta_refuted(design.claimed),
         attack=figures["attack"],
         auc=figures["attack_auc"],
         tpr_at_fpr_001=figures["attack_tpr_at_fpr_0.01"],
@@ -253,7 +266,7 @@ def _audit(
         verdict=verdict,
         weighted_f1=outcome.figures["weighted_f1"],
         macro_f1=outcome.figures["macro_f1"],
-        figures=figures | {"look": looked.number},
+        figures=figures | {"attempt": attempt.number},
         curves=str(measured.path),
         ledger_sequence=entry.sequence,
     )

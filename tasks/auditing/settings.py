@@ -1,4 +1,4 @@
-"""What an audit is asked to do: how much to spend, and on which branches."""
+"""Defines the settings of an audit: the work to spend, and the branches."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
 from tasks.branches.branch import Branch, choose
-from tasks.parameters import RELEASED, RetrainParameters
+from tasks.parameters import RELEASE_BRANCH, RetrainParameters
 
 FEWEST_TRIALS = 16
-"""Fewer leave no reference runs to speak of."""
+"""Fewer leave too few reference runs."""
 FEWEST_GRADIENT_CANARIES = 1000
-"""So many tell half of the noise of epsilon 1 (delta 1e-5) in 70 % of first audits, 100 in 3 %: though, all of them
-guessed right, they would refute the claim as well."""
+"""With 1000, 70 % of first audits detect half of the noise of epsilon 1 (delta 1e-5); with 100, 3 %, although perfect
+guesses of 100 would refute the claim as well."""
 USUAL_DRAWS = 50
 
 
 class AuditParameters(BaseModel):
-    """How much is spent on measuring."""
+    """Sets the work that an audit may spend."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Audit")
 
@@ -35,6 +35,14 @@ class AuditParameters(BaseModel):
         le=100_000,
         title="Draws a trial",
         description="For risks and for Delta in each trial; at most as many as the candidate's own.",
+    )
+    references: int = Field(
+        default=16,
+        ge=0,
+        le=1000,
+        title="References",
+        description="Heads fitted without privacy on records chosen by coins, which calibrate a membership test where "
+        "there are no trials; for a head on features of narratives. 0: none.",
     )
     canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family", description="Of each of five.")
     gradient_canaries: int = Field(
@@ -55,15 +63,15 @@ class AuditParameters(BaseModel):
     power: bool = Field(
         default=True,
         title="Power",
-        description="Rerun formal mechanisms at half of their noise as well: what the tests would have said.",
+        description="Also rerun formal mechanisms at half of their noise, to show the power of the tests.",
     )
     confidence: float = Field(
-        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Of all that an audit says of one claim."
+        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one claim."
     )
 
 
-def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Branches by name; `release` is what a retrain with these parameters releases from.
+def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
+    """Returns branches by name; `release` stands for the branch that a retrain with these parameters releases.
 
     Raises:
         InputError: an unknown branch.
@@ -71,49 +79,53 @@ def choose_branches(names: str, parameters: RetrainParameters, known: Mapping[st
     if parameters.formal is not None:
         from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
 
-        released = formal.asked_for(parameters).branch
+        released = formal.formal_settings(parameters).branch
     else:
         last = SwagPpm(round=parameters.rounds[-1])
-        released = next(branch.name for branch in known.values() if branch.mechanism == last)
-    asked = [released if name.strip() == RELEASED else name for name in names.split(",")]
-    return choose(",".join(asked), model=parameters.model, data=parameters.data, known=known)
+        released = next(branch.name for branch in branches.values() if branch.mechanism == last)
+    chosen = [released if name.strip() == RELEASE_BRANCH else name for name in names.split(",")]
+    return choose(",".join(chosen), model=parameters.model, data=parameters.data, branches=branches)
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
-    """Refuse trials that cannot be.
+    """Refuses invalid numbers of trials or canaries.
 
     Raises:
-        InputError: too few to say anything, or of records that are no narratives.
+        InputError: too few for any result, or records other than narratives.
     """
     if 0 < settings.trials < FEWEST_TRIALS:
-        raise InputError(f"--trials: {settings.trials} say nothing; give at least {FEWEST_TRIALS}, or 0 for none")
+        raise InputError(
+            f"--trials: {settings.trials} are too few for a result. Give at least {FEWEST_TRIALS}, or 0 for none."
+        )
+    # guard: gradient canaries that say nothing are refused
     if 0 < settings.gradient_canaries < FEWEST_GRADIENT_CANARIES:
         raise InputError(
-            f"--gradient-canaries: {settings.gradient_canaries} say nothing; give at least {FEWEST_GRADIENT_CANARIES}, "
-            "or 0 for none"
+            f"--gradient-canaries: {settings.gradient_canaries} are too few for a result. Give at least "
+            f"{FEWEST_GRADIENT_CANARIES}, or 0 for none."
         )
     if settings.trials and parameters.data.ingest.kind != "text":
         raise InputError(
-            "--trials: reruns plant canaries in narratives; of other records --trials 0 gives the tests without reruns"
+            "--trials: reruns need narratives, in which they plant canaries. For other records give --trials 0."
         )
 
 
-def draws_of_trials(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
-    """Draws in each rerun of a settled mechanism; of the usual number as many as the mechanism itself takes.
+def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
+    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism itself takes.
 
     A rerun's Delta is a maximum over its draws, and a bound counts only above what the reruns claim: with more draws
     than the candidate's they would claim more than it does, and nothing measured in them would count.
 
     Raises:
-        InputError: more than the usual number, and than the mechanism itself takes.
+        InputError: more than both the usual number and the mechanism's.
     """
     config: PseudoPosteriorConfig | None = getattr(mechanism, "pseudo_posterior", None)
     if config is None:
         return settings.trial_draws
-    own = min(config.risk_draws, config.sensitivity_draws)
-    if settings.trial_draws > max(own, USUAL_DRAWS):
+    limit = min(config.risk_draws, config.sensitivity_draws)
+    # guard: reruns have no more draws than the candidate
+    if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise InputError(
-            f"--trial-draws: {settings.trial_draws} are more than the {own} that {name} itself takes, so that reruns "
-            f"would claim more than it does and count for nothing; give at most {own}"
+            f"--trial-draws: {settings.trial_draws} are more than the {limit} draws of {name}, so that reruns would "
+            f"claim more than it does and not count. Give at most {limit}."
         )
-    return min(settings.trial_draws, own)
+    return min(settings.trial_draws, limit)

@@ -1,1 +1,1 @@
-"""Mechanisms as branches of a comparison: their stages, their outcome, their plan."""
+"""Runs a mechanism as a branch: its stages, outcome, plan and search for an epsilon."""

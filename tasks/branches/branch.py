@@ -1,25 +1,22 @@
-"""The branches of a comparison: a name, a title and a mechanism with its settings. They are data: files of branches."""
+"""Reads branches from files: a name, a title, and a mechanism with its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.classifier import ModelConfig, Prior
 from storage.errors import InputError
-from tasks.parameters import RELEASED, DataParameters, RetrainParameters
-
-STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
+from tasks.catalogue import BRANCHES, branch_bodies
+from tasks.parameters import RELEASE_BRANCH, DataParameters, Epsilon, RetrainParameters, Target
 
 
 class Branch(BaseModel):
-    """One rival: a mechanism under a name of its own."""
+    """Names one mechanism with its settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Branch")
 
@@ -29,12 +26,17 @@ class Branch(BaseModel):
     on_tokens: dict[str, Any] = Field(
         default={}, description="Settings that differ where more than a head on cached features trains."
     )
-    delta: float | None = Field(default=None, gt=0, lt=1, description="Its own, in place of the run's.")
-    unprotected: tuple[str, ...] = Field(default=(), description="What its settings took from records without account.")
+    delta: float | None = Field(default=None, gt=0, lt=1, description="Replaces the run's delta.")
+    unprotected: tuple[str, ...] = Field(
+        default=(), description="What its settings took from records outside the accounting."
+    )
     prior: Prior | None = Field(
         default=None,
         description="Where its head starts, in place of the run's own; `titles` only where the run has a code list and "
         "a linear head on pooled features.",
+    )
+    settings_tried: int | None = Field(
+        default=None, ge=1, description="Settings that its own were chosen among; pages of results say it."
     )
     needs_titles: bool = Field(
         default=False, description="Without a code list there is no such branch: `all` leaves it out."
@@ -42,27 +44,27 @@ class Branch(BaseModel):
     in_all: bool = True
     releasable: bool = True
 
-    def takes_target_from_records(self, settings: CompareParameters) -> bool:
-        """Whether its epsilon is what another mechanism came out with on the same records: not to be released."""
-        own = getattr(self.mechanism, "target_epsilon", None)
-        return settings.target_epsilon == "match" and self.mechanism.aims and own is None
+    def takes_target_from_records(self, terms: Terms) -> bool:
+        """Checks whether its target is computed from the records, so that it must not be released."""
+        fixed = getattr(self.mechanism, "target_epsilon", None)
+        return terms.target_epsilon == "match" and self.mechanism.has_target and fixed is None
 
     def model(self, parameters: RetrainParameters) -> ModelConfig:
-        """The run's model, with the branch's own prior where that can be."""
+        """Returns the run's model, with the branch's prior where the data allow it."""
         model = parameters.model
-        possible = self.prior != "titles" or (parameters.data.listed and model.pooling == "mean")
+        possible = self.prior != "titles" or (parameters.data.has_codelists and model.pooling == "mean")
         return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
-    def settled(self, parameters: RetrainParameters, settings: CompareParameters) -> Mechanism:
-        """The mechanism with what it leaves open taken from the run."""
+    def mechanism_for(self, parameters: RetrainParameters, terms: Terms) -> Mechanism:
+        """Returns the mechanism; the run fills in the settings that it leaves open."""
         mechanism, fit = self.mechanism, parameters.fit
         if self.on_tokens and form_of(parameters.model) == "tokens":
             mechanism = type(mechanism).model_validate(mechanism.model_dump() | self.on_tokens)
         return mechanism.with_defaults(
             {
-                "phase": fit.adamw.model_copy(update={"epochs": settings.epochs}),
-                "epochs": settings.epochs,
-                "batch_size": settings.batch_size,
+                "phase": fit.adamw.model_copy(update={"epochs": terms.epochs}),
+                "epochs": terms.epochs,
+                "batch_size": terms.batch_size,
                 "fine_tune": fit.adamw,
                 "collect": fit.sgd,
                 "moments": fit.swag,
@@ -70,30 +72,49 @@ class Branch(BaseModel):
             }
         )
 
-    def passes(self, parameters: RetrainParameters, settings: CompareParameters) -> int:
-        """How often a fit passes over its records: the mechanism's own epochs, or the run's."""
-        return getattr(self.settled(parameters, settings), "epochs", None) or settings.epochs
+    def epochs_for(self, parameters: RetrainParameters, terms: Terms) -> int:
+        """Returns the epochs of a fit: the mechanism's, or the run's."""
+        return getattr(self.mechanism_for(parameters, terms), "epochs", None) or terms.epochs
 
 
-class CompareParameters(BaseModel):
-    """What all branches share, and branches of one's own."""
+class Terms(Target, frozen=True):
+    """Holds what all experiments of one run share: their target, the settings that branches leave open, and the user's
+    branches.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Compare")
-
-    target_epsilon: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | Literal["match"] = Field(
+    target_epsilon: Epsilon | Literal["match"] = Field(
         default="match",
         title="Target epsilon",
         description="Of the formal and the bounded branches. `match`: the largest that SWAG-PPM claims over the seeds, "
         "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
     )
-    delta: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        title="Delta",
-        description="Of the formal branches; empty: 1e-5, or the policy's cap where that is less.",
+    epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
+    batch_size: int = Field(
+        default=512,
+        ge=1,
+        title="Expected batch of DP-SGD",
+        description="In the paper's setting; the tuned branches have their own.",
     )
-    epsilons: tuple[Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)], ...] = Field(
+    branches: dict[str, dict[str, Any]] = Field(
+        default={},
+        title="Your branches",
+        description="By name, as in deployments/branches.yaml: a title, and a mechanism with its kind and settings.",
+    )
+
+    @property
+    def all_branches(self) -> Mapping[str, Branch]:
+        """Returns the standard branches and the user's, which replace those of the same name.
+
+        Raises:
+            InputError: a branch is invalid; names it.
+        """
+        return standard_branches() | parse_branches(self.branches, "branches")
+
+
+class CompareParameters(Terms, frozen=True, title="Compare"):
+    """Holds the terms of a comparison, and how many experiments it is."""
+
+    epsilons: tuple[Epsilon, ...] = Field(
         default=(),
         title="Further target epsilons",
         description="The formal and the bounded branches are fitted at each of these too: what which epsilon costs.",
@@ -105,34 +126,13 @@ class CompareParameters(BaseModel):
         "profile says.",
     )
     seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")
-    epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
-    batch_size: int = Field(
-        default=512,
-        ge=1,
-        title="Expected batch of DP-SGD",
-        description="In the paper's setting; the tuned branches have their own.",
-    )
     slots: int = Field(
         default=1, ge=1, le=64, title="Branches at once", description="Processes; heads on mean-pooled features only."
     )
-    branches: dict[str, dict[str, Any]] = Field(
-        default={},
-        title="Branches of one's own",
-        description="By name, as in deployments/branches.yaml: a title, and a mechanism with its kind and settings.",
-    )
-
-    @property
-    def known(self) -> Mapping[str, Branch]:
-        """The standard branches and one's own, which win.
-
-        Raises:
-            InputError: a branch that cannot be, by its name.
-        """
-        return standard() | parsed(self.branches, "branches")
 
 
-def parsed(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
-    """Branches of a file's content; keys that begin with `x-` hold what others refer to.
+def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
+    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to.
 
     Raises:
         InputError: names the branch and the field.
@@ -141,8 +141,8 @@ def parsed(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
     for name, body in content.items():
         if str(name).startswith("x-"):
             continue
-        if name == RELEASED or not isinstance(body, Mapping):
-            raise InputError(f"{source}.{name}: a branch is a mapping, and `{RELEASED}` is taken")
+        if name == RELEASE_BRANCH or not isinstance(body, Mapping):
+            raise InputError(f"{source}.{name} is not a branch. Write a mapping; the name `{RELEASE_BRANCH}` is taken")
         try:
             branches[name] = Branch.model_validate({"name": name, **body})
         except ValidationError as error:
@@ -153,44 +153,44 @@ def parsed(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
 
 
 @cache
-def standard() -> dict[str, Branch]:
-    """The branches that ship."""
-    return parsed(yaml.safe_load(STANDARD.read_text(encoding="utf-8")), STANDARD.name)
+def standard_branches() -> dict[str, Branch]:
+    """Returns the branches that ship."""
+    return parse_branches(branch_bodies(), BRANCHES.name)
 
 
 def choose(
-    names: str, *, model: ModelConfig, data: DataParameters | None = None, known: Mapping[str, Branch] | None = None
+    names: str, *, model: ModelConfig, data: DataParameters | None = None, branches: Mapping[str, Branch] | None = None
 ) -> tuple[Branch, ...]:
-    """Branches by comma-separated names, `all` for every one that the model allows.
+    """Selects branches by comma-separated names; `all` selects every one that the model allows.
 
     Args:
         data: whether it codes several fields, which few mechanisms fit at once, and has a code list; None: one field
             with a list.
 
     Raises:
-        InputError: an unknown branch, or one whose mechanism this model or these records do not fit.
+        InputError: a branch does not exist, or its mechanism does not fit this model or these records.
     """
-    known, form = standard() if known is None else known, form_of(model)
-    several, listed = data is not None and bool(data.ingest.fields), data is None or data.listed
+    branches, form = standard_branches() if branches is None else branches, form_of(model)
+    several, listed = data is not None and bool(data.ingest.fields), data is None or data.has_codelists
     chosen: dict[str, Branch] = {}
     for name in (part.strip() for part in names.split(",")):
         if name == "all":
-            fits = {n: b for n, b in known.items() if b.in_all and form in b.mechanism.reads}
+            fits = {n: b for n, b in branches.items() if b.in_all and form in b.mechanism.reads}
             fits = {n: b for n, b in fits.items() if listed or not b.needs_titles}
             chosen |= {n: b for n, b in fits.items() if b.mechanism.several or not several}
-        elif name and name not in known:
-            raise InputError(f"--branches: no branch {name}; there are {', '.join(known)}")
+        elif name and name not in branches:
+            raise InputError(f"--branches: branch {name} does not exist. Choose from {', '.join(branches)}")
         elif name:
-            if form not in known[name].mechanism.reads:
-                raise InputError(f"--branches: {name} needs {_needs(known[name].mechanism)}")
-            if several and not known[name].mechanism.several:
-                can = ", ".join(n for n, b in known.items() if b.mechanism.several)
-                raise InputError(f"--branches: {name} codes one field; several at once are fitted by {can}")
-            if known[name].needs_titles and not listed:
-                raise InputError(f"--branches: {name} starts at the titles of codes: give --codelist, or leave it out")
-            chosen[name] = known[name]
+            if form not in branches[name].mechanism.reads:
+                raise InputError(f"--branches: {name} needs {_needs(branches[name].mechanism)}")
+            if several and not branches[name].mechanism.several:
+                can = ", ".join(n for n, b in branches.items() if b.mechanism.several)
+                raise InputError(f"--branches: {name} codes one field. For several fields use {can}")
+            if branches[name].needs_titles and not listed:
+                raise InputError(f"--branches: {name} starts at the titles of codes. Give --codelist, or leave it out")
+            chosen[name] = branches[name]
     if not chosen:
-        raise InputError(f"--branches: name at least one of {', '.join(known)}")
+        raise InputError(f"--branches is empty. Name at least one of {', '.join(branches)}")
     return tuple(chosen.values())
 
 

@@ -1,36 +1,45 @@
-"""A comparison's branch as a planned release: by the same path as a retrain's."""
+"""Plans the release of a comparison's branch, by the same path as a retrain's, and saves the settings beside the plan.
+
+An audit or a diagnosis of the plan uses these settings. Nobody signs their file: an audit compares its fit with the
+plan's, and so refuses others.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from mechanisms.privacy.events import Claim
-from storage.artifacts import digest
+from storage.durable import write_atomically
 from storage.errors import InputError
-from storage.ledger import ReleasePlan
-from tasks.branches.outcome import Outcome, Study
-from tasks.branches.swag_chain import parameters_of
+from tasks.branches.branch import Terms
+from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
-from tasks.releasing.claims import FLOATING_POINT, NOT_METHOD, TRUST_MODEL, artifact_digests, method_of
-from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, NOISE_OF_THE_FIT, Output, PlannedRelease, fields_of
-from tasks.running.provenance import provenance
+from tasks.parameters import RELEASE_BRANCH, RetrainParameters
+from tasks.releasing.claims import NOT_METHOD, method_of
+from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, PlannedRelease
 
 
-def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
-    """The release of one outcome of a comparison.
+def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+    """Plans the release of one outcome of a comparison.
 
     Raises:
         InputError: its target epsilon was computed from the records.
     """
-    if outcome.branch.takes_target_from_records(study.settings):
+    if outcome.branch.takes_target_from_records(study.terms):
         raise InputError(
-            f"target_epsilon=match: {outcome.branch.name} has its noise or bound from what SWAG-PPM came out with "
-            "on these records, which nobody accounts for; to release it, compare with a number (--target-epsilon 4)"
+            f"target_epsilon=match: the noise or bound of {outcome.branch.name} comes from SWAG-PPM's epsilon on these "
+            "records, outside the accounting. To release it, compare with a number (--target-epsilon 4)"
         )
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
     if outcome.sensitivity is not None:
         plan = PlannedRelease.of_posterior(
             study.context,
-            parameters_of(study, outcome.branch, outcome.seed),
+            study.at(outcome.branch, outcome.seed).parameters,
             dataset=study.dataset,
             prepared=study.prepared,
             posterior=outcome.fitted,
@@ -38,52 +47,27 @@ def planned(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> Pl
             prefect_run_id=prefect_run_id,
         )
         return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
-    parameters = study.at_seed(outcome.seed)
-    method = digest(
-        {
-            "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
-            "branch": outcome.branch.name,
-            **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
-            "delta": claim.delta,
-            "epsilon": study.settings.target_epsilon,
-            "event": outcome.event.model_dump(mode="json"),
-        }
-    )
-    key = digest({"data": study.facts["fingerprint"], "method": method, "label": parameters.release.label})
-    return of_fit(study, outcome, claim, method=method, key=key, prefect_run_id=prefect_run_id)
+    parameters = study.at(outcome.branch, outcome.seed).parameters
+    method = {
+        "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
+        "branch": outcome.branch.name,
+        **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
+        "delta": claim.delta,
+        "epsilon": study.terms.target_epsilon,
+        "event": outcome.event.model_dump(mode="json"),
+    }
+    return plan_fit(study, outcome, claim, method=method, prefect_run_id=prefect_run_id)
 
 
-def of_fit(
-    study: Study, outcome: Outcome, claim: Claim, *, method: str, key: str, prefect_run_id: str | None
+def plan_fit(
+    study: Study, outcome: Outcome, claim: Claim, *, method: dict[str, Any], prefect_run_id: str | None
 ) -> PlannedRelease:
-    """The release of a fit as it is.
+    """Plans the release of a fit as it is.
 
     Args:
-        method, key: digest of what was done, and the key under which a release of it is found.
+        method: the settings, whose digest is part of the key under which the release is found.
     """
-    parameters, facts = study.at_seed(outcome.seed), study.facts
-    source, wanted = provenance(), parameters.release
-    release = ReleasePlan(
-        idempotency_key=key,
-        release_label=wanted.label,
-        population=parameters.data.population,
-        cohorts=tuple(facts["cohorts"]),
-        data_fingerprint=facts["fingerprint"],
-        records_rounded=facts["records"],
-        event=outcome.event,
-        claim=claim,
-        trust_model=TRUST_MODEL,
-        randomness_source=NOISE_OF_THE_FIT,
-        floating_point_caveat=FLOATING_POINT,
-        code_commit=source.code_commit,
-        code_dirty=source.code_dirty,
-        lock_digest=source.lock_digest,
-        parameters_digest=method,
-        artifact_digests=artifact_digests(dataset=study.dataset, fitted=outcome.fitted, measured=None),
-        requester=wanted.requester,
-        supersedes=wanted.supersedes,
-        prefect_run_id=prefect_run_id,
-    )
+    parameters = study.at(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
         prepared=study.prepared,
@@ -92,6 +76,85 @@ def of_fit(
         model=outcome.branch.model(parameters),
         seed=outcome.seed,
     )
-    return PlannedRelease(
-        plan=release, candidate=candidate, output=Output.of(study.context, wanted), fields=fields_of(facts)
+    return PlannedRelease.of_candidate(
+        study.context,
+        candidate,
+        parameters,
+        study.facts,
+        event=outcome.event,
+        claim=claim,
+        method=method,
+        prefect_run_id=prefect_run_id,
     )
+
+
+class Origin(BaseModel):
+    """Holds the settings of the run that made a plan, and the branch that the plan releases."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parameters: RetrainParameters
+    terms: Terms = Terms()
+    branch: str = RELEASE_BRANCH
+
+    def require_retrain(self, plan: Path) -> None:
+        """Refuses all plans but those of a retrain's posterior.
+
+        Raises:
+            InputError: the plan is of a formal fit, or of a branch of a comparison.
+        """
+        if self.parameters.formal is not None or self.branch != RELEASE_BRANCH:
+            raise InputError(
+                f"plan {plan}: it is of branch {self.branch if self.parameters.formal is None else 'formal'}. "
+                "Give diagnose a plan of a retrain by SWAG-PPM"
+            )
+
+    def save(self, plan: Path) -> Path:
+        """Writes it next to its plan and returns the file."""
+        file = _settings_file(plan)
+        portable = self.model_copy(update={"parameters": _with_absolute_paths(self.parameters)})
+        content = json.dumps(portable.model_dump(mode="json"), indent=2, ensure_ascii=False)  # fields keep their order
+        write_atomically(file, content.encode() + b"\n")
+        return file
+
+    @staticmethod
+    def of(plan: Path) -> tuple[PlannedRelease, Origin]:
+        """Loads a plan and its settings, without the policy: the plan's ledger has one in force.
+
+        Raises:
+            InputError: the plan, or the file of its settings, cannot be read.
+        """
+        plan = plan.expanduser()
+        planned, file = PlannedRelease.load(plan), _settings_file(plan)
+        try:
+            origin = Origin.model_validate_json(file.read_bytes())
+        except OSError:
+            raise InputError(
+                f"plan {plan}: {file.name}, which holds its settings, is not next to it. "
+                "Give the options of the retrain in place of the plan"
+            ) from None
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors(include_input=False)[0]["loc"])
+            raise InputError(f"plan {plan}: {file.name} cannot be read ({where}). Plan again") from None
+        release = origin.parameters.release.model_copy(update={"policy": None})
+        parameters = origin.parameters.model_copy(update={"release": release})
+        return planned, origin.model_copy(update={"parameters": parameters})
+
+
+def _with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
+    """Returns the parameters with absolute paths: the reader may work in another folder than the writer."""
+    data = parameters.data
+
+    def absolute(file: str | None) -> str | None:
+        return None if file is None else str(Path(file).expanduser().absolute())
+
+    fields = {
+        name: one.model_copy(update={"codelist": absolute(one.codelist)}) for name, one in data.ingest.fields.items()
+    }
+    ingest = data.ingest.model_copy(update={"fields": fields}) if fields else data.ingest
+    placed = {"source": absolute(data.source), "codelist": absolute(data.codelist), "ingest": ingest}
+    return parameters.model_copy(update={"data": data.model_copy(update=placed)})
+
+
+def _settings_file(plan: Path) -> Path:
+    return plan.with_suffix(".settings")

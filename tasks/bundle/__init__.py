@@ -1,1 +1,1 @@
-"""What a bundle holds: model, card, statement, thresholds, golden answers, materials."""
+"""Makes the content of a bundle: model, card, statement, thresholds, golden answers, materials."""

@@ -1,41 +1,46 @@
-"""What is put into a bundle, and the gate that it has to pass before it may lie among the bundles."""
+"""Writes the content of a bundle and passes it through the gate."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mechanisms.model import encoders, export
+from mechanisms.model import encoders, export, onnx_graph
 from mechanisms.model.classifier import ModelConfig
-from storage.artifacts import ArtifactRef, digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
-from storage.datasets import load_spaces, load_split, split_file
-from storage.egress import gate, leaks
-from storage.egress.allowed import encoder_place
-from storage.egress.published import public_titles
-from storage.egress.sequences import SHORTEST, SequenceFilter, letters, load_key
+from storage.datasets import load_spaces
+from storage.egress import gate
+from storage.egress.allow_list import GRAPH, encoder_place
+from storage.egress.words import vocabulary
+from storage.errors import StorageError
 from storage.ledger import Row
-from storage.ledger.siblings import Sibling
-from storage.tables.formulas import quoted
-from tasks.bundle import golden, licence
+from storage.ledger.overlapping_releases import OverlappingRelease
+from storage.ledger.record import Deployment, answers, registry_record
+from storage.tables.formulas import quote
+from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
-from tasks.bundle.statement import DOES_NOT_MEAN, statement, statement_page
+from tasks.bundle.statement import statement, statement_page
+from tasks.bundle.texts import encoder_digest, known_settings, known_words, own_texts
 from tasks.fitting.candidate import Candidate
-from tasks.pages.render import TEMPLATES, render
+from tasks.fitting.prior import lexicon_of
+from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
 
 Spaces = Mapping[str, Sequence[Code]]
-"""The label space of each field by its name; of a single field by the name ""."""
+"""The label space by field name; the name is "" for a single field."""
 
 
 def fill(
@@ -43,45 +48,78 @@ def fill(
     context: Context,
     row: Row,
     candidate: Candidate,
-    theta: Tensor,
+    theta: Tensor | None,
     settings: BundleParameters,
-    siblings: Sequence[Sibling] = (),
+    overlapping: Sequence[OverlappingRelease] = (),
+    texts: Sequence[str] | None = None,
+    deployment: Deployment | None = None,
 ) -> None:
-    """Write the content of a drawn release's bundle into an empty folder, and pass it through the gate.
+    """Writes the content of a drawn release's bundle into an empty folder and passes it through the gate.
 
     The same row, parameters and settings give the same bytes on the same machine.
 
+    Args:
+        theta: the parameters; None: those from before training.
+        texts: those on no published list that the signed plan lists; None: all that there are.
+        deployment: what the record for a registry and the answers to NIST SP 800-226 say; without it there are none.
+
     Raises:
-        UnsoundBundle: something in it may not leave; names the file.
+        UnsoundBundle: a file may not leave; names it.
+        StorageError: the row was reserved for other artifacts.
     """
+    artifacts = candidate.artifact_digests
+    if artifacts != row.artifact_digests:
+        raise StorageError(
+            f"release {row.release_id} was reserved for other artifacts than those of this plan. Release the reserved "
+            "plan"
+        )
     spaces = load_spaces(context.store.open(candidate.dataset))
     fields = tuple(name for name in spaces if name)
     facts = context.store.figures(candidate.dataset)
     classification, version = facts.get("classification", ""), facts.get("classification_version", "")
-    tensors = export.save(
-        candidate.classifier(context, theta), folder, codes=_names(spaces), precision=settings.precision
-    )
-    claimed = statement(row, siblings, fields=fields)
+    model = candidate.build_untrained(context) if theta is None else candidate.classifier(context, theta)
+    tensors = export.save(model, folder, codes=_names(spaces), precision=settings.precision)
+    documents: dict[str, str] = {}
+    if deployment is not None:
+        bundle.write_json(folder / bundle.RECORD, registry_record(deployment))
+        documents[bundle.RECORD] = (folder / bundle.RECORD).read_text(encoding="utf-8")
+        documents[bundle.ANSWERS] = answers(deployment)
+        (folder / bundle.ANSWERS).write_text(documents[bundle.ANSWERS], encoding="utf-8")
+    claimed = statement(row, overlapping, fields=fields, documents=tuple(documents))
     bundle.write_json(folder / bundle.STATEMENT, claimed)
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     thresholds: dict[str, dict[str, Any] | None] = {}
-    for name, released in export.load(folder).fields.items():
+    whole, score = export.load(folder), export.Released.logits
+    if candidate.model.trainable == "head":
+        features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(whole)
+        score = partial(public_features.logits, folder=features, encoder=encoder)
+    columns = whole.value_columns
+    for name, released in whole.fields.items():
         codes, place = spaces[name], folder / name
         _write_codes(place / bundle.CODELIST, codes, classification, version)
-        golden.write(released, codes, place / bundle.GOLDEN)
+        golden.write(released, codes, place / bundle.GOLDEN, score=score)
         titles = {entry.code: entry.title for entry in codes} if name else None
-        thresholds[name] = calibration.thresholds_on_generated(
-            released, classification=classification, field=name, titles=titles
-        )
+        thresholds[name] = None
+        if not columns:  # generated narratives have none
+            thresholds[name] = calibration.thresholds_on_generated(
+                released, classification=classification, field=name, titles=titles, score=score
+            )
         if thresholds[name] is not None:
             bundle.write_json(place / bundle.THRESHOLDS, thresholds[name] or {})
-    text, licence_id = licence_of(context, settings)
+    graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
+    licence_id = licence.resolve(settings.licence)
+    text = licence.text_of(licence_id)
     (folder / bundle.LICENCE).write_text(text, encoding="utf-8")
     text = render(
         "card.md",
         statement=claimed,
         encoder=_encoder_name(candidate.model),
+        training=describe_training(candidate.model, precision=settings.precision),
         mean_pooled=candidate.model.pooling == "mean",
+        lexical=candidate.model.lexical,
+        columns=json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
+        if columns
+        else "",
         example=golden.texts(next(iter(spaces.values())))[0],
         labels={name: len(codes) for name, codes in spaces.items()},
         classification=f"{classification} {version}".strip(),
@@ -89,6 +127,7 @@ def fill(
         encoded_in=candidate.model.precision,
         licence=licence_id,
         thresholds=thresholds,
+        onnx=settings.onnx,
     )
     (folder / bundle.CARD).write_text(text, encoding="utf-8")
     network = folder / encoder_place(tensors) / "config.json"
@@ -97,17 +136,43 @@ def fill(
         folder,
         claimed,
         encoder=_encoder_name(candidate.model),
+        training=describe_training(candidate.model, precision=settings.precision),
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
     )
     bundle.write_json(folder / bundle.MATERIALS, bill)
-    gate.inspect(folder, _expected(context, candidate, spaces, tensors, claimed, licence_id))
+    expected = _expected(context, candidate, spaces, tensors, claimed, licence_id, texts)
+    gate.inspect(folder, replace(expected, documents=documents, graph=graph))
+
+
+def _write_graph(folder: Path, texts: Sequence[str]) -> str:
+    """Writes `model.onnx`, holds its scores against the model's own, and returns the digest of the graph made again.
+
+    Raises:
+        MechanismError: the model has no such graph, or the extra is missing.
+        UnsoundBundle: onnxruntime gives other codes, or scores that are further away than rounding is.
+    """
+    released = export.load(folder)
+    (folder / GRAPH).write_bytes(onnx_graph.graph(released, folder))
+    scores, exact = onnx_graph.scores(folder, released, texts), released.logits(texts)
+    if not torch.allclose(scores, exact, atol=1e-3) or not torch.equal(scores.argmax(1), exact.argmax(1)):
+        raise bundle.UnsoundBundle(GRAPH, "gives other scores than the model. Leave release.onnx out")
+    return hashlib.sha256(onnx_graph.graph(export.load(folder), folder)).hexdigest()
 
 
 def _encoder_name(model: ModelConfig) -> str:
-    """The encoder's name without the folder it lies in."""
+    """Returns the encoder's name without its folder."""
     return "all-MiniLM-L6-v2" if model.encoder == encoders.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
+
+
+def describe_training(model: ModelConfig, *, precision: str) -> str:
+    """Describes what training did to the public encoder that a bundle holds."""
+    if model.trainable == "full":
+        return "fine-tuned on the records"
+    if model.trainable == "lora":
+        return "with low-rank adapters trained on the records and merged into it"
+    return "as it was published, " + ("bit for bit" if precision == "float32" else f"rounded to {precision}")
 
 
 def rehearse(
@@ -115,30 +180,33 @@ def rehearse(
     row: Row,
     candidate: Candidate,
     settings: BundleParameters,
-    siblings: Sequence[Sibling] = (),
+    overlapping: Sequence[OverlappingRelease] = (),
+    texts: Sequence[str] | None = None,
+    deployment: Deployment | None = None,
 ) -> None:
-    """Refuse before the budget is charged whatever the gate would refuse afterwards.
+    """Refuses, before the budget is charged, whatever the gate would refuse afterwards.
 
-    The whole bundle is written as it would be released, but with the parameters that training began with: every word
-    in it is there before the draw, which adds numbers alone.
+    The whole bundle is written as it would be released, but with the parameters from before training: its words are
+    complete before the draw, which adds only numbers.
 
     Args:
-        row: as it would be drawn.
+        row: the row as it would be drawn.
+        texts: see `fill`.
 
     Raises:
-        MechanismError, StorageError: say what cannot leave.
+        MechanismError, StorageError: something cannot leave; names it.
     """
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        fill(folder, context, row, candidate, candidate.untrained(context).flat.clone(), settings, siblings)
+        fill(folder, context, row, candidate, None, settings, overlapping, texts, deployment)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names(spaces: Spaces) -> export.Codes:
-    """The codes alone, in the order of the scores."""
+    """Returns the codes in the order of the scores."""
     named = {name: [entry.code for entry in codes] for name, codes in spaces.items()}
     return named.get("", named)
 
@@ -149,83 +217,30 @@ def _expected(
     spaces: Spaces,
     tensors: dict[str, export.Shapes],
     claimed: dict[str, Any],
-    licence_id: str | None = licence.OURS,
+    licence_id: str = licence.OURS,
+    texts: Sequence[str] | None = None,
 ) -> gate.Expected:
-    encoder = Path(encoders.resolve(candidate.model.encoder))
-    places = (context.workspace.home, *((encoder,) if encoder.is_dir() else ()))
+    encoder, facts = candidate.model.encoder, context.store.figures(candidate.dataset)
+    lexicon = lexicon_of(context, candidate.model, context.store.open(candidate.dataset))
+    trained = (describe_training(candidate.model, precision=one) for one in ("float32", "bfloat16"))
+    signed = frozenset(own_texts(spaces, facts, encoder) if texts is None else texts)
     return gate.Expected(
         codes={name: tuple(codes) for name, codes in spaces.items()},
-        tokenizer=gate.tokenizer_digest(export.tokenizer_of(candidate.model.encoder)),
+        tokenizer=_tokenizer_digest(encoder, encoder_digest(encoder)),
         tensors=tensors,
         golden_texts={name: golden.texts(codes) for name, codes in spaces.items()},
         statement=claimed,
-        identities=tuple(
-            name for name in leaks.identities(*places) if name.casefold() not in own_words(spaces, claimed)
-        ),
-        narratives=narratives_of(context, candidate.dataset, spaces, licence_id),
-        licence_is_public=licence_id is not None,
+        known=known_words(spaces, facts, claimed, encoder, licence_id) | vocabulary(trained),
+        settings=known_settings(encoder, spaces),
+        unsigned_texts=tuple(text for text in own_texts(spaces, facts, encoder) if text not in signed),
+        lexicon=None if lexicon is None else lexicon.model_dump(mode="json"),
     )
 
 
-def own_words(spaces: Spaces, claimed: dict[str, Any]) -> frozenset[str]:
-    """Words that every such bundle has, whoever made it: an account of that name is not told by them."""
-    pages = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
-    said = (claimed.get(name, "") for name in ("trust_model", "randomness_source", "floating_point_caveat"))
-    lists = (line for name in ("assumptions", "unprotected_inputs") for line in claimed.get(name, ()))
-    meant = (line for lines in DOES_NOT_MEAN.values() for line in lines)
-    sentences = (said["text"] for said in claimed.get("sentences", ()))
-    titles = (entry.title for codes in spaces.values() for entry in codes)
-    tried = (text for codes in spaces.values() for text in golden.texts(codes))
-    texts = (
-        *pages,
-        *said,
-        *lists,
-        *meant,
-        *sentences,
-        *titles,
-        *tried,
-        licence.text_of(Path(), licence.OURS),
-    )
-    return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
-
-
-def narratives_of(context: Context, dataset: ArtifactRef, spaces: Spaces, licence_id: str | None) -> SequenceFilter:
-    """The filter of this data set, kept in the private workspace; made anew when what is public changes.
-
-    Public are the titles of published lists and what every bundle says, whoever made it: a record of one or two words,
-    such as the job title `contributor`, stands in a licence too.
-    """
-    published = tuple(title for codes in spaces.values() for title in public_titles(codes))
-    own = [] if licence_id is None else [licence.text_of(Path(), licence_id)]
-    own += [template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2"))]
-    public = [
-        *golden.public(published),
-        *published,
-        *rows_of(spaces, context.store.figures(dataset)),
-        *own,
-        *(line for meant in DOES_NOT_MEAN.values() for line in meant),
-    ]
-    folder = context.workspace.private / "egress"
-    key = load_key(folder / "key")
-    file = folder / f"{digest({'form': 2, 'dataset': dataset.sha256, 'public': public})[:32]}.sequences"
-    if not file.is_file():
-        folder_of = context.store.open(dataset)
-        splits = [split for split in ("train", "test", "holdout") if split_file(folder_of, split).is_file()]
-        records = [load_split(folder_of, split) for split in splits]
-        texts = (text for split in records for text in split["text"])
-        units = (unit for split in records for unit in split["unit"])
-        SequenceFilter.of(texts, key=key, units=units, public=public).save(file)
-    return SequenceFilter.load(file, key=key)
-
-
-def rows_of(spaces: Spaces, facts: Mapping[str, Any]) -> list[str]:
-    """The rows of published lists as the bundle has them: `window cleaner` beside `SOC` is no `window cleaners`. A name
-    of the classification so long that it could be a record itself may not stand there unread."""
-    named = [facts.get("classification", ""), facts.get("classification_version", "")]
-    if len(letters("".join(named))) >= SHORTEST:
-        return []
-    lists = [codes for codes in spaces.values() if public_titles(codes)]
-    return [" ".join((entry.code, entry.title, *named)) for codes in lists for entry in codes]
+@lru_cache(maxsize=4)
+def _tokenizer_digest(encoder: str, sha256: str) -> str:
+    """Returns the digest of an encoder's own tokenizer. Files of the same SHA-256 are read once."""
+    return gate.tokenizer_digest(export.tokenizer_of(encoder))
 
 
 def _write_codes(path: Path, codes: Sequence[Code], classification: str, version: str) -> None:
@@ -233,15 +248,4 @@ def _write_codes(path: Path, codes: Sequence[Code], classification: str, version
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["code", "title", "classification", "version"])
         for entry in codes:
-            writer.writerow(map(quoted, (entry.code, entry.title, classification, version)))
-
-
-def licence_of(context: Context, settings: BundleParameters) -> tuple[str, str | None]:
-    """Text of the licence and its SPDX id, None for one that the operator gave.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    private = context.workspace.private
-    name = licence.chosen(private, settings.licence)
-    return licence.text_of(private, name), name if name in licence.SPDX else None
+            writer.writerow(map(quote, (entry.code, entry.title, classification, version)))

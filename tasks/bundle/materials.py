@@ -1,6 +1,6 @@
-"""The bill of materials: what the released model is made of and from, in CycloneDX 1.6.
+"""Writes the bill of materials of a released model in CycloneDX 1.6.
 
-Written by hand, since the format's Python library knows no model cards; tests hold it against that library's schema.
+Built by hand, since the format's Python library lacks model cards. Tests check it against that library's schema.
 """
 
 from __future__ import annotations
@@ -18,20 +18,30 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentence-tr
 
 
 def bill_of_materials(
-    folder: Path, statement: Mapping[str, Any], *, encoder: str, family: str, architecture: str, licence: str | None
+    folder: Path,
+    statement: Mapping[str, Any],
+    *,
+    encoder: str,
+    training: str,
+    family: str,
+    architecture: str,
+    licence: str,
 ) -> dict[str, Any]:
-    """The bill of a bundle's folder. Serial number and order follow from the release: the same gives the same.
+    """Returns the bill of a bundle's folder. The same release gives the same bytes.
 
     Args:
         folder: the bundle, its model and tokenizer written.
         statement: its privacy statement.
         encoder: name of the public encoder.
-        family: of the architecture, such as `bert`.
+        training: what was done to it, in words.
+        family: the architecture's family, such as `bert`.
         architecture: class of the network.
-        licence: SPDX id, None for another licence.
+        licence: SPDX id.
     """
     release = str(statement["release_id"])
-    files = sorted(p for p in folder.rglob("*") if p.suffix == ".safetensors" or p.name.startswith("tokenizer"))
+    files = sorted(
+        p for p in folder.rglob("*") if p.suffix == ".safetensors" or p.name.startswith(("tokenizer", "lexicon"))
+    )
     model = f"model:{release}"
     base = f"encoder:{encoder}"
     components: list[dict[str, Any]] = [
@@ -39,7 +49,7 @@ def bill_of_materials(
             "type": "machine-learning-model",
             "bom-ref": base,
             "name": encoder,
-            "description": "Public encoder that was fine-tuned; its tokenizer is released as it is.",
+            "description": f"Public encoder, {training}; its tokenizer is released as it is.",
         },
         {
             "type": "data",
@@ -82,7 +92,7 @@ def bill_of_materials(
                 "bom-ref": model,
                 "name": "autocoder",
                 "version": release,
-                "licenses": [{"license": {"id": licence} if licence else {"name": "see LICENSE"}}],
+                "licenses": [{"license": {"id": licence}}],
                 "properties": [
                     {"name": f"autocoder:{name}", "value": str(statement[name])}
                     for name in ("mechanism", "guarantee_kind", "epsilon", "delta", "privacy_unit", "code_commit")

@@ -1,7 +1,6 @@
-"""What a release says, sentence by sentence: each proved (where), measured (by which command) or assumed (what then).
+"""Lists the sentences of a privacy statement: each proved (where), measured (by which command) or assumed (what then).
 
-One source for the statement in a bundle and for docs/claims.md. Which sentences hold of a release is told by its
-statement.
+One source for the statement in a bundle and for docs/claims.md. The statement decides which sentences apply to it.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from mechanisms.privacy.events import describe_guarantee
 
 Status = Literal["proved", "measured", "assumed"]
 
@@ -24,22 +25,36 @@ AUDITED = (
 """The unprotected input of a statement that holds an audit."""
 
 _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "coupled": ("where the sampling is stratified", lambda told: COUPLED in told["unprotected_inputs"]),
-    "per record": ("where the sampling is per record", lambda told: COUPLED not in told["unprotected_inputs"]),
-    "audited": ("where it was audited", lambda told: "audit" in told),
-    "not audited": ("where it was not audited", lambda told: "audit" not in told),
-    "records": ("where the unit is a record", lambda told: (told["max_records_per_unit"] or 1) == 1),
-    "units": ("where a unit has several records", lambda told: (told["max_records_per_unit"] or 1) > 1),
-    "fields": ("where it codes several fields", lambda told: "fields" in told),
+    "coupled": ("where the sampling is stratified", lambda fields: COUPLED in fields["unprotected_inputs"]),
+    "per record": ("where the sampling is per record", lambda fields: COUPLED not in fields["unprotected_inputs"]),
+    "audited": ("where it was audited", lambda fields: "audit" in fields),
+    "not audited": ("where it was not audited", lambda fields: "audit" not in fields),
+    "records": ("where the unit is a record", lambda fields: (fields["max_records_per_unit"] or 1) == 1),
+    "units": ("where a unit has several records", lambda fields: (fields["max_records_per_unit"] or 1) > 1),
+    "fields": ("where it codes several fields", lambda fields: "fields" in fields),
+    "added": (
+        "where neighbours differ by one unit more or less, and nothing is drawn from a posterior",
+        lambda fields: not _is_drawn(fields) and fields.get("neighbouring_relation") != "replace-one",
+    ),
+    "replaced": (
+        "where neighbours differ in the values of one unit, and nothing is drawn from a posterior",
+        lambda fields: not _is_drawn(fields) and fields.get("neighbouring_relation") == "replace-one",
+    ),
+    "computed": ("where nothing is drawn from a posterior", lambda fields: not _is_drawn(fields)),
 }
+
+
+def _is_drawn(fields: Mapping[str, Any]) -> bool:
+    """Checks whether the claim is one of an exact draw."""
+    return describe_guarantee(fields["guarantee_kind"], fields["mechanism"]) != fields["guarantee_kind"]
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of a promise.
+    """Holds one sentence of a promise.
 
-    basis: where it is proved, by which command it is measured, or what holds if the assumption does not.
-    when: the condition under which it is said; empty: always.
+    basis: its proof, the command that measures it, or the consequence if the assumption fails.
+    when: the condition under which it applies; empty: always.
     """
 
     status: Status
@@ -49,17 +64,17 @@ class Sentence:
 
     @property
     def condition(self) -> str:
-        """In words; empty where there is none."""
+        """Returns the condition in words, or an empty text."""
         return _CONDITIONS[self.when][0] if self.when else ""
 
     def holds(self, statement: Mapping[str, Any]) -> bool:
-        """Whether it is said of this release."""
+        """Returns whether it applies to this release."""
         return not self.when or _CONDITIONS[self.when][1](statement)
 
 
 @dataclass(frozen=True)
 class Section:
-    """What is said of releases of one guarantee kind; mechanisms: by the event's tag, all of the kind where empty."""
+    """Holds the sentences of one guarantee kind. `mechanisms`: tags of events; empty means all of the kind."""
 
     title: str
     kind: str
@@ -69,17 +84,17 @@ class Section:
 
 
 def proved(text: str, basis: str, when: str = "") -> Sentence:
-    """A theorem, or what the program makes so and a test holds it to."""
+    """Makes a sentence that a theorem proves, or that the program ensures and a test checks."""
     return Sentence("proved", text, basis, when)
 
 
 def measured(text: str, basis: str, when: str = "") -> Sentence:
-    """A figure of this release or of one like it."""
+    """Makes a sentence with a figure of this release or of a similar one."""
     return Sentence("measured", text, basis, when)
 
 
 def assumed(text: str, basis: str, when: str = "") -> Sentence:
-    """What nobody checked, or could."""
+    """Makes a sentence that nobody checked or can check."""
     return Sentence("assumed", text, basis, when)
 
 
@@ -112,7 +127,7 @@ EVERY = (
         "key that owes nothing to the records: adding, removing or moving one record (one unit, where units are "
         "capped) moves no other.",
         "`storage/ingest/sampling.py`; `tests/storage/test_ingest_per_record.py` takes any record, or any unit, away "
-        "and finds all others where they were. Ids must not be given anew when records come or go.",
+        "and finds all others where they were. Ids must not be given again when records come or go.",
         "per record",
     ),
     assumed(
@@ -120,7 +135,7 @@ EVERY = (
         "claim.",
         "If neighbours are taken before the sampling, one record more or less is not one record more or less in "
         "training: of public OSHA reports one training row taken away moved 1,483 of 2,357 others in or out (median of "
-        "300; rows behind it are numbered anew), and up to 2 where rows keep their numbers "
+        "300; rows behind it are numbered again), and up to 2 where rows keep their numbers "
         "(`pytest tests/storage/test_ingest_per_record.py -k osha`). Then no figure here is one for a record that is "
         "added or removed before the sampling. Sample with `data.ingest.sampling=per-record` instead.",
         "coupled",
@@ -133,8 +148,11 @@ EVERY = (
         "depends on them too where the sampling is stratified.",
     ),
     assumed(
-        "The number of records is public, and so is that the run ended: nothing was refused.",
-        "Whoever did not know the number learns it, roughly, from the scale of noise and figures. A refusal (a code "
+        "The number of records n is public and the same for both neighbours, and so is that the run ended: nothing "
+        "was refused.",
+        "Whoever did not know the number learns it, roughly, from the scale of noise and figures. Where n moves with "
+        "the record, a mean over n moves by up to twice what is paid for (prior descent at epsilon 5: at most 5.26). "
+        "A refusal (a code "
         "that is not on the list, an id twice, a record outside the declared cohorts) tells its sender, the operator, "
         "and nobody else.",
     ),
@@ -180,7 +198,7 @@ EVERY = (
         "Tests and audits look for faults and can miss one; a fault can void every figure here.",
     ),
 )
-"""Of every release, whatever its kind."""
+"""Sentences of every release."""
 
 _PSEUDO_POSTERIOR = (
     proved(
@@ -206,7 +224,7 @@ _PSEUDO_POSTERIOR = (
         "What audits of public reports found of it: docs/truth.md.",
     ),
 )
-"""Of a draw that SWAG-PPM's rounds end in, whatever it is drawn by."""
+"""Sentences of a draw at the end of SWAG-PPM's rounds."""
 
 _SAMPLED = (
     proved(
@@ -216,32 +234,42 @@ _SAMPLED = (
     ),
     assumed(
         "The chains had reached the posterior: the draw is an exact one.",
-        "Diagnostics that speak against it refuse the fit (`mechanisms/posterior/convergence.py`); nothing proves it, "
-        "and epsilon is larger by what is missing.",
+        "Diagnostics that speak against it refuse the fit (`mechanisms/posterior/convergence.py`); nothing proves it. "
+        "Where it fails epsilon and delta are larger, by an amount that nobody knows.",
     ),
     assumed(
         "That the fit was not refused, and how many draws the diagnostics took, tells nothing of a record.",
         "Both depend on the records and are not accounted for.",
     ),
 )
-"""Of a draw by Hamiltonian Monte Carlo."""
+"""Sentences of a draw by Hamiltonian Monte Carlo."""
 
 SECTIONS = (
     Section(
         title="Formal",
         kind="formal",
         mechanisms=(),
-        lead="A finite-sample (ε, δ), by whatever mechanism.",
+        lead="A finite-sample (ε, δ), by whatever mechanism; of a draw from a posterior, given exact sampling.",
         sentences=(
             proved(
-                "For any two sets of training records that differ by one unit added or removed, any set of released "
-                "parameters is at most e^epsilon times as probable under one as under the other, but for delta.",
+                "For any two sets of training records that differ by one unit added or removed, the number of records "
+                "n that the program divides by held fixed, any set of released parameters is at most e^epsilon times "
+                "as probable under one as under the other, but for delta.",
                 "The event that ran, by its accountant (`mechanisms/privacy/claims.py`), which no other event passes.",
+                "added",
+            ),
+            proved(
+                "For any two sets of as many training records that differ in the values of one unit, any set of "
+                "released parameters is at most e^epsilon times as probable under one as under the other, but for "
+                "delta.",
+                "The event that ran, by its accountant (`mechanisms/privacy/claims.py`), which no other event passes.",
+                "replaced",
             ),
             proved(
                 "It holds for every set of records and every unit, these or others, whatever the attacker knows "
                 "besides.",
                 "The definition of differential privacy: Dwork and Roth 2014, definition 2.4.",
+                "computed",
             ),
         ),
     ),
@@ -249,8 +277,8 @@ SECTIONS = (
         title="Formal: noise in training",
         kind="formal",
         mechanisms=("dp-sgd", "dp-sgd-class-weights", "formal-head", "gaussian-release", "composed", "prior-descent"),
-        lead="DP-SGD and its schedules, the formal head, the descent from the public prior, the private posterior; "
-        "beside what every formal claim says.",
+        lead="DP-SGD and its schedules, the formal head, prior descent, the private posterior; "
+        "in addition to what every formal claim says.",
         sentences=(
             proved(
                 "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "
@@ -282,11 +310,12 @@ SECTIONS = (
         title="Formal: a posterior draw",
         kind="formal",
         mechanisms=("formal-posterior", "bounded-posterior"),
-        lead="One draw from the posterior of a head, sampled by Hamiltonian Monte Carlo; beside what every formal "
-        "claim says.",
+        lead="One draw from the posterior of a head, sampled by Hamiltonian Monte Carlo; in addition to what every "
+        "formal claim says.",
         sentences=(
             proved(
-                "An exact draw of that posterior has this epsilon and delta, with whatever was released before it.",
+                "An exact draw of that posterior has this epsilon and delta, with whatever was released before it, for "
+                "every set of records and every unit.",
                 "Gopi, Lee and Liu 2022, with its conditions in `mechanisms/formal_posterior.py`, or the exponential "
                 "mechanism, in `mechanisms/bounded_posterior.py`; `tests/mechanisms/test_posterior_draws.py` holds "
                 "each record's influence to the constant and shows that it is attained.",
@@ -374,13 +403,13 @@ SECTIONS = (
 )
 
 
-def said_of(statement: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Status, text and basis of every sentence that holds of a release.
+def sentences_of(statement: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Returns status, text and basis of every sentence that applies to a release.
 
     Args:
-        statement: its privacy statement, with all fields that it repeats of the ledger's row.
+        statement: its privacy statement, with all fields of the ledger's row.
     """
-    own = [
+    by_kind = [
         section.sentences
         for section in SECTIONS
         if section.kind == statement["guarantee_kind"]
@@ -388,7 +417,7 @@ def said_of(statement: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
     return [
         {"status": one.status, "text": one.text, "basis": one.basis}
-        for sentences in (*own, EVERY)
+        for sentences in (*by_kind, EVERY)
         for one in sentences
         if one.holds(statement)
     ]

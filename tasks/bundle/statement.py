@@ -1,44 +1,69 @@
-"""The privacy statement: what is promised, to whom, and what is not; for machines, and for people without a formula."""
+"""Writes the privacy statement for machines and, without formulas, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage.ledger import Row
-from storage.ledger.siblings import Sibling
-from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, said_of
+from mechanisms.privacy.claims import epsilon_of_one_replaced
+from mechanisms.privacy.events import decode
+from storage.ledger import Row, amounts
+from storage.ledger.overlapping_releases import OverlappingRelease
+from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.pages.render import render
 
 
-def statement(row: Row, siblings: Sequence[Sibling] = (), *, fields: Sequence[str] = ()) -> dict[str, Any]:
-    """The privacy statement of a drawn release: what the partner may read, and nothing from which records follow.
+def statement(
+    row: Row,
+    overlapping: Sequence[OverlappingRelease] = (),
+    *,
+    fields: Sequence[str] = (),
+    documents: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Returns the privacy statement of a drawn release, without anything that reveals records.
 
-    The audit's figures leave with it, so they are among what is not protected.
+    It contains the audit's figures, so they are listed as unprotected.
 
     Args:
-        siblings: releases of the same records or cohorts that were reserved before this one.
-        fields: that one model codes at once; none where it is one.
+        overlapping: releases of the same records or cohorts that were reserved before this one.
+        fields: the fields of a model that codes several.
+        documents: the record for a registry and the answers to NIST SP 800-226, where the bundle has them.
     """
-    told, audited = row.as_json(), "audit" in row.details
-    stated: dict[str, Any] = {"schema": 1} | {name: told[name] for name in _STATED}
+    public, audited = row.as_json(), "audit" in row.details
+    content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
+    replaced = _epsilon_replaced(row)
+    if replaced is not None:
+        content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")
     if audited:
-        stated |= {"audit": row.details["audit"], "unprotected_inputs": [*told["unprotected_inputs"], AUDITED]}
+        content |= {"audit": row.details["audit"], "unprotected_inputs": [*public["unprotected_inputs"], AUDITED]}
     if fields:
-        stated["fields"] = list(fields)
-    if siblings:
-        stated["siblings"] = [sibling.told() for sibling in siblings]
-    stated["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])
-    return stated | {"sentences": said_of(stated)}
+        content["fields"] = list(fields)
+    if documents:
+        content["documents"] = list(documents)
+    if overlapping:
+        content["siblings"] = [release.public_entry() for release in overlapping]
+    content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])
+    return content | {"sentences": sentences_of(content)}
+
+
+def _epsilon_replaced(row: Row) -> float | None:
+    """Returns the epsilon of one unit's values replaced, for a formal claim; None where nothing finite is known."""
+    if row.guarantee_kind != "formal" or row.event is None or row.epsilon is None:
+        return None
+    if row.neighbouring_relation == "replace-one":
+        return float(row.epsilon)
+    return epsilon_of_one_replaced(
+        decode(row.event), delta=float(row.delta or 0), records_per_unit=row.max_records_per_unit or 1
+    )
 
 
 def statement_page(statement: Mapping[str, Any]) -> str:
-    """The statement as a page of Markdown; every figure in it is in `privacy_statement.json`."""
+    """Renders the statement as Markdown. Every figure is also in `privacy_statement.json`."""
     return render("statement.md", statement=statement)
 
 
 def claims_page() -> str:
-    """`docs/claims.md`: every sentence that a statement may hold, by guarantee kind."""
+    """Renders `docs/claims.md`: every possible sentence of a statement, by guarantee kind."""
     return render("claims.md", sections=SECTIONS, every=EVERY)
 
 
@@ -66,4 +91,4 @@ DOES_NOT_MEAN = {
         "Not a promise that nothing can be learned of a person: what the records of others say about them stays.",
     ),
 }
-"""By guarantee kind."""
+"""Disclaimers by guarantee kind."""

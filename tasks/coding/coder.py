@@ -1,4 +1,4 @@
-"""Coding with a released bundle: texts in, codes with scores out. Narratives are never logged."""
+"""Codes texts with a released bundle. Narratives are never logged."""
 
 from __future__ import annotations
 
@@ -7,61 +7,74 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import export
+from mechanisms.model.conformal import Sets
 from mechanisms.model.precision import Choice, resolved
 from storage.artifacts import file_digest
-from storage.bundle.folder import CODELIST, STATEMENT, bundle_digest
+from storage.bundle.folder import CODELIST, PROOF, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
-from storage.tables.formulas import unquoted
-from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, reached, read_thresholds
-from tasks.coding.agreement import near_tie
+from storage.tables.formulas import unquote
+from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, best_accuracy, read_thresholds
+from tasks.coding.bfloat16 import near_tie
+from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.groups import Groups, groups_of
-from tasks.coding.names import TEMPERATURE
+
+if TYPE_CHECKING:
+    from storage.ledger import Ledger
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A code, or a group of codes, for one narrative; the score is the model's probability."""
+    """Holds a code or a group of codes for one narrative; the score is the model's probability."""
 
     code: str
     title: str
     score: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the content for JSON."""
         return asdict(self) | {"score": round(self.score, 6)}
 
 
 @dataclass(frozen=True)
 class Coding:
-    """What the model makes of one narrative."""
+    """Holds the model's answers for one narrative."""
 
     answers: tuple[Answer, ...]
-    """The best codes, best first; none for a blank narrative."""
+    """The best codes, best first. Empty for a blank narrative."""
     needs_review: bool | None = None
-    """Whether the best score lies below the threshold, or nothing was said; None without a threshold."""
+    """True if the best score is below the threshold or the narrative is blank. None without a threshold."""
     group: Answer | None = None
-    """Where the best code is unsure: the most detailed group of codes whose scores add up to the threshold."""
+    """The most detailed group whose scores add up to the threshold, if the best code is unsure."""
+    members: tuple[str, ...] | None = None
+    """The codes of the conformal set, best first. None without a coverage."""
+    subtree: str | None = None
+    """The longest beginning that the set's codes share, where the classification has levels; "" if they share none."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        told: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
+        """Returns the content for JSON."""
+        content: dict[str, Any] = {"codes": [answer.as_dict() for answer in self.answers]}
         if self.needs_review is not None:
-            told["needs_review"] = self.needs_review
-            told["group"] = self.group and self.group.as_dict()
-        return told
+            content["needs_review"] = self.needs_review
+            content["group"] = self.group and self.group.as_dict()
+        if self.members is not None:
+            content["set"] = list(self.members)
+            content |= {} if self.subtree is None else {"group_set": self.subtree or None}
+        return content
 
 
 @dataclass(frozen=True)
 class Coder:
-    """A released model with its classification and what is known of its scores."""
+    """Holds a released model with its classification and thresholds."""
 
     release: str
     digest: str
@@ -71,7 +84,9 @@ class Coder:
     titles: dict[str, str]
     groups: Groups | None
     thresholds: dict[str, Any] | None
-    """Content of a thresholds file: its temperature divides the logits."""
+    """Content of a thresholds file. Its temperature divides the logits."""
+    sets: Sets | None = None
+    """The limits of the conformal sets to answer with, if any."""
 
     @classmethod
     def open(
@@ -82,20 +97,22 @@ class Coder:
         by_digits: bool | None = None,
         precision: Choice = "float32",
     ) -> Coder:
-        """Load a bundle of one field.
+        """Loads a bundle of one field.
 
         Args:
-            thresholds: a file fitted on records of one's own, in place of the bundle's.
-            by_digits: as `groups_of` has it.
-            precision: of the encoder. `auto` takes bfloat16 where the processor has instructions for it, if the golden
-                narratives get the codes of float32 so.
+            thresholds: a local file in place of the bundle's.
+            by_digits: as in `groups_of`.
+            precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
+                narratives get the same codes as in float32.
 
         Raises:
-            InputError: the folder is no bundle, or one of several fields.
+            InputError: the folder is not a bundle, or the bundle codes several fields.
         """
-        release, model = loaded(folder, precision=precision)
+        release, model = load_model(folder, precision=precision)
         if model.spans:
-            raise InputError(f"--bundle: {folder} codes several fields at once ({', '.join(model.spans)}), not one")
+            raise InputError(
+                f"--bundle: {folder} codes several fields ({', '.join(model.spans)}). Use a bundle of one field."
+            )
         return cls.of(folder, release, bundle_digest(folder), model, thresholds=thresholds, by_digits=by_digits)
 
     @classmethod
@@ -110,45 +127,45 @@ class Coder:
         thresholds: Path | None = None,
         by_digits: bool | None = None,
     ) -> Coder:
-        """The coder of one field: of the only one, or of one of several by its name.
+        """Returns the coder of a single field, or of one of several by name.
 
         Args:
-            folder: of the bundle.
-            model: of the field alone.
+            folder: the bundle.
+            model: the model of this field.
             thresholds: a file in place of the bundle's.
 
         Raises:
-            InputError: its code list or thresholds cannot be read, or are of another field or model.
+            InputError: its code list or thresholds cannot be read, or belong to another field or model.
         """
         place = folder / field
         try:
             with (place / CODELIST).open(newline="", encoding="utf-8") as file:
-                listed = [{name: unquoted(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+                listed = [{name: unquote(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
             titles = {row["code"]: row["title"] for row in listed}
             first = listed[0]
         except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
             raise _damaged(folder, (place / CODELIST).relative_to(folder)) from None
         if field and tuple(titles) != model.codes:
-            raise InputError(f"--bundle: {folder} is damaged: {field}/{CODELIST} is not the list of {field}'s codes")
-        # A list without a name or a version is told from others by its content.
+            raise InputError(f"--bundle: {folder} is damaged: {field}/{CODELIST} does not list the codes of {field}.")
+        # The content identifies a list without a name or version.
         name = first.get("classification") or "unnamed"
         version = first.get("version") or f"list-{file_digest(place / CODELIST)[:12]}"
-        own = place / THRESHOLDS
+        packaged = place / THRESHOLDS
         try:
-            known = read_thresholds(thresholds or own) if thresholds or own.is_file() else None
+            fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
         except MechanismError as error:
             raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
-        if known is not None and known.get("field", "") != field:
-            which = known.get("field") or "a single field"
+        if fitted is not None and fitted.get("field", "") != field:
+            which = fitted.get("field") or "a single field"
             raise InputError(
-                f"{'--thresholds' if thresholds else '--bundle'}: {thresholds or own}: it is of {which}, not of "
-                f"{field or 'the one that this bundle codes'}"
+                f"{'--thresholds' if thresholds else '--bundle'}: {thresholds or packaged} belongs to {which}, not to "
+                f"{field or 'the field of this bundle'}."
             )
-        if thresholds and known is not None and known.get("bundle_digest", digest) != digest:
+        # guard: thresholds are of the bundle that they were fitted on
+        if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
             raise InputError(
-                f"--thresholds: {thresholds}: it was fitted on the scores of another bundle (release "
-                f"{known.get('release', 'unknown')}, not {release}), which say nothing of this one's: fit it anew "
-                "(`autocoder calibrate`)"
+                f"--thresholds: {thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
+                f"not {release}). Fit it again with `autocoder calibrate`."
             )
         return cls(
             release=release,
@@ -157,18 +174,23 @@ class Coder:
             version=version,
             model=model,
             titles=titles,
-            groups=groups_of(model.codes, classification=name, wanted=by_digits),
-            thresholds=known,
+            groups=groups_of(model.codes, classification=name, by_digits=by_digits),
+            thresholds=fitted,
         )
 
     @property
+    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Returns the columns that the model reads next to the text, with their public values."""
+        return self.model.value_columns
+
+    @property
     def fields(self) -> Mapping[str, Coder]:
-        """The one, by the name ""."""
+        """Returns this coder under the name ""."""
         return {"": self}
 
     @property
     def origin(self) -> dict[str, str]:
-        """What stands in every row: the model and the classification that its codes come from."""
+        """Returns the columns of every row that name the model and its classification."""
         return {
             "model": self.release,
             "classification": self.classification,
@@ -179,92 +201,117 @@ class Coder:
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by before they are probabilities; 1 where nothing was fitted."""
+        """Returns the divisor of the logits; 1 without thresholds."""
         return float(self.thresholds["temperature"]) if self.thresholds else 1.0
 
-    def at(self, temperature: float) -> Coder:
-        """The same coder with this temperature; its thresholds would be of other scores, and are left out."""
+    def with_temperature(self, temperature: float) -> Coder:
+        """Returns this coder with another temperature and without thresholds, which belong to other scores."""
         return replace(self, thresholds={"temperature": temperature})
 
     def scores(self, texts: Sequence[str]) -> Tensor:
-        """Probability of every code, float32 [n, codes], calibrated where a temperature is known."""
+        """Returns the probability of every code, float32 [n, codes], calibrated if there is a temperature."""
         return (self.model.logits(texts) / self.temperature).softmax(-1)
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
-        """Code narratives. A blank one gets no code."""
-        said = [at for at, text in enumerate(texts) if text.strip()]
-        scores = self.scores([texts[at] for at in said])
+        """Codes narratives. A blank one gets no code."""
+        filled = [at for at, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[at] for at in filled])
         codings = [self.blank(threshold)] * len(texts)
-        for at, coding in zip(said, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
+        for at, coding in zip(filled, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
             codings[at] = coding
         return codings
 
     def blank(self, threshold: float | None) -> Coding:
-        """Of a narrative in which nothing was said."""
-        return Coding((), None if threshold is None else True)
+        """Returns the coding of a blank narrative."""
+        return Coding((), None if threshold is None else True, members=None if self.sets is None else ())
 
     def from_scores(self, scores: Tensor, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
-        """What scores [n, codes] of narratives amount to."""
+        """Returns the codings for scores [n, codes]."""
         codings = []
         best = scores.topk(min(top_k, scores.shape[1]), dim=-1)
         groups: list[tuple[str, float] | None] = [None] * len(scores)
         if threshold is not None and self.groups is not None:
-            groups = self.groups.broadest_sure(scores, threshold=threshold)
-        for row, values, group in zip(best.indices.tolist(), best.values.tolist(), groups, strict=True):
+            groups = self.groups.most_detailed(scores, threshold=threshold)
+        members = [None] * len(scores) if self.sets is None else self.sets.members(scores, self.model.codes)
+        for row, values, group, inside in zip(
+            best.indices.tolist(), best.values.tolist(), groups, members, strict=True
+        ):
             answers = tuple(self._answer(self.model.codes[i], score) for i, score in zip(row, values, strict=True))
-            unsure = None if threshold is None else answers[0].score < threshold
-            codings.append(Coding(answers, unsure, self._answer(*group) if unsure and group else None))
+            # as answers are written: computed in another batch, a score may differ below their last digit
+            unsure = None if threshold is None else round(answers[0].score, 6) < threshold
+            coding = Coding(answers, unsure, self._answer(*group) if unsure and group else None)
+            codings.append(coding if inside is None else self._with_set(coding, inside))
         return codings
 
-    def threshold_for(self, accuracy: float) -> float:
-        """The score above which the stated share of answers was right, on the records that the file was fitted on.
+    def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
+        members = tuple(self.model.codes[at] for at in inside)
+        levels = zip(min(members), max(members), strict=False)  # what the first and last share, all share
+        shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], levels))
+        return replace(coding, members=members, subtree=shared if self.groups else None)
+
+    def with_sets(self, coverage: float) -> Coder:
+        """Returns this coder with sets that hold the right code with this probability.
 
         Raises:
-            InputError: no thresholds are known, none for this accuracy, or no score reaches it.
+            InputError: the thresholds have no sets, or none of this coverage.
+        """
+        entries = (self.thresholds or {}).get("sets", {}).get("coverages", ())
+        fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
+        if not fitted:
+            raise InputError(
+                "--coverage: the thresholds have no sets. Fit them with `autocoder calibrate --sets` and name the file "
+                "with --thresholds."
+            )
+        if coverage not in fitted:
+            raise InputError(f"--coverage: no sets for {coverage:g}. Take {', '.join(f'{one:g}' for one in fitted)}.")
+        return replace(self, sets=fitted[coverage])
+
+    def threshold_for(self, accuracy: float) -> float:
+        """Returns the score above which this share of answers was correct on the records of the thresholds file.
+
+        Raises:
+            InputError: the file is missing, lacks this accuracy, or no score reached it.
         """
         if self.thresholds is None:
-            why = "" if are_generated_for(self.classification) else f" ({NONE_FOR_OTHERS.partition(';')[0]})"
-            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}{why}; {_OTHERWISE}")
-        known = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
-        there = ", ".join(f"{target:g}" for target, score in sorted(known.items()) if score is not None)
-        lower = f"take one that has a threshold ({there}); or " if there else ""
-        if accuracy not in known:
-            listed = ", ".join(f"{target:g}" for target in sorted(known)) or "none"
+            why = "" if are_generated_for(self.classification) else f"{NONE_FOR_OTHERS.partition('. ')[0]}. "
+            raise InputError(f"--accuracy: this bundle has no {THRESHOLDS}. {why}{_OTHERWISE}")
+        scores = {entry["target_accuracy"]: entry["threshold"] for entry in self.thresholds["thresholds"]}
+        reachable = ", ".join(f"{target:g}" for target, score in sorted(scores.items()) if score is not None)
+        advice = f"Take an accuracy with a threshold ({reachable}). Or: {_OTHERWISE}" if reachable else _OTHERWISE
+        if accuracy not in scores:
+            targets = ", ".join(f"{target:g}" for target in sorted(scores)) or "none"
+            raise InputError(f"--accuracy: no threshold for {accuracy:g}. The file has {targets}. {advice}")
+        if scores[accuracy] is None:
+            best = best_accuracy(self.thresholds)
             raise InputError(
-                f"--accuracy: no threshold is known for {accuracy:g}; there are {listed}: {lower}{_OTHERWISE}"
+                f"--accuracy: no score reached {accuracy:g} with confidence on {self.thresholds['fitted_on']}. "
+                f"{best}{' ' if best else ''}{advice}"
             )
-        if known[accuracy] is None:
-            best = reached(self.thresholds)
-            seen = f"; {best}" if best else ""
-            raise InputError(
-                f"--accuracy: no score reached {accuracy:g} with confidence on {self.thresholds['fitted_on']}{seen}. "
-                f"{(lower + _OTHERWISE)[0].upper()}{(lower + _OTHERWISE)[1:]}"
-            )
-        return float(known[accuracy])
+        return float(scores[accuracy])
 
     def _answer(self, code: str, score: float) -> Answer:
         return Answer(code, self.titles.get(code, ""), score)
 
 
 _OTHERWISE = (
-    "fit thresholds on a few hundred records that you have coded by hand (`autocoder calibrate --bundle BUNDLE "
-    "--data CODED.csv --label-column COLUMN --out thresholds.json`, for another accuracy with --accuracy) and give "
-    "them by --thresholds; or choose a score with --threshold"
+    "Fit thresholds on a few hundred records coded by hand (`autocoder calibrate --bundle BUNDLE --data CODED.csv "
+    "--label-column COLUMN --out thresholds.json`, with --accuracy for another accuracy) and pass them with "
+    "--thresholds, or choose a score with --threshold."
 )
-"""What to do where a bundle has no threshold for an accuracy."""
+"""Advice for a bundle without a threshold for an accuracy."""
 
 CLOSED = "AUTOCODER_LEDGER_CLOSED"
-"""Set where a process has the ledger's address alone: it may not read there."""
+"""Variable of a process that may not read the ledger whose address it has."""
 
 
-def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
-    """Release id and model of a bundle, of one field or several.
+def load_model(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
+    """Returns release id and model of a bundle, of one field or several.
 
     Raises:
-        InputError: the folder is no bundle, or damaged.
+        InputError: the folder is not a bundle, or is damaged.
     """
     if not (folder / STATEMENT).is_file():
-        raise InputError(f"--bundle: {folder} is no bundle (it has no {STATEMENT})")
+        raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
         statement = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
         release, fields = str(statement["release_id"]), [str(name) for name in statement.get("fields", ())]
@@ -274,14 +321,14 @@ def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
         model = export.load(folder)
     except MechanismError as error:
         raise InputError(f"--bundle: {error}") from None
-    except Exception as error:  # the libraries below raise whatever a damaged model meets
+    except Exception as error:  # a damaged model may raise anything in the libraries
         what = type(error).__name__
-        raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what})") from None
+        raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).") from None
     if list(model.spans) != fields:
-        raise InputError(f"--bundle: {folder} is damaged: its model codes other fields than {STATEMENT} names")
+        raise InputError(f"--bundle: {folder} is damaged: its model and {STATEMENT} name different fields.")
     quick = replace(model, precision=resolved(precision, "cpu"))
     if quick.precision == "bfloat16":
-        bands = [near_tie(own, folder / name) for name, own in quick.fields.items()]
+        bands = [near_tie(model_of_field, folder / name) for name, model_of_field in quick.fields.items()]
         if precision == "auto" and None in bands:
             return release, model
         quick = replace(quick, near_tie=max(band or export.NEAR_TIE for band in bands))
@@ -289,62 +336,129 @@ def loaded(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
 
 
 def _damaged(folder: Path, file: Path) -> InputError:
-    return InputError(f"--bundle: {folder} is damaged: {file} cannot be read")
+    return InputError(f"--bundle: {folder} is damaged: {file} cannot be read.")
 
 
 class AnyCoder(Protocol):
-    """What a coder of one field and one of several have in common, for whoever reports what coded."""
+    """Describes the common part of coders of one field and of several."""
 
     @property
     def release(self) -> str:
-        """Id."""
+        """Returns the release id."""
         ...
 
     @property
     def digest(self) -> str:
-        """Of the bundle."""
+        """Returns the bundle's digest."""
         ...
 
 
-def require_standing(coder: AnyCoder, home: Path, *, otherwise: str) -> None:
-    """Refuse a bundle that was revoked in the house that uses it: by the machine's ledger, or by the workspace's.
+def require_not_revoked(coder: AnyCoder, home: Path, *, otherwise: str) -> None:
+    """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
-    Who has none, or may not read it, is told by the list that `revoke` keeps beside the house's bundles. A partner has
-    neither, and asks the agency's list (`autocoder verify --revocations`).
+    Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and
+    gets them from the agency (`autocoder verify --roots`).
 
     Args:
-        otherwise: what else can be done, for the message.
+        otherwise: the alternative, for the message.
 
     Raises:
-        StorageError: it was revoked, or the ledger or list that would know cannot be read.
+        StorageError: it was revoked, or the ledger or list cannot be read.
     """
-    from storage.bundle.revocations import Revocations
+    from storage.bundle.trust import read_roots
 
     workspace = Workspace(home)
-    url = os.environ.get("AUTOCODER_LEDGER_URL")
-    own = Path(workspace.ledger_url.removeprefix("sqlite:///")).is_file()
     try:
-        if (url or own) and CLOSED not in os.environ:
+        ledger = _readable_ledger(workspace)
+        if ledger is not None:
             from storage.bundle import registry
-            from storage.ledger import Ledger
 
-            registry.require_standing(Ledger.existing(url or workspace.ledger_url), coder.release, coder.digest)
-        elif workspace.revocations.exists():
-            Revocations.read(workspace.revocations).check(coder.release, coder.digest)
+            registry.require_not_revoked(ledger, coder.release, coder.digest)
+        elif workspace.roots.exists():  # signed or not: whoever writes there writes bundles too
+            read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)
     except StorageError as error:
         raise StorageError(f"--bundle: {error}; {otherwise}") from None
 
 
 def newest_bundle(home: Path) -> Path:
-    """The bundle committed last in a workspace.
+    """Returns the bundle in a workspace that was committed last and is not revoked, by the ledger.
+
+    If all were revoked, it returns the newest of them, which `require_not_revoked` refuses. Without a readable ledger
+    the rows' numbers in the bundles' proofs and the revocations of the roots decide. Times of files never do, so that a
+    copy of the workspace has the same answer.
 
     Raises:
-        StorageError: there is none.
+        StorageError: the workspace has no committed bundle, or its ledger cannot be read.
     """
-    folders = [p for p in (home / "bundles").glob("*") if p.is_dir() and not p.name.startswith(".")]
-    if not folders:
+    from storage.bundle.trust import read_roots
+
+    workspace = Workspace(home)
+    folders = {p.name: p for p in workspace.bundles.glob("*") if p.is_dir() and not p.name.startswith(".")}
+    ledger = _readable_ledger(workspace) if folders else None
+    if ledger is not None:
+        rows = ledger.current()
+        sequences = {str(row.release_id): row.sequence for row in rows if row.state == "committed"}
+        revoked = {row.release_id for row in rows if row.kind == "revocation"}
+    else:
+        proofs = {name: _proof_row(folder) for name, folder in folders.items()}
+        sequences = {name: row["sequence"] for name, row in proofs.items() if isinstance(row.get("sequence"), int)}
+        listed = read_roots(workspace.roots)[-1].revoked if workspace.roots.exists() else ()
+        revoked = {entry.release_id for entry in listed}
+    committed = folders.keys() & sequences.keys()
+    if not committed:
         raise StorageError(
-            f"no bundle in {home / 'bundles'}; `autocoder retrain` makes a plan and `autocoder release PLAN` a bundle "
-            "of it, or name one with --bundle"
+            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder retrain` and a bundle with "
+            "`autocoder release PLAN`, or name a bundle with --bundle."
         )
-    return max(folders, key=lambda p: p.stat().st_mtime)
+    return folders[max(committed, key=lambda name: (name not in revoked, sequences[name]))]
+
+
+def describe_release(folder: Path) -> str:
+    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date.
+
+    Raises:
+        InputError: the statement or the proof is damaged.
+    """
+    from storage.ledger.amounts import short
+
+    statement, row = _json(folder / STATEMENT), _proof_row(folder)
+    guarantee = statement.get("guarantee_kind")
+    if statement.get("epsilon") is not None:
+        try:
+            rounded = Decimal(str(statement["epsilon"])).quantize(Decimal("0.01"), rounding=ROUND_CEILING)
+        except ArithmeticError:
+            raise _damaged(folder, Path(STATEMENT)) from None
+        guarantee = f"{guarantee} ε {short(rounded)}"
+    date = f"made {row['committed_on']}" if "committed_on" in row else None
+    parts = [" ".join(str(part).split()) for part in (statement.get("population"), guarantee, date) if part]
+    return f"model {statement.get('release_id')}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _readable_ledger(workspace: Workspace) -> Ledger | None:
+    """Returns the machine's ledger or the workspace's; None without one, or if this process may not read it."""
+    from storage.ledger import Ledger
+
+    if CLOSED in os.environ:
+        return None
+    url = os.environ.get("AUTOCODER_LEDGER_URL")
+    return Ledger.require_existing(url) if url else Ledger.open_existing(workspace.ledger_url)
+
+
+def _proof_row(folder: Path) -> dict[str, Any]:
+    """Returns the ledger's row in a bundle's proof; empty without one."""
+    row = _json(folder / PROOF).get("row")
+    return row if isinstance(row, dict) else {}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file of a bundle; empty if it is missing.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise _damaged(file.parent, Path(file.name)) from None

@@ -1,42 +1,48 @@
-"""The columns that coding adds to a table."""
+"""Defines the columns that coding adds to a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from storage.codelist import shape
-from storage.crosswalk import Crosswalk, read_crosswalk
+from mechanisms.model.conformal import Sets
+from storage.codelist import describe_shape
+from storage.crosswalk import Crosswalk, read_crosswalk, successors
 from storage.errors import InputError
 from storage.rules import Rules
-from storage.tables.reading import Row, Table
+from storage.tables.reader import Row, Table
+from tasks.coding.coded_table import code_column, score_column, set_column
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.joint import Case, JointCoder, Threshold, of_field
-from tasks.coding.names import code_column, score_column
 
 _NEARLY_ALL = 0.9
-"""Share of a field's codes that its own crosswalk starts from, at least."""
+"""Minimum share of a field's codes in its crosswalk."""
 
 
 @dataclass(frozen=True)
-class Added:
-    """The answer columns of one job, or of one field of it."""
+class AnswerColumns:
+    """Defines the answer columns of a job or of one of its fields."""
 
     top_k: int
     threshold: float | None
     crosswalk: Crosswalk | None
     grouped: bool
+    sets: Sets | None = None
+    """The limits of the conformal sets, if rows have them."""
     field: str = ""
-    """Of several: its name, which the columns begin with."""
+    """Field name, which starts the columns' names, if there are several."""
 
     @property
     def key(self) -> dict[str, Any]:
-        """What the answers depend on here, for the digest of a job."""
-        return {
+        """Returns the settings that answers depend on, for the digest of a job."""
+        # without sets as before, so that earlier jobs can resume
+        sets = {} if self.sets is None else {"sets": asdict(self.sets)}
+        sets |= {"crosswalk_sets": True} if sets and self.crosswalk is not None else {}
+        return sets | {
             "top_k": self.top_k,
             "threshold": self.threshold,
             "grouped": self.grouped,
@@ -45,16 +51,16 @@ class Added:
 
     @property
     def reviewed(self) -> bool:
-        """Whether rows are marked for a person to look at."""
+        """Returns whether rows are marked for review."""
         return self.threshold is not None
 
     @property
-    def blank_where(self) -> str:
-        """The column that is empty where nothing was said."""
+    def blank_column(self) -> str:
+        """Returns the column that is empty for a blank narrative."""
         return code_column(self.field)
 
     def schema(self) -> pa.Schema:
-        """What is computed for each row; the columns of the model's origin follow in the output."""
+        """Returns the computed columns. The columns of the model's origin follow in the output."""
         code, score, of = code_column(self.field), score_column(self.field), f"{self.field}_" if self.field else ""
         fields: list[tuple[str, pa.DataType]] = [
             (code, pa.string()),
@@ -68,20 +74,25 @@ class Added:
             if self.grouped:
                 fields += [(f"{of}group_code", pa.string()), (f"{of}group_title", pa.string())]
                 fields.append((f"{of}group_score", pa.float64()))
+        if self.sets is not None:
+            fields += [(set_column(self.field), pa.string()), (f"{set_column(self.field)}_size", pa.int64())]
+            fields += [(f"{of}group_set", pa.string())] if self.grouped else []
         if self.crosswalk is not None:
             fields += [(f"{of}crosswalk_code", pa.string()), (f"{of}crosswalk_version", pa.string())]
+            if self.sets is not None:
+                fields += [(f"{of}crosswalk_set", pa.string()), (f"{of}crosswalk_set_size", pa.int64())]
         return pa.schema(fields)
 
-    def unplaced(self, coding: Coding) -> bool:
-        """Whether the crosswalk has not exactly one new code: the new version splits it, or its table lacks it."""
+    def is_ambiguous(self, coding: Coding) -> bool:
+        """Returns whether the crosswalk gives several new codes or none."""
         return self.crosswalk is not None and len(self._new(coding)) != 1
 
     def _new(self, coding: Coding) -> tuple[str, ...]:
         return self.crosswalk.codes(coding.answers[0].code) if self.crosswalk and coding.answers else ()
 
     def row(self, coding: Coding) -> Row:
-        """One row of `schema`."""
-        cells: list[str | float | bool | None] = []
+        """Returns one row of `schema`."""
+        cells: list[str | float | bool | int | None] = []
         for place in range(self.top_k):
             answer = coding.answers[place] if place < len(coding.answers) else None
             cells.append(answer and answer.code)
@@ -89,153 +100,163 @@ class Added:
                 cells.append(answer and answer.title)
             cells.append(answer and round(answer.score, 6))
         if self.threshold is not None:
-            cells.append(coding.needs_review or self.unplaced(coding))
+            cells.append(coding.needs_review or self.is_ambiguous(coding))
             if self.grouped:
                 group = coding.group
                 cells += [group and group.code, group and group.title, group and round(group.score, 6)]
+        if self.sets is not None:
+            members = coding.members or ()
+            cells += ["; ".join(members) or None, len(members)]
+            cells += [coding.subtree or None] if self.grouped else []
         if self.crosswalk is not None:
             new = self._new(coding)
             cells += ["; ".join(new) or None, self.crosswalk.version if new else None]
+            if self.sets is not None:
+                union = successors(self.crosswalk.to, coding.members or ())
+                cells += ["; ".join(union) or None, len(union)]
         return tuple(cells)
 
 
 @dataclass(frozen=True)
-class JointAdded:
-    """The answer columns of several fields: those of each, then whether a person must look at the case, and why."""
+class JointAnswerColumns:
+    """Defines the answer columns of several fields: those of each, then the mark for review and the conflicts."""
 
-    fields: tuple[Added, ...]
+    fields: tuple[AnswerColumns, ...]
     rules: Rules | None = None
 
     @property
     def top_k(self) -> int:
-        """Codes a narrative, in the field that has the most."""
+        """Returns the largest number of codes per narrative in a field."""
         return max(one.top_k for one in self.fields)
 
     @property
     def threshold(self) -> dict[str, float] | None:
-        """Of each field; all have one, or none has."""
-        own = {one.field: one.threshold for one in self.fields if one.threshold is not None}
-        return own or None
+        """Returns the threshold of each field, or None if they have none."""
+        thresholds = {one.field: one.threshold for one in self.fields if one.threshold is not None}
+        return thresholds or None
 
     @property
     def key(self) -> dict[str, Any]:
-        """What the answers depend on here, for the digest of a job."""
-        rules = None if self.rules is None else [rule.told for rule in self.rules.every]
+        """Returns the settings that answers depend on, for the digest of a job."""
+        rules = None if self.rules is None else [rule.as_json() for rule in self.rules.every]
         return {"fields": [[one.field, one.key] for one in self.fields], "rules": rules}
 
     @property
     def reviewed(self) -> bool:
-        """Whether rows are marked for a person to look at."""
+        """Returns whether rows are marked for review."""
         return self.rules is not None or any(one.reviewed for one in self.fields)
 
     @property
-    def blank_where(self) -> str:
-        """The column that is empty where nothing was said: then all fields' are."""
-        return self.fields[0].blank_where
+    def blank_column(self) -> str:
+        """Returns the column that is empty for a blank narrative: then all fields are empty."""
+        return self.fields[0].blank_column
 
     def schema(self) -> pa.Schema:
-        """What is computed for each row."""
-        own = [column for one in self.fields for column in one.schema()]
-        own += [pa.field("needs_review", pa.bool_())] if self.reviewed else []
-        own += [] if self.rules is None else [pa.field("conflicts", pa.string())]
-        return pa.schema(own)
+        """Returns the computed columns."""
+        columns = [column for one in self.fields for column in one.schema()]
+        columns += [pa.field("needs_review", pa.bool_())] if self.reviewed else []
+        columns += [] if self.rules is None else [pa.field("conflicts", pa.string())]
+        return pa.schema(columns)
 
     def row(self, case: Case) -> Row:
-        """One row of `schema`."""
+        """Returns one row of `schema`."""
         cells = [cell for one in self.fields for cell in one.row(case.codings[one.field])]
         if self.reviewed:
-            # Asked of the crosswalks too: with rules and no threshold, no field has a mark of its own that could tell.
-            cells.append(bool(case.needs_review) or any(one.unplaced(case.codings[one.field]) for one in self.fields))
+            # Crosswalks count too: with rules and without a threshold, no field has a mark for review.
+            cells.append(
+                bool(case.needs_review) or any(one.is_ambiguous(case.codings[one.field]) for one in self.fields)
+            )
         cells += [] if self.rules is None else ["; ".join(map(str, case.conflicts or ())) or None]
         return tuple(cells)
 
 
 def read_crosswalks(coder: Coder | JointCoder, files: Mapping[str, Path]) -> dict[str, Crosswalk]:
-    """A crosswalk for each field that has a file, from the version of that field's own code list.
+    """Reads a crosswalk for each field with a file, from the version of that field's code list.
 
     Args:
-        files: by field, as `crosswalk_files` has them.
+        files: by field, as in `crosswalk_files`.
 
     Raises:
-        InputError: a file cannot be used (`read_crosswalk`), is of a field that is not coded, or is another field's.
+        InputError: a file cannot be used (`read_crosswalk`), or belongs to another field.
     """
-    found = {}
+    crosswalks = {}
     for name, path in files.items():
-        own = coder.fields.get(name)
-        if own is None:
-            known = ", ".join(filter(None, coder.fields)) or "one field alone"
-            raise InputError(f"--crosswalk: {path} is of {name or 'a single field'}; this bundle codes {known}")
-        found[name] = read_crosswalk(path, version=own.version, field=name)
+        field_coder = coder.fields.get(name)
+        if field_coder is None:
+            fields = ", ".join(filter(None, coder.fields)) or "one field alone"
+            raise InputError(f"--crosswalk: {path} belongs to {name or 'a single field'}. This bundle codes {fields}.")
+        crosswalks[name] = read_crosswalk(path, version=field_coder.version, field=name)
         if name:
-            _require_own(coder, name, path, found[name])
-    return found
+            _require_same_field(coder, name, path, crosswalks[name])
+    return crosswalks
 
 
-def _require_own(coder: Coder | JointCoder, name: str, path: Path, crosswalk: Crosswalk) -> None:
-    """Refuse the file of another field: lists of one version do not tell it, nor does a code that both lists have."""
+def _require_same_field(coder: Coder | JointCoder, name: str, path: Path, crosswalk: Crosswalk) -> None:
+    """Refuses the file of another field. Versions and shared codes do not tell fields apart, so shares decide."""
     shares = {
-        field: sum(code in crosswalk.to for code in own.model.codes) / len(own.model.codes)
-        for field, own in coder.fields.items()
+        field: sum(code in crosswalk.to for code in one.model.codes) / len(one.model.codes)
+        for field, one in coder.fields.items()
     }
     others = [field for field, share in shares.items() if share >= _NEARLY_ALL > shares[name]]
     if others or not shares[name]:
-        besides = "".join(f", and {shares[other]:.0%} of those of {other}" for other in others)
+        more = "".join(f" and {shares[other]:.0%} of {other}" for other in others)
         raise InputError(
-            f"--crosswalk: {path} starts from {shares[name]:.0%} of the codes of {name}{besides}; give {name} the file "
-            "of its own codes, with rows for those that stay as they are too"
+            f"--crosswalk: {path} covers {shares[name]:.0%} of the codes of {name}{more}. Give {name} the file of its "
+            "codes, with a row for unchanged codes too."
         )
 
 
-def added_of(
+def answer_columns(
     coder: Coder | JointCoder,
     *,
     top_k: int,
     threshold: Threshold | None,
     crosswalks: Mapping[str, Crosswalk] | None = None,
-) -> Added | JointAdded:
-    """The columns that this coder's answers make.
+) -> AnswerColumns | JointAnswerColumns:
+    """Returns the answer columns of a coder.
 
     Args:
-        crosswalks: by field, as `read_crosswalks` has them.
+        crosswalks: by field, as from `read_crosswalks`.
     """
     walks = crosswalks or {}
     each = tuple(
-        Added(
-            min(top_k, len(own.model.codes)),
+        AnswerColumns(
+            min(top_k, len(one.model.codes)),
             of_field(threshold, name),
             walks.get(name),
-            own.groups is not None,
+            one.groups is not None,
+            one.sets,
             field=name,
         )
-        for name, own in coder.fields.items()
+        for name, one in coder.fields.items()
     )
-    return JointAdded(each, coder.rules) if isinstance(coder, JointCoder) else each[0]
+    return JointAnswerColumns(each, coder.rules) if isinstance(coder, JointCoder) else each[0]
 
 
-def output_schema(table: Table, added: Added | JointAdded, coder: Coder | JointCoder) -> pa.Schema:
-    """Columns of the output: the input's, the answers', and where they come from.
+def output_schema(table: Table, answers: AnswerColumns | JointAnswerColumns, coder: Coder | JointCoder) -> pa.Schema:
+    """Returns the columns of the output: the input's, the answers', and their origin.
 
     Raises:
         InputError: the input has a column of an answer's name.
     """
-    answers = [*added.schema(), *(pa.field(name, pa.string()) for name in coder.origin)]
-    reserved = {field.name for field in answers}
+    added = [*answers.schema(), *(pa.field(name, pa.string()) for name in coder.origin)]
+    reserved = {field.name for field in added}
     for name in table.columns:
         if name in reserved:
             raise InputError(
-                f"--data: {table.source.name} has a column {name!r}, which the answers would overwrite; rename it"
+                f"--data: {table.source.name} has a column {name!r}, which the answers would overwrite. Rename it."
             )
-    return pa.schema([*table.schema, *answers])
+    return pa.schema([*table.schema, *added])
 
 
 def check_version(table: Table, column: str, coder: Coder | JointCoder) -> None:
-    """Refuse a table whose rows were coded under another version of the classification.
+    """Refuses a table with rows coded under another version of the classification.
 
     Raises:
-        InputError: says how many rows, and the first.
+        InputError: gives the number of rows and the first.
     """
     if column not in table.columns:
-        raise InputError(f"--version-column: {table.source.name} has no column {column!r}")
+        raise InputError(f"--version-column: {table.source.name} has no column {column!r}.")
     allowed = {coder.version, f"{coder.classification} {coder.version}"}
     wrong, first, others = 0, 0, set()
     for number, (cell,) in enumerate(table.text_rows([column]), start=1):
@@ -245,7 +266,7 @@ def check_version(table: Table, column: str, coder: Coder | JointCoder) -> None:
             others.add(version)
     if wrong:
         raise InputError(
-            f"--version-column: {wrong:,} rows of {table.source.name}, row {first} first, are of another version "
-            f"({shape(others)}); this bundle codes {coder.classification} {coder.version}, and versions are not mixed "
-            "in one table"
+            f"--version-column: {wrong:,} rows of {table.source.name}, row {first} first, have another version "
+            f"({describe_shape(others)}). This bundle codes {coder.classification} {coder.version}. "
+            "A table must not mix versions."
         )

@@ -1,14 +1,14 @@
-"""Whether a period's codes and scores still look like those of a reference period.
+"""Compares a period's codes and scores with those of a reference period.
 
-| measure | of | what it is |
+| measure | of | definition |
 |---|---|---|
-| PSI | codes | sum (p - q) ln(p / q), in which rare codes are pooled; its expectation without any drift is taken off |
+| PSI | codes | sum (p - q) ln(p / q), rare codes pooled, minus its expectation without drift |
 | JS | codes | Jensen-Shannon divergence, base 2, in [0, 1] |
 | KS | scores | largest distance between the two distribution functions, in [0, 1] |
 
-Each comes with the probability of so large a value if nothing had changed, from permuting the rows of both periods. The
-verdict wants both: a difference that chance does not explain, and one large enough to matter (PSI over 0.1 or 0.25, the
-usual marks of credit scoring; KS over 0.1 or 0.2). A million rows make any difference significant, fifty make none.
+Each has a p-value from permuting the rows of both periods. The verdict requires a significant difference that is also
+large enough to matter (PSI over 0.1 or 0.25, the usual limits in credit scoring; KS over 0.1 or 0.2). With a million
+rows any difference is significant, with fifty none is.
 """
 
 from __future__ import annotations
@@ -26,36 +26,42 @@ from numpy.typing import NDArray
 
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
-from storage.tables.reading import survey
-from tasks.coding.names import TEMPERATURE, code_column, fields_of, score_column, temperature_of
+from storage.tables.reader import survey
+from tasks.coding.coded_table import TEMPERATURE, code_column, fields_of, score_column, set_column, temperature_of
 
-Verdict = Literal["stable", "look", "drift"]
+Verdict = Literal["stable", "investigate", "drift"]
 
 _FEWEST = 40
 _POOLED_BELOW = 5
-"""Expected rows of a code in the smaller period; rarer codes are one category."""
+"""Expected rows of a code in the smaller period. Rarer codes form one category."""
 _PERMUTATIONS = 500
 _CHANCE = 0.01
 _PSI, _KS = (0.1, 0.25), (0.1, 0.2)
 _MOST = 200_000
-"""Rows of a period that are compared: a random sample of more."""
+"""Compared rows of a period; a random sample if there are more."""
+_NOT_COVERED = (
+    "The coverage of the sets does not hold: these records are not exchangeable with the calibration's. Fit the sets "
+    "again on records of this period"
+)
 _VERSION = ("classification", "classification_version")
 
 
 @dataclass(frozen=True)
 class Period:
-    """Codes and scores of a coded table."""
+    """Holds codes and scores of a coded table."""
 
     codes: NDArray[np.str_]
     scores: NDArray[np.float64]
     version: str
     model: str
     temperature: str = ""
-    """What its logits were divided by; "" where its table is of before that was told."""
+    """Divisor of its logits; "" if the table lacks it."""
+    has_sets: bool = False
+    """Whether its rows have conformal sets."""
 
 
 def fields_in(path: Path, option: str) -> tuple[str, ...]:
-    """The fields that a table was coded in; "" for the only one.
+    """Returns the fields that a table was coded in; "" for a single field.
 
     Raises:
         InputError: it cannot be read.
@@ -64,21 +70,21 @@ def fields_in(path: Path, option: str) -> tuple[str, ...]:
 
 
 def read_period(path: Path, option: str, *, field: str = "") -> Period:
-    """The coded rows of a table that `autocoder code` wrote; rows without a code are left out.
+    """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
 
     Args:
-        field: of several, the one whose codes and scores are read.
+        field: the field to read, of several.
 
     Raises:
-        InputError: too few rows, a missing column, a score that is no number, or more than one model or version in it.
+        InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
     """
-    wanted = [code_column(field), score_column(field), "model", *_VERSION]
-    table = survey(path, text_columns=wanted, option=option)
-    wanted += [TEMPERATURE] if TEMPERATURE in table.columns else []
+    columns = [code_column(field), score_column(field), "model", *_VERSION]
+    table = survey(path, text_columns=columns, option=option)
+    columns += [TEMPERATURE] if TEMPERATURE in table.columns else []
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()
-    for number, cells in enumerate(table.text_rows(wanted), start=1):
+    for number, cells in enumerate(table.text_rows(columns), start=1):
         code, score, *origin = (cell.strip() for cell in cells)
         if not code:
             continue
@@ -87,71 +93,75 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise InputError(f"{option}: {path}, row {number}: the score is no number")
+            raise InputError(f"{option}: {path}, row {number}: the score is not a number.")
         scores.append(value)
         codes.append(code)
         model, name, version, *temperature = origin
         origins[model, name, version, temperature_of("".join(temperature), field)] += 1
     if len(codes) < _FEWEST:
-        raise InputError(f"{option}: {path} has {len(codes)} coded rows; a comparison needs {_FEWEST}")
+        raise InputError(f"{option}: {path} has {len(codes)} coded rows. A comparison needs {_FEWEST}.")
     if len(origins) > 1:
         raise InputError(
-            f"{option}: {path} holds rows of {len(origins)} models, versions or temperatures; compare one with one"
+            f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. Compare one with one."
         )
     ((model, name, version, temperature),) = origins
-    return Period(np.array(codes), np.array(scores), f"{name} {version}", model, temperature)
+    return Period(
+        np.array(codes), np.array(scores), f"{name} {version}", model, temperature, set_column(field) in table.columns
+    )
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How far two periods lie apart."""
+    """Holds the differences of two periods."""
 
     rows: int
     reference_rows: int
     psi: float
-    """Without what chance alone would give; 0 at least."""
+    """PSI minus its expectation by chance, at least 0."""
     psi_chance: float
-    """Probability of such a PSI without drift."""
+    """p-value of the PSI."""
     js: float
     ks: float
     ks_chance: float
     verdict: Verdict
     moved: tuple[tuple[str, float, float], ...]
     """Codes that moved most: code, share in the reference, share now."""
+    covers: bool | None = None
+    """False if the sets' coverage does not hold: a difference was found. None without sets, or without a difference."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the content for JSON."""
         return asdict(self)
 
     @property
     def line(self) -> str:
-        """The verdict in one line."""
+        """Returns the verdict in one line."""
         why = {
-            "stable": "no difference that chance does not explain, or none that matters",
-            "look": "a real difference: look at the codes that moved, and draw a QA sample",
-            "drift": "a large and real difference: do not rely on the scores before a QA sample says that they hold",
+            "stable": "codes and scores are as in the reference",
+            "investigate": "a real difference. Check the codes that moved and draw a QA sample",
+            "drift": "a large and real difference. Do not rely on the scores until a QA sample confirms them",
         }[self.verdict]
         return (
             f"{self.verdict.upper()}: {why} (codes: PSI {self.psi:.3f}, chance {self.psi_chance:.3f}; scores: KS "
-            f"{self.ks:.3f}, chance {self.ks_chance:.3f})"
+            f"{self.ks:.3f}, chance {self.ks_chance:.3f})" + (f". {_NOT_COVERED}" if self.covers is False else "")
         )
 
 
 def compare(now: Period, reference: Period) -> Drift:
-    """Compare two periods.
+    """Compares two periods.
 
     Raises:
-        InputError: they were coded by other models or versions, or with other thresholds files, whose temperature moves
-            every score: that difference would not be the narratives'.
+        InputError: they were coded with different models, versions or temperatures, which move every score.
     """
     if (now.version, now.model) != (reference.version, reference.model):
         what = "another release" if now.model != reference.model else "the codes of another version"
-        raise InputError(f"the periods are not alike: one was coded with {what}; code both with one bundle")
+        raise InputError(f"the periods are not comparable: one was coded with {what}. Code both with one bundle.")
     if now.temperature and reference.temperature and now.temperature != reference.temperature:
         raise InputError(
-            f"the periods are not alike: scores of one have temperature {now.temperature}, of the other "
-            f"{reference.temperature}; code both with the same thresholds (--thresholds of `autocoder code`)"
+            f"the periods are not comparable: their temperatures are {now.temperature} and {reference.temperature}. "
+            "Code both with the same thresholds (--thresholds of `autocoder code`)."
         )
+    has_sets = now.has_sets
     rng = np.random.default_rng(0)
     now, reference = _at_most(now, rng), _at_most(reference, rng)
     names, codes = _pooled(now.codes, reference.codes)
@@ -168,6 +178,7 @@ def compare(now: Period, reference: Period) -> Drift:
     ks_chance = float((1 + (distances >= ks).sum()) / (1 + _PERMUTATIONS))
     excess = max(0.0, psi - float(psis.mean()))
     shares = [np.bincount(side, minlength=len(names)) / len(side) for side in (codes[:split], codes[split:])]
+    verdict = _verdict(excess, psi_chance, ks, ks_chance)
     most = np.argsort(-np.abs(shares[0] - shares[1]), kind="stable")[:5]
     return Drift(
         rows=len(now.codes),
@@ -177,7 +188,8 @@ def compare(now: Period, reference: Period) -> Drift:
         js=round(js, 4),
         ks=round(ks, 4),
         ks_chance=round(ks_chance, 4),
-        verdict=_verdict(excess, psi_chance, ks, ks_chance),
+        verdict=verdict,
+        covers=False if has_sets and verdict != "stable" else None,
         moved=tuple((names[at], round(float(shares[1][at]), 4), round(float(shares[0][at]), 4)) for at in most),
     )
 
@@ -187,7 +199,7 @@ def _verdict(psi: float, psi_chance: float, ks: float, ks_chance: float) -> Verd
     scores = ks if ks_chance <= _CHANCE else 0.0
     if codes > _PSI[1] or scores > _KS[1]:
         return "drift"
-    return "look" if codes > _PSI[0] or scores > _KS[0] else "stable"
+    return "investigate" if codes > _PSI[0] or scores > _KS[0] else "stable"
 
 
 def _at_most(period: Period, rng: np.random.Generator) -> Period:
@@ -198,7 +210,7 @@ def _at_most(period: Period, rng: np.random.Generator) -> Period:
 
 
 def _pooled(now: NDArray[np.str_], reference: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
-    """Codes of both periods as numbers, rare ones as one category."""
+    """Returns the codes of both periods as numbers, with rare ones as one category."""
     both = np.concatenate([now, reference])
     names, at, counts = np.unique(both, return_inverse=True, return_counts=True)
     frequent = counts * min(len(now), len(reference)) / len(both) >= _POOLED_BELOW
@@ -208,7 +220,7 @@ def _pooled(now: NDArray[np.str_], reference: NDArray[np.str_]) -> tuple[list[st
 
 
 def _code_distances(codes: NDArray[np.int64], split: int, names: int) -> tuple[float, float]:
-    """PSI and JS of the first `split` codes against the rest; half a row is added to each category."""
+    """Returns PSI and JS of the first `split` codes against the rest; adds half a row to each category."""
     p, q = ((np.bincount(side, minlength=names) + 0.5) for side in (codes[:split], codes[split:]))
     p, q = p / p.sum(), q / q.sum()
     middle = (p + q) / 2
@@ -220,12 +232,12 @@ def _ks(scores: NDArray[np.float64], split: int) -> float:
     order = np.argsort(scores, kind="stable")
     first = order < split
     rises = np.where(first, 1 / split, -1 / (len(scores) - split)).cumsum()
-    ends = np.append(np.diff(scores[order]) > 0, True)  # within equal scores the functions have not risen yet
+    ends = np.append(np.diff(scores[order]) > 0, True)  # compare only after equal scores
     return float(np.abs(rises[ends]).max())
 
 
 def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
-    """Draw both periods: the scores' distribution functions and the codes that moved most."""
+    """Draws both periods: the scores' distribution functions and the codes that moved most."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -246,20 +258,20 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
 
 
 def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> dict[str, Period]:
-    """A bundle's golden texts, coded with it, by field: a coarse reference, for they are nobody's records.
+    """Codes a bundle's golden texts, by field: a coarse reference, since they are not records.
 
     Args:
-        like: periods to compare them with, whose temperatures they are coded at.
+        like: the periods to compare with, whose temperatures are used.
 
     Raises:
-        InputError: the folder is no bundle, or has no golden texts.
+        InputError: the folder is not a bundle, or has no golden texts.
     """
     from tasks.coding.joint import open_bundle
 
-    opened, found = open_bundle(folder), {}
-    for name, own in opened.fields.items():
+    opened, periods = open_bundle(folder), {}
+    for name, field_coder in opened.fields.items():
         temperature = like[name].temperature if name in like else ""
-        coder = own.at(float(temperature)) if temperature else own
+        coder = field_coder.with_temperature(float(temperature)) if temperature else field_coder
         file = folder / name / GOLDEN
         try:
             texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
@@ -268,5 +280,5 @@ def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> 
         answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
         codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
         version = f"{opened.classification} {opened.version}"
-        found[name] = Period(codes, scores, version, opened.release, temperature)
-    return found
+        periods[name] = Period(codes, scores, version, opened.release, temperature)
+    return periods

@@ -1,11 +1,9 @@
-"""Groups of a classification whose codes are built digit by digit: OIICS 2.01's 1522 lies in 152, in 15, in 1.
+"""Groups the codes of a hierarchical classification by their digits: OIICS 2.01's 1522 belongs to 152, 15 and 1.
 
-Where a model cannot tell 1521 from 1522, it may well know that the case is one of 152's: the score of a group is the
-sum of the scores of the codes in it, since the codes exclude each other.
-
-A group has to spare work. That a case is one of 1's, "traumatic injuries and disorders", is known before anybody reads
-it: the coarsest level that counts is the first that has as many groups as the square root of the codes, so that who
-reviews chooses twice among about as many.
+A model that confuses 1521 and 1522 may be sure of group 152: a group's score is the sum of its codes' scores, since
+codes exclude each other. A group must save work: "traumatic injuries and disorders" (1) narrows nothing. The coarsest
+useful level is the first with as many groups as the square root of the codes, so that a reviewer chooses twice among
+about as many.
 """
 
 from __future__ import annotations
@@ -17,21 +15,21 @@ import torch
 from torch import Tensor
 
 _BY_DIGITS = ("OIICS",)
-"""Classifications known to be built so. Digits alone prove nothing: in a plain list 23 has nothing to do with 2."""
+"""Classifications with hierarchical codes. In other lists 23 is unrelated to 2."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that hold codes of the model's and spare work, the most detailed first."""
+    """Holds the useful groups of a model's codes, the most detailed first."""
 
     names: tuple[str, ...]
     members: Tensor
-    """float32 [codes, groups], 1 where a code lies in a group."""
+    """float32 [codes, groups]: 1 if a code belongs to a group."""
 
-    def broadest_sure(self, scores: Tensor, *, threshold: float) -> list[tuple[str, float] | None]:
-        """For each row of scores [n, codes] the most detailed group that reaches the threshold, and its score.
+    def most_detailed(self, scores: Tensor, *, threshold: float) -> list[tuple[str, float] | None]:
+        """Returns, per row of scores [n, codes], the most detailed group that reaches the threshold, and its score.
 
-        Of several groups of the same level the one with the highest score; None where no group reaches it.
+        Among groups of one level the highest score wins. None if no group reaches the threshold.
         """
         sums = scores @ self.members
         levels = torch.tensor([len(name) for name in self.names], dtype=sums.dtype)
@@ -44,18 +42,18 @@ class Groups:
         ]
 
 
-def groups_of(codes: Sequence[str], *, classification: str, wanted: bool | None = None) -> Groups | None:
-    """The groups of a model's codes; None where the classification has none.
+def groups_of(codes: Sequence[str], *, classification: str, by_digits: bool | None = None) -> Groups | None:
+    """Returns the groups of a model's codes, or None without any.
 
     Args:
-        classification: its name; only those known to be built by digits have groups, unless `wanted` says so.
-        wanted: True takes the digits of any classification for levels, False leaves groups out.
+        classification: its name. Only those in `_BY_DIGITS` have groups by default.
+        by_digits: True takes the digits of any classification as levels, False disables groups.
     """
-    known = classification.upper().startswith(_BY_DIGITS)
-    if wanted is False or (wanted is None and not known) or not all(code.isalnum() for code in codes):
+    hierarchical = classification.upper().startswith(_BY_DIGITS)
+    if by_digits is False or (by_digits is None and not hierarchical) or not all(code.isalnum() for code in codes):
         return None
     prefixes = {code[:end] for code in codes for end in range(_coarsest(codes), len(code))}
-    # a group of most codes would say next to nothing
+    # a group of most codes narrows nothing
     apart = {name for name in prefixes if 2 * sum(code.startswith(name) for code in codes) <= len(codes)}
     names = sorted(apart, key=lambda name: (-len(name), name))
     if not names:
@@ -65,6 +63,6 @@ def groups_of(codes: Sequence[str], *, classification: str, wanted: bool | None 
 
 
 def _coarsest(codes: Sequence[str]) -> int:
-    """How many leading digits the coarsest level that splits the work has."""
+    """Returns the number of leading digits of the coarsest useful level."""
     longest = max(map(len, codes))
     return next((end for end in range(1, longest) if len({c[:end] for c in codes}) ** 2 >= len(codes)), longest)

@@ -1,12 +1,12 @@
-"""Coding a whole table: piece by piece, resumable after any death, put in place by one rename.
+"""Codes a whole table piece by piece, resumable after any crash, and puts it in place by one rename.
 
-The answers of each finished piece lie in a hidden folder beside the output, without the narratives. When all are there,
-one pass over the input merges the two. The same command after a crash finds the answers and codes only what is missing.
-Just before the output is put in place, a mark beside it says which job it is of; the mark goes last of all, so that a
-job that died while clearing up is known to be done.
+The answers of each finished piece lie in a hidden folder next to the output, without the narratives. When all are
+complete, one pass over the input merges both. After a crash the same command codes only the missing pieces. Before the
+output is put in place, a mark next to it names its job. The mark is removed last, so that a job that died during
+cleanup counts as finished.
 
-Workers that code some of the pieces (tasks/coding/shards.py) leave their answers in a folder of this very job inside
-the hidden one: nothing that a worker of an earlier job writes late can be taken for an answer of this one.
+Workers (tasks/coding/shards.py) write their answers to a folder of this job inside the hidden one: late output from a
+worker of an earlier job is never taken for an answer of this one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.artifacts import digest, file_digest
-from storage.durable import replacing, sync, write_atomically
+from storage.durable import replace_atomically, sync, write_atomically
 from storage.errors import InputError, StorageError
-from storage.tables.formulas import harmless
+from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
-from storage.tables.reading import Row, Table, pieces, survey
-from storage.tables.writing import kind_of, writing
+from storage.tables.reader import Row, Table, pieces, survey
+from storage.tables.writer import open_writer, output_kind
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, JointAdded, output_schema
+from tasks.coding.columns import AnswerColumns, JointAnswerColumns, output_schema
 from tasks.coding.joint import JointCoder
+from tasks.coding.records import Records
 from tasks.running import progress
 
 _FORMAT = 2
@@ -42,56 +43,56 @@ _HANDED_IN = "shards-"
 
 
 @dataclass(frozen=True)
-class Coded:
-    """What a job did."""
+class CodingReport:
+    """Holds the result of a job."""
 
     rows: int
     blank: int
     review: int | None
-    """Rows for a person to look at; None without a threshold."""
+    """Rows for review. None without a threshold."""
     resumed: int
-    """Rows whose answers were there from an earlier run."""
+    """Rows with answers from an earlier run."""
 
 
 @dataclass(frozen=True)
 class CodingJob:
-    """One table to code into one file."""
+    """Describes one table to code into one file."""
 
     table: Table
     out: Path
-    narratives: Narratives
-    added: Added | JointAdded
+    narratives: Narratives | Records
+    answers: AnswerColumns | JointAnswerColumns
     append: bool = False
     overwrite: bool = False
 
     @property
     def folder(self) -> Path:
-        """Where the answers of finished pieces are kept until the output is whole."""
+        """Returns the folder with the answers of finished pieces."""
         return self.out.with_name(f".{self.out.name}.coding")
 
     @property
     def mark(self) -> Path:
-        """What tells, until all is cleared up, that the output is this job's."""
+        """Returns the file that marks the output as this job's until cleanup is complete."""
         return self.out.with_name(f".{self.out.name}.coded")
 
-    def handed_in(self, coder: Coder | JointCoder) -> Path:
-        """Where workers leave the answers of pieces of this very job."""
+    def shard_folder(self, coder: Coder | JointCoder) -> Path:
+        """Returns the folder for answers from workers of this job."""
         return self.folder / f"{_HANDED_IN}{self.key(coder)[:16]}"
 
     def part(self, folder: Path, number: int) -> Path:
-        """The answers of one piece."""
+        """Returns the file with the answers of one piece."""
         return folder / f"{number:08}.parquet"
 
     def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
-        """The cells of the text columns piece by piece, with the piece's number; the same at every reading."""
+        """Yields the cells of the text columns by numbered pieces, the same in every pass."""
         with closing(self.table.text_rows(self.narratives.columns)) as rows:
             yield from enumerate(pieces(rows, columns=len(self.table.columns)))
 
     def key(self, coder: Coder | JointCoder) -> str:
-        """Digest of all that the answers depend on: pieces of another job are not taken for this one's."""
-        known = [(own.thresholds or {}).get("temperature") for own in coder.fields.values()]
+        """Returns the digest of all inputs of the answers, so that jobs do not share pieces."""
+        temperatures = [(one.thresholds or {}).get("temperature") for one in coder.fields.values()]
         precision = coder.model.precision
-        # nothing for float32, so that jobs that were begun before go on
+        # float32 adds nothing, so that earlier jobs can resume
         rounded = {} if precision == "float32" else {"precision": precision, "near_tie": coder.model.near_tie}
         return digest(
             rounded
@@ -102,38 +103,38 @@ class CodingJob:
                 "columns": list(self.narratives.columns),
                 "template": self.narratives.template,
                 "bundle": coder.digest,
-                "temperature": known[0] if len(known) == 1 else known,
+                "temperature": temperatures[0] if len(temperatures) == 1 else temperatures,
                 "append": self.append,
             }
-            | self.added.key
+            | self.answers.key
         )
 
 
-def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> Coded:
-    """Code a table, or go on with it.
+def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
+    """Codes a table or resumes it.
 
     Args:
-        spread: has workers code pieces first; what they leave out is coded here.
+        spread: lets workers code pieces first; the rest is coded in this process.
 
     Raises:
-        InputError: the output is there and not to be replaced, or holds other columns or another version.
-        StorageError: another process codes into the same file, or the input changed meanwhile.
+        InputError: the output exists and may not be replaced, or has other columns or another version.
+        StorageError: another process codes into the same file, or the input changed.
     """
-    schema = output_schema(job.table, job.added, coder)
-    kind = kind_of(job.out)
+    schema = output_schema(job.table, job.answers, coder)
+    kind = output_kind(job.out)
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
-        raise InputError(f"--data: {job.table.source.name} has a column name twice, which only CSV can hold")
+        raise InputError(f"--data: {job.table.source.name} has duplicate column names, which only CSV supports.")
     _check_output(job, coder)
     with _locked(job):
-        coded = _finished(job, coder)  # not None: all but clearing up was done when an earlier run died
+        coded = _finished(job, coder)  # not None: an earlier run died during cleanup
         if coded is None:
             _begin(job, coder)
             before = _before(job, schema, coder) if job.append else None
-            _take_in(coder, job)
+            _collect(coder, job)
             if spread is not None:
                 resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
                 spread()
-                _take_in(coder, job)
+                _collect(coder, job)
                 _code(coder, job)
             else:
                 resumed = _code(coder, job)
@@ -145,7 +146,7 @@ def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], objec
 
 
 def _code(coder: Coder | JointCoder, job: CodingJob) -> int:
-    """Code the pieces that are not there; return the rows that were."""
+    """Codes the missing pieces and returns the number of rows with earlier answers."""
     done = resumed = 0
     with closing(job.pieces()) as every:
         for number, piece in every:
@@ -160,23 +161,25 @@ def _code(coder: Coder | JointCoder, job: CodingJob) -> int:
 
 
 def code_piece(coder: Coder | JointCoder, job: CodingJob, piece: list[Row], part: Path) -> None:
-    """Code the cells of one piece's text columns and keep the answers."""
-    added: Any = job.added  # of the coder's own kind
-    codings = coder.code(job.narratives.texts(piece), top_k=added.top_k, threshold=added.threshold)
-    rows = [added.row(coding) for coding in codings]
-    _write_part(part, rows, job.added.schema())
+    """Codes one piece and stores the answers."""
+    answers: Any = job.answers  # of the coder's own kind
+    codings = coder.code(job.narratives.texts(piece), top_k=answers.top_k, threshold=answers.threshold)
+    rows = [answers.row(coding) for coding in codings]
+    _write_part(part, rows, job.answers.schema())
 
 
-def _take_in(coder: Coder | JointCoder, job: CodingJob) -> None:
-    """Put what workers handed in among the answers."""
-    for part in sorted(job.handed_in(coder).glob("*.parquet")):
+def _collect(coder: Coder | JointCoder, job: CodingJob) -> None:
+    """Moves the workers' answers to those of the job."""
+    for part in sorted(job.shard_folder(coder).glob("*.parquet")):
         part.replace(job.folder / part.name)
 
 
-def _merge(coder: Coder | JointCoder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: Coded) -> None:
-    """Write the output beside its name, then put it there."""
+def _merge(
+    coder: Coder | JointCoder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport
+) -> None:
+    """Writes the output to a temporary file, then moves it into place."""
     fresh, origin = job.folder / "output", tuple(coder.origin.values())
-    with writing(fresh, kind_of(job.out), schema) as write:
+    with open_writer(fresh, output_kind(job.out), schema) as write:
         if before is not None:
             # JSON objects may lack keys, which then stay absent
             existing = before.read(schema.names) if before.kind == "jsonl" else before.read()
@@ -187,7 +190,7 @@ def _merge(coder: Coder | JointCoder, job: CodingJob, schema: pa.Schema, before:
             for piece in pieces(rows, columns=len(schema)):
                 write([row + next(answers) + origin for row in piece])
     if file_digest(job.table.source.path) != job.table.sha256:
-        raise StorageError(f"{job.table.source.name} changed while it was coded; run again")
+        raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
     sync(fresh)
     mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
     write_atomically(job.mark, json.dumps(mark).encode())
@@ -201,14 +204,14 @@ def _answers(job: CodingJob) -> Iterator[Row]:
         yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
-def _tally(job: CodingJob, *, resumed: int) -> Coded:
+def _tally(job: CodingJob, *, resumed: int) -> CodingReport:
     blank = review = 0
     for part in _parts(job):
         answers = pq.read_table(part)
-        blank += answers[job.added.blank_where].null_count
-        if job.added.reviewed:
+        blank += answers[job.answers.blank_column].null_count
+        if job.answers.reviewed:
             review += sum(answers["needs_review"].to_pylist())
-    return Coded(job.table.rows, blank, review if job.added.reviewed else None, resumed)
+    return CodingReport(job.table.rows, blank, review if job.answers.reviewed else None, resumed)
 
 
 def _parts(job: CodingJob) -> list[Path]:
@@ -217,13 +220,13 @@ def _parts(job: CodingJob) -> list[Path]:
 
 def _check_output(job: CodingJob, coder: Coder | JointCoder) -> None:
     if job.out.is_dir():
-        raise InputError(f"--out: {job.out} is a folder; name a file")
+        raise InputError(f"--out: {job.out} is a folder. Name a file.")
     if job.out.exists() and not (job.append or job.overwrite or _finished(job, coder)):
-        raise InputError(f"--out: {job.out} is there; --overwrite replaces it, --append adds the rows to it")
+        raise InputError(f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it.")
 
 
 def _begin(job: CodingJob, coder: Coder | JointCoder) -> None:
-    """Keep what an earlier run of the same job left, remove what another one did."""
+    """Keeps the answers of an earlier run of the same job; removes those of other jobs."""
     file, content = job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode()
     if file.is_file() and file.read_bytes() == content:
         return
@@ -235,12 +238,12 @@ def _begin(job: CodingJob, coder: Coder | JointCoder) -> None:
     write_atomically(file, content)
 
 
-def _finished(job: CodingJob, coder: Coder | JointCoder) -> Coded | None:
-    """What an earlier run of the same job did, where its output is in place."""
+def _finished(job: CodingJob, coder: Coder | JointCoder) -> CodingReport | None:
+    """Returns the result of an earlier run of the same job if its output is in place."""
     try:
         mark = json.loads(job.mark.read_text())
         if (mark["key"], mark["sha256"]) == (job.key(coder), file_digest(job.out)):
-            return Coded(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
+            return CodingReport(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
     except (OSError, ValueError, KeyError):
         pass
     return None
@@ -256,28 +259,30 @@ def _before(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Tab
 
 
 def _existing(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Table | None:
-    """The rows that an output to append to has already.
+    """Returns the existing rows of the output to append to.
 
     Raises:
-        InputError: its columns are others, or its codes are of another version.
+        InputError: its columns or its version differ.
     """
     if not job.out.is_file():
         return None
     before = survey(job.out, text_columns=())
-    kept = ("classification", "classification_version")
-    if not set(kept) <= set(before.columns):
-        raise InputError(f"--append: {job.out} has no column {kept[1]!r}; it was not written by this command")
-    mine = tuple(coder.origin[name] for name in kept)
-    for number, row in enumerate(before.read(kept), start=1):
+    origin = ("classification", "classification_version")
+    if not set(origin) <= set(before.columns):
+        raise InputError(
+            f"--append: {job.out} has no column {origin[1]!r}, so this command did not write it. Name another file."
+        )
+    mine = tuple(coder.origin[name] for name in origin)
+    for number, row in enumerate(before.read(origin), start=1):
         if row != mine:
             raise InputError(
-                f"--append: {job.out} holds codes of another version (row {number}); this bundle codes "
-                f"{' '.join(mine)}, and versions are not mixed in one table: name another file"
+                f"--append: {job.out} contains codes of another version (row {number}). This bundle codes "
+                f"{' '.join(mine)}, and a table must not mix versions. Name another file."
             )
-    names = [harmless(name) for name in schema.names] if before.kind == "csv" else schema.names
+    names = [escape_formula(name) for name in schema.names] if before.kind == "csv" else schema.names
     fits = set(before.columns) <= set(names) if before.kind == "jsonl" else before.columns == tuple(names)
     if not fits:
-        raise InputError(f"--append: {job.out} has other columns than this job would write; name another file")
+        raise InputError(f"--append: {job.out} has other columns than this job writes. Name another file.")
     return before
 
 
@@ -286,16 +291,18 @@ def _locked(job: CodingJob) -> Iterator[None]:
     try:
         job.folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
-        raise InputError(f"--out: no folder {job.out.parent}") from None
+        raise InputError(f"--out: {job.out.parent} does not exist. Make the folder first.") from None
     with (job.folder / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StorageError(f"--out: another process is coding into {job.out}") from None
+            raise StorageError(
+                f"--out: another process is coding into {job.out}. Wait for it or name another file."
+            ) from None
         yield
 
 
 def _write_part(part: Path, rows: list[Row], schema: pa.Schema) -> None:
     arrays = [pa.array(column, field.type) for field, column in zip(schema, zip(*rows, strict=True), strict=True)]
-    with replacing(part) as fresh:
+    with replace_atomically(part) as fresh:
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), fresh, compression="zstd")

@@ -1,8 +1,8 @@
-"""Quality of coded tables: a sample that people code again, and how far they agree with the model.
+"""Measures the quality of coded tables: draws a sample for people to code, and compares their codes with the model's.
 
-The sample is what says whether the scores can be believed here, on this agency's own narratives. Whoever codes it does
-not see the model's code. Codes named sensitive are all taken; the rest is a simple random sample. Each row remembers
-one over its probability of being taken, so that agreement is estimated for the whole table and not for the sample.
+The sample shows how reliable the scores are on an agency's narratives. The human coder does not see the model's code.
+All rows with sensitive codes are drawn; the rest is a simple random sample, or one of strata. Each row has the weight
+one over its sampling probability, so that agreement is estimated for the whole table and not for the sample.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from pydantic import BaseModel, Field, ValidationError
 
 from storage import strict_yaml
 from storage.codelist import normalise_code
-from storage.durable import replacing
+from storage.durable import replace_atomically
 from storage.errors import InputError
-from storage.tables.reading import Row, pieces, survey
-from storage.tables.writing import kind_of, writing
-from tasks.coding.names import code_column, fields_of
+from storage.tables.reader import Row, pieces, survey
+from storage.tables.writer import open_writer, output_kind
+from tasks.coding.coded_table import code_column, fields_of
+from tasks.coding.strata import Stratum, stratify
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP = 1000
 
 
 class Policy(BaseModel, frozen=True, extra="forbid"):
-    """What an agency has decided to have coded twice."""
+    """Holds an agency's rule on which rows are coded twice."""
 
-    share: float = Field(default=0.05, gt=0, le=1, description="Of all coded rows.")
+    share: float = Field(default=0.05, gt=0, le=1, description="Share of all coded rows.")
     sensitive_codes: tuple[str, ...] = Field(
-        default=(), description="Coded twice always. Where there are several fields: `nature=1311`, field and code."
+        default=(), description="Codes that are always coded twice. With several fields: `nature=1311`, field and code."
     )
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a YAML file of `share` and `sensitive_codes`.
+    """Reads a YAML file of `share` and `sensitive_codes`.
 
     Raises:
         InputError: names the file and the field.
@@ -53,7 +54,7 @@ def read_policy(path: Path) -> Policy:
     except (OSError, UnicodeDecodeError):
         fault = "it cannot be read"
     except yaml.YAMLError as error:
-        fault = f"it is no YAML ({getattr(error, 'problem', None) or 'it does not read'})"
+        fault = f"it is not valid YAML ({getattr(error, 'problem', None) or 'it does not read'})"
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -61,8 +62,8 @@ def read_policy(path: Path) -> Policy:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What a sample took."""
+class Sample:
+    """Holds the sizes of a sample."""
 
     rows: int
     sampled: int
@@ -70,41 +71,60 @@ class Drawn:
 
 
 def human_column(field: str) -> str:
-    """Where a person writes the code of a field."""
+    """Returns the column for the human's code of a field."""
     return f"human_{field}" if field else HUMAN
 
 
-def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed: int | None) -> Drawn:
-    """Write the sample of a coded table: row number, text, weight and an empty column for the human's code of each
-    field.
+def draw(
+    coded: Path,
+    out: Path,
+    *,
+    columns: Sequence[str],
+    policy: Policy,
+    seed: int | None,
+    size: int | None = None,
+    field: str = "",
+) -> Sample:
+    """Writes the sample of a coded table: row number, text, weight and an empty column per field for the human's code.
 
-    Rows without a code take part: nothing was said in them, or so it was thought.
+    Rows without a code take part: they may not be blank to a person.
 
     Args:
-        columns: what the human coder reads.
-        seed: repeats a sample; without one it cannot be foreseen by whoever made the table.
+        columns: the columns for the human coder.
+        seed: repeats a sample. Without a seed nobody can predict it.
+        size: rows in all, in place of the policy's share: stratified, by Neyman's allocation (`tasks.coding.strata`).
+        field: whose code and score form the strata, of several; the first by default.
 
     Raises:
-        InputError: the table has no column `code` or lacks one of the others; a sensitive code is of no field; the
-            output is there.
+        InputError: the table lacks a column, a sensitive code names no field, the output exists, or the sensitive codes
+            have more rows than the size.
     """
     if out.exists():
-        raise InputError(f"--out: {out} is there; name another file, it may hold somebody's work")
-    kind = kind_of(out)
+        raise InputError(f"--out: {out} exists and may contain work. Name another file.")
+    kind = output_kind(out)
     fields = fields_of(survey(coded, text_columns=[]))
-    own = [code_column(field) for field in fields]
-    table = survey(coded, text_columns=[*own, *columns])
+    taken = (ROW, WEIGHT, *map(human_column, fields))
+    if twice := [name for at, name in enumerate(columns) if name in taken or name in columns[:at]]:
+        raise InputError(f"--column {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
+    code_columns = [code_column(field) for field in fields]
+    table = survey(coded, text_columns=[*code_columns, *columns])
     rng = Random(seed) if seed is not None else SystemRandom()
     sensitive = _sensitive(policy, fields)
     always = {
         at
-        for at, row in enumerate(table.text_rows(own))
+        for at, row in enumerate(table.text_rows(code_columns))
         if any((field, code) in sensitive for field, code in zip(fields, row, strict=True))
     }
     others = [at for at in range(table.rows) if at not in always]
-    size = math.ceil(policy.share * len(others))
-    taken = set(rng.sample(others, size))
-    weight = len(others) / size if size else 1.0
+    if size is None:
+        strata = [Stratum(others, math.ceil(policy.share * len(others)))]
+    elif size <= len(always):
+        raise InputError(f"--hours: they allow {size} rows, and sensitive codes have {len(always)}. Give more hours.")
+    else:
+        strata = stratify(coded, others, field=field or fields[0], fields=fields, size=size - len(always))
+    weight = dict.fromkeys(always, 1.0)
+    for stratum in strata:
+        weight |= dict.fromkeys(rng.sample(stratum.rows, stratum.size), stratum.weight)
     blank: Row = (None,) * len(fields)
     schema = pa.schema(
         [
@@ -115,14 +135,12 @@ def draw(coded: Path, out: Path, *, columns: Sequence[str], policy: Policy, seed
         ]
     )
     picked: Iterator[Row] = (
-        (at + 1, *row, 1.0 if at in always else round(weight, 6), *blank)
-        for at, row in enumerate(table.text_rows(columns))
-        if at in always or at in taken
+        (at + 1, *row, round(weight[at], 6), *blank) for at, row in enumerate(table.text_rows(columns)) if at in weight
     )
-    with replacing(out) as fresh, writing(fresh, kind, schema) as write:
+    with replace_atomically(out) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(picked, columns=len(schema)):
             write(piece)
-    return Drawn(rows=table.rows, sampled=size + len(always), sensitive=len(always))
+    return Sample(rows=table.rows, sampled=len(weight), sensitive=len(always))
 
 
 def _sensitive(policy: Policy, fields: Sequence[str]) -> set[tuple[str, str]]:
@@ -131,15 +149,15 @@ def _sensitive(policy: Policy, fields: Sequence[str]) -> set[tuple[str, str]]:
     pairs = {(name, code) for name, _, code in (one.partition("=") for one in policy.sensitive_codes)}
     if wrong := sorted(name for name, code in pairs if name not in fields or not code):
         raise InputError(
-            f"--sensitive: {wrong[0]!r} is no field and code of this table, such as {fields[0]}=CODE; its fields are "
-            f"{', '.join(fields)}"
+            f"--sensitive: {wrong[0]!r} is not a field and code of this table. Write {fields[0]}=CODE. Its fields are "
+            f"{', '.join(fields)}."
         )
     return pairs
 
 
 @dataclass(frozen=True)
 class CodeAgreement:
-    """One code of the human's: how often the model gave it, too."""
+    """Holds the agreement on one code of the human coder."""
 
     code: str
     human: int
@@ -148,77 +166,60 @@ class CodeAgreement:
 
     @property
     def f1(self) -> float:
-        """2 both / (human + model)."""
+        """Returns 2 both / (human + model)."""
         return 2 * self.both / (self.human + self.model)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The model's codes against the human's."""
+    """Holds the agreement of the model's codes with the human's."""
 
     rows: int
     missing: int
-    """Rows of the sample that came back without a code."""
+    """Rows of the sample that were returned without a code."""
     share: float
     share_interval: tuple[float, float]
     kappa: float | None
-    """Cohen's kappa; None where both gave one and the same code throughout, and chance explains everything."""
+    """Cohen's kappa; None if both gave one code throughout, so that chance explains everything."""
     kappa_interval: tuple[float, float] | None
     codes: tuple[CodeAgreement, ...]
-    """Most frequent with the human first; rows of the sample, not weighted."""
+    """Unweighted rows of the sample, the human's most frequent code first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        told = {name: getattr(self, name) for name in ("rows", "missing", "share", "share_interval", "kappa")}
+        """Returns the content for JSON."""
+        content = {name: getattr(self, name) for name in ("rows", "missing", "share", "share_interval", "kappa")}
         per_code = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
-        return told | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
+        return content | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
 
 
 def agreements(coded: Path, sample: Path) -> dict[str, Agreement]:
-    """`agreement` of each field of a coded table, by its name; of the only one by the name "".
+    """Returns the `agreement` of each field of a coded table by name; "" for a single field.
 
     Raises:
-        InputError: what `agreement` refuses.
+        InputError: as in `agreement`.
     """
     return {field: agreement(coded, sample, field=field) for field in fields_of(survey(coded, text_columns=[]))}
 
 
 def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
-    """Compare the codes that came back with those of the table that was sampled.
+    """Compares the returned codes with those of the sampled table.
 
-    The human's codes went through a table program and are read as `normalise_code` does; the model's stand as they are.
+    The human's codes went through a table program and are normalised (`normalise_code`); the model's are not.
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
     intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
 
     Raises:
-        InputError: a column is missing, a row number is doubled or not in the table, or no row has a code.
+        InputError: a column is missing, a row number occurs twice or not in the table, or no row has a code.
     """
-    own, given_by = code_column(field), human_column(field)
-    table = survey(coded, text_columns=[own])
-    returned = survey(sample, text_columns=[ROW, given_by, WEIGHT], option="--sample")
-    codes = [_unquoted(code) for (code,) in table.text_rows([own])]
-    known = set(codes)
-    human: dict[int, tuple[str, float]] = {}
-    missing = 0
-    for number, cells in enumerate(returned.text_rows([ROW, given_by, WEIGHT]), start=1):
-        row, code, weight = map(_unquoted, cells)
-        at, value = _number(row), _number(weight)
-        # a weight is one over a probability that is one over the rows at least
-        if at is None or value is None or at != int(at) or not 1 <= at <= table.rows or not 1 <= value <= table.rows:
-            raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} is not as it was drawn")
-        if int(at) in human:
-            raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} is there twice")
-        if code:
-            human[int(at)] = (normalise_code(code, known), value)
-        else:
-            missing += 1
-    if not human:
-        raise InputError(f"--sample: {sample}: no row has a {given_by}; fill the column in")
+    model_column = code_column(field)
+    table = survey(coded, text_columns=[model_column])
+    codes = [unquoted(code) for (code,) in table.text_rows([model_column])]
+    human, missing = read_returned(sample, field=field, codes=codes)
     rows = sorted(human)
-    told, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
-    names = sorted({*told, *given})
+    theirs, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
+    names = sorted({*theirs, *given})
     place = {name: at for at, name in enumerate(names)}
-    a, b = np.array([place[code] for code in told]), np.array([place[code] for code in given])
+    a, b = np.array([place[code] for code in theirs]), np.array([place[code] for code in given])
     weights = np.array([human[at][1] for at in rows])
     rng = np.random.default_rng(0)
     resampled = [
@@ -227,10 +228,14 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     ]
     share, kappa = _share_and_kappa(a, b, weights, len(names))
     kappas = [value for _, value in resampled if value is not None]
-    counted, mine, both = Counter(told), Counter(given), Counter(x for x, y in zip(told, given, strict=True) if x == y)
+    counted, mine, both = (
+        Counter(theirs),
+        Counter(given),
+        Counter(x for x, y in zip(theirs, given, strict=True) if x == y),
+    )
     return Agreement(
         rows=len(rows),
-        missing=missing,
+        missing=len(missing),
         share=round(share, 4),
         share_interval=_interval([value for value, _ in resampled]),
         kappa=None if kappa is None else round(kappa, 4),
@@ -239,10 +244,42 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     )
 
 
+def read_returned(
+    sample: Path, *, field: str, codes: Sequence[str]
+) -> tuple[dict[int, tuple[str, float]], list[float]]:
+    """Reads a sample that came back: code and weight by row number, and the weights of rows without a code.
+
+    Args:
+        codes: the model's codes of the sampled table, in its order.
+
+    Raises:
+        InputError: as in `agreement`.
+    """
+    human_code, vocabulary = human_column(field), set(codes)
+    returned = survey(sample, text_columns=[ROW, human_code, WEIGHT], option="--sample")
+    human: dict[int, tuple[str, float]] = {}
+    missing: list[float] = []
+    for number, cells in enumerate(returned.text_rows([ROW, human_code, WEIGHT]), start=1):
+        row, code, weight = map(unquoted, cells)
+        at, value = _number(row), _number(weight)
+        # a weight is one over a probability that is one over the rows at least
+        if at is None or value is None or at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes):
+            raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample.")
+        if int(at) in human:
+            raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} occurs twice.")
+        if code:
+            human[int(at)] = (normalise_code(code, vocabulary), value)
+        else:
+            missing.append(value)
+    if not human:
+        raise InputError(f"--sample: {sample}: no row has a {human_code}. Fill in the column.")
+    return human, missing
+
+
 def _share_and_kappa(
     a: NDArray[np.int64], b: NDArray[np.int64], weights: NDArray[np.float64], codes: int
 ) -> tuple[float, float | None]:
-    """Weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960)."""
+    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960)."""
     total = weights.sum()
     observed = float(weights[a == b].sum() / total)
     first, second = (np.bincount(side, weights=weights, minlength=codes) / total for side in (a, b))
@@ -263,6 +300,6 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _unquoted(cell: str) -> str:
-    """A cell without outer blanks and without the apostrophe that keeps a table program from reading a formula."""
+def unquoted(cell: str) -> str:
+    """Returns a cell without outer blanks and the apostrophe that guards against formulas."""
     return cell.strip().removeprefix("'")

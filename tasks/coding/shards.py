@@ -1,143 +1,152 @@
-"""A table coded by several workers: consecutive pieces are a shard, a run of the deployment `code-shard`.
+"""Codes a table on several workers: consecutive pieces form a shard, a run of the deployment `shard`.
 
-Every worker must see the input, the folder of the output and the bundle at the same paths. Through Prefect go these
-paths, the digest of the job and numbers of pieces; the answers go into the hidden folder beside the output, piece by
-piece, so that a shard whose worker died goes on at its next piece, on whichever worker.
+Every worker must see the input, the folder of the output and the bundle at the same paths. Prefect gets these paths,
+a keyed digest of the job and numbers of pieces. The answers go into the hidden folder next to the output, piece by
+piece, so that a shard resumes at its next piece, on any worker, after its worker died.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from mechanisms.model.training import Progress
 from storage.artifacts import digest
 from storage.code_version import code_version
+from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.tables.narratives import Narratives
-from storage.tables.reading import Table, survey
+from storage.tables.reader import Table, survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import added_of, read_crosswalks
+from tasks.coding.columns import answer_columns, read_crosswalks
 from tasks.coding.job import CodingJob, code_piece
 from tasks.coding.joint import JointCoder, open_bundle
-from tasks.parameters import Spread
+from tasks.coding.records import Records
+from tasks.parameters import ShardSettings
 from tasks.running import shards as spreading
-from tasks.running.shard_runs import Asked, ShardRuns
+from tasks.running.shard_runs import Part, ShardRuns, StageRequest
 
-DEPLOYMENT = "code-shard/code-shard"
+_QUEUE = "coding"
+"""Its workers see the narratives, and hold neither records nor a ledger."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class PiecesAsked(Asked, frozen=True, extra="forbid", title="Pieces"):
-    """Some pieces of one job: what is coded with what, and which pieces. No cell of the table."""
+class Pieces(Part, frozen=True, title="Pieces"):
+    """Describes some pieces of one job: its files, settings and piece numbers. Holds no cell of the table."""
 
-    data: str = Field(title="Narratives", description="The table, where every worker sees it.")
-    out: str = Field(title="Output", description="The file that the asking run writes; its folder is every worker's.")
-    columns: tuple[str, ...] = Field(min_length=1, title="Text columns", description="Of the table, in their order.")
-    template: str | None = Field(title="Template", description="How several columns are joined.")
-    bundle: str = Field(title="Bundle", description="Folder of the bundle that codes.")
-    thresholds: tuple[str, ...] = Field(title="Thresholds", description="Files in place of the bundle's own.")
-    by_digits: bool | None = Field(title="Groups", description="Whether leading digits of a code name its groups.")
-    top_k: int = Field(ge=1, le=50, title="Codes a narrative", description="How many.")
+    data: str = Field(title="Narratives", description="Path of the table on every worker.")
+    out: str = Field(title="Output", description="Path of the output, in a folder that all workers share.")
+    columns: tuple[str, ...] = Field(
+        min_length=1, title="Text columns", description="Text columns of the table, in order, then those of values."
+    )
+    template: str | None = Field(title="Template", description="Template that joins several columns.")
+    bundle: str = Field(title="Bundle", description="Folder of the bundle.")
+    thresholds: tuple[str, ...] = Field(title="Thresholds", description="Files in place of the bundle's.")
+    by_digits: bool | None = Field(title="Groups", description="Take leading digits of a code as its groups.")
+    top_k: int = Field(ge=1, le=50, title="Codes per narrative", description="Number of codes.")
     threshold: Share | dict[str, Share] | None = Field(
-        title="Threshold", description="Score below which a person must look; of several fields, of each."
+        title="Threshold", description="Score below which a row needs review; per field with several fields."
+    )
+    coverage: Share | None = Field(
+        default=None, title="Coverage", description="Probability that a row's set holds the right code."
     )
     crosswalk: str | dict[str, str] | None = Field(
-        title="Crosswalk", description="File of another version's codes; of several fields, of each that has one."
+        title="Crosswalk", description="File with the codes of another version; per field with several fields."
     )
-    rules: str | None = Field(title="Rules", description="File of what never occurs together, of several fields.")
-    append: bool = Field(title="Append", description="Whether the rows are added to an output.")
-    first: int = Field(ge=0, title="First piece", description="Its number; 0 is the first.")
-    end: int = Field(ge=1, title="End", description="Number of the first piece that is left out.")
+    rules: str | None = Field(
+        title="Rules", description="File of codes that never occur together, with several fields."
+    )
+    append: bool = Field(title="Append", description="Add the rows to an existing output.")
     job: str = Field(
         pattern=r"^[0-9a-f]{64}$",
         title="Job",
-        description="Digest of the table's bytes, the bundle's, and the options; a worker that finds others refuses.",
+        description="Keyed digest of table, bundle and options. A worker with other files refuses.",
     )
-
-    @model_validator(mode="after")
-    def _some(self) -> PiecesAsked:
-        if self.end <= self.first:
-            raise ValueError("end must be above first")
-        return self
 
 
 def job_of(
     coder: Coder | JointCoder, table: Table, *, out: str, column: str, top_k: int, threshold: float | None
 ) -> CodingJob:
-    """The job that these parameters of `code-batch` are."""
-    added = added_of(coder, top_k=top_k, threshold=threshold)
-    return CodingJob(table, Path(out).expanduser(), Narratives((column,), None), added)
+    """Returns the job for parameters of `code-batch`."""
+    answers = answer_columns(coder, top_k=top_k, threshold=threshold)
+    return CodingJob(table, Path(out).expanduser(), Records.of(coder.value_columns, (column,)), answers)
 
 
 @dataclass(frozen=True)
 class PiecesShard:
-    """Some pieces of a job that this process has open."""
+    """Holds some pieces of a job that this process has opened."""
 
     coder: Coder | JointCoder
     job: CodingJob
-    asked: PiecesAsked
+    pieces: Pieces
+
+    @property
+    def request(self) -> StageRequest[Any]:
+        """Returns the pieces and their key."""
+        return StageRequest[Any](settings=self.pieces, key=key_of(self.pieces))
 
     @property
     def label(self) -> str:
-        """In words, counted from one."""
-        return f"pieces {self.asked.first + 1} to {self.asked.end}"
+        """Returns the pieces' numbers in words, from one."""
+        return f"pieces {self.pieces.first + 1} to {self.pieces.end}"
 
     @property
     def size(self) -> int:
-        """Pieces."""
-        return self.asked.end - self.asked.first
+        """Returns the number of pieces."""
+        return self.pieces.size
 
     @property
-    def nowhere(self) -> str:
-        """The folder that workers share."""
-        return f"{self.job.folder}; give all workers of the queue the folder of the output at the same path"
+    def location(self) -> str:
+        """Returns the shared folder, with advice if it is not shared."""
+        return f"{self.job.folder}. Give all workers of the queue the folder of the output at the same path"
 
-    def found(self) -> bool:
-        """Whether every piece is coded, by a worker or by an earlier run."""
-        folders = (self.job.folder, self.job.handed_in(self.coder))
-        numbers = range(self.asked.first, self.asked.end)
+    def is_finished(self) -> bool:
+        """Returns whether every piece is coded, by a worker or an earlier run."""
+        folders = (self.job.folder, self.job.shard_folder(self.coder))
+        numbers = range(self.pieces.first, self.pieces.end)
         return all(any(self.job.part(folder, n).is_file() for folder in folders) for n in numbers)
 
     def compute(self) -> None:
-        """Code the pieces that are not there."""
+        """Codes the missing pieces."""
         with _one_at_a_time(self), closing(self.job.pieces()) as every:
             for number, piece in every:
-                if number >= self.asked.end:
+                if number >= self.pieces.end:
                     break
-                here = self.job.part(self.job.handed_in(self.coder), number)
-                done = here.is_file() or self.job.part(self.job.folder, number).is_file()
-                if number >= self.asked.first and not done:
-                    code_piece(self.coder, self.job, piece, here)
+                part = self.job.part(self.job.shard_folder(self.coder), number)
+                done = part.is_file() or self.job.part(self.job.folder, number).is_file()
+                if number >= self.pieces.first and not done:
+                    code_piece(self.coder, self.job, piece, part)
 
 
-def finish(coder: Coder | JointCoder, job: CodingJob, told: PiecesAsked, settings: Spread, progress: Progress) -> None:
-    """Have workers code a job's pieces; return when all are there.
+def finish(
+    coder: Coder | JointCoder, job: CodingJob, pieces: Pieces, settings: ShardSettings, progress: Progress
+) -> None:
+    """Lets workers code a job's pieces and returns when all are complete.
 
     Args:
-        told: what every shard is told, but for its pieces and key.
+        pieces: the settings of all shards, whose numbers are replaced.
 
     Raises:
         StorageError: a shard was lost too often, its answers do not arrive, or the server does not answer.
     """
     with closing(job.pieces()) as every:
         number = sum(1 for _ in every)
-    job.handed_in(coder).mkdir(mode=0o700, exist_ok=True)
-    shards = max(1, min(settings.shards, number))
-    cuts = [number * i // shards for i in range(shards + 1)] if number else []
-    asked = [told.model_copy(update={"first": first, "end": end}) for first, end in pairwise(cuts)]
-    keyed = [one.model_copy(update={"key": _key(one)}) for one in asked]
-    spreading.finish([PiecesShard(coder, job, one) for one in keyed], settings, DEPLOYMENT, {}, progress)
+    job.shard_folder(coder).mkdir(mode=0o700, exist_ok=True)
+    name = _job_name(job, coder, create=True)
+    parts = pieces.model_copy(update={"first": 0, "end": number, "job": name}).split(settings.shards) if number else []
+    shards = [PiecesShard(coder, job, part) for part in parts]
+    spreading.finish(shards, settings, progress, {}, queue=_QUEUE)
 
 
-def told(
+def pieces_of(
     coder: Coder | JointCoder,
     job: CodingJob,
     *,
@@ -146,25 +155,27 @@ def told(
     by_digits: bool | None = None,
     crosswalks: Mapping[str, Path] | None = None,
     rules: Path | None = None,
-) -> PiecesAsked:
-    """What every shard of a job is told.
+) -> Pieces:
+    """Builds the settings of all shards of a job.
 
     Args:
-        bundle: folder that the coder was opened from.
-        thresholds: files that it was opened with, in place of the bundle's own.
-        by_digits: how its groups were chosen.
+        bundle: folder of the coder's bundle.
+        thresholds: files in place of the bundle's.
+        by_digits: as in `open_bundle`.
         crosswalks: files of the job's crosswalks, by field.
-        rules: file that it was opened with, of several fields.
+        rules: file of rules, with several fields.
 
     Raises:
-        InputError: the bundle is packed, or the encoder's passes are rounded, which processors do differently.
+        InputError: the bundle is packed, or the precision is not float32, so that processors would differ.
     """
     if not bundle.is_dir():
-        raise InputError("--bundle: it is packed; for shards unpack it where every worker sees it, and name the folder")
+        raise InputError(
+            "--bundle: shards cannot use a packed bundle. Unpack it where every worker sees it and name the folder."
+        )
     if coder.model.precision != "float32":
-        raise InputError("shards: workers code in float32, so that all give the same; --precision float32")
+        raise InputError("shards: workers code in float32, so that results agree. Use --precision float32.")
     walks = {name: _path(file) for name, file in (crosswalks or {}).items()}
-    return PiecesAsked(
+    return Pieces(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
         columns=job.narratives.columns,
@@ -172,58 +183,73 @@ def told(
         bundle=str(bundle.resolve()),
         thresholds=tuple(_path(file) for file in thresholds),
         by_digits=by_digits,
-        top_k=job.added.top_k,
-        threshold=job.added.threshold,
+        top_k=job.answers.top_k,
+        threshold=job.answers.threshold,
+        coverage=next((one.sets.coverage for one in coder.fields.values() if one.sets), None),
         crosswalk=walks.get("", walks) or None,
         rules=rules and _path(rules),
         append=job.append,
         first=0,
         end=1,
-        job=job.key(coder),
-        key="0" * 32,
+        job="0" * 64,
     )
 
 
-def compute(asked: PiecesAsked) -> int:
-    """Do what was asked for, on a worker; return the pieces that it was asked for.
+def compute(request: Pieces, key: str) -> int:
+    """Codes the requested pieces on a worker and returns their number.
 
     Raises:
-        InputError: the table, the bundle or another file is not at its path here.
-        StorageError: they are others than the asking run's, or this worker's code is; or the asking run ended.
+        InputError: the table, the bundle or another file is missing on this worker.
+        StorageError: files or code differ from the requesting run's, or that run has ended.
     """
-    table = survey(Path(asked.data), text_columns=asked.columns)
+    table = survey(Path(request.data), text_columns=request.columns)
     coder = open_bundle(
-        Path(asked.bundle),
-        thresholds=[Path(file) for file in asked.thresholds],
-        by_digits=asked.by_digits,
-        rules=Path(asked.rules) if asked.rules else None,
+        Path(request.bundle),
+        thresholds=[Path(file) for file in request.thresholds],
+        by_digits=request.by_digits,
+        rules=Path(request.rules) if request.rules else None,
+        coverage=request.coverage,
     )
-    walks = {"": asked.crosswalk} if isinstance(asked.crosswalk, str) else asked.crosswalk or {}
+    walks = {"": request.crosswalk} if isinstance(request.crosswalk, str) else request.crosswalk or {}
     crosswalks = read_crosswalks(coder, {name: Path(file) for name, file in walks.items()})
-    added = added_of(coder, top_k=asked.top_k, threshold=asked.threshold, crosswalks=crosswalks)
-    narratives = Narratives(asked.columns, asked.template)
-    job = CodingJob(table, Path(asked.out), narratives, added, append=asked.append)
-    if job.key(coder) != asked.job:
+    answers = answer_columns(coder, top_k=request.top_k, threshold=request.threshold, crosswalks=crosswalks)
+    records = Records.restored(coder.value_columns, request.columns, request.template)
+    job = CodingJob(table, Path(request.out), records, answers, append=request.append)
+    if key_of(request) != key:
         raise StorageError(
-            f"shard: {job.table.source.name}, the bundle or a file beside it is another here than where it was asked "
-            "for; give all workers of the queue the same files, and run again"
+            "shard: this worker's code or libraries differ from the requesting run's. Upgrade the worker."
         )
-    if _key(asked) != asked.key:
-        raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
-    shard = PiecesShard(coder, job, asked)
-    if not job.handed_in(coder).is_dir():
-        raise StorageError(f"shard: no folder {job.handed_in(coder)}: the run that asked has ended, or wrote elsewhere")
+    if _job_name(job, coder, create=False) != request.job:
+        raise StorageError(
+            "shard: the table, the bundle or one of its files differs from the requesting run's, its folder is not "
+            "shared, or that run has ended. Give all workers of the queue the same files and run again."
+        )
+    shard = PiecesShard(coder, job, request)
     shard.compute()
     return shard.size
 
 
+def _job_name(job: CodingJob, coder: Coder | JointCoder, *, create: bool) -> str | None:
+    """Returns the job's digest under a key that stays in its folder, so that Prefect holds no digest of a table.
+
+    None where the folder has no key: it is another job's, ended, or not shared.
+    """
+    file = job.shard_folder(coder) / "key"
+    if create and not file.is_file():
+        write_atomically(file, secrets.token_bytes(32))
+    try:
+        return hmac.new(file.read_bytes(), job.key(coder).encode(), hashlib.sha256).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
 def preflight() -> None:
-    """Refuse shards that nobody could be asked for, before there is work.
+    """Checks before work starts that a server can run shards.
 
     Raises:
-        InputError: no server is named, or it has not the deployment.
+        InputError: no server is set, or it lacks the deployment.
     """
-    with ShardRuns.at(DEPLOYMENT, {}):
+    with ShardRuns.connect(spreading.DEPLOYMENT, {}):
         pass
 
 
@@ -231,14 +257,15 @@ def _path(file: Path) -> str:
     return str(file.expanduser().resolve())
 
 
-def _key(asked: PiecesAsked) -> str:
-    pieces = {"job": asked.job, "out": asked.out, "first": asked.first, "end": asked.end}
+def key_of(request: Pieces) -> str:
+    """Returns the key of some pieces; code of another version has another."""
+    pieces = {"job": request.job, "out": request.out, "first": request.first, "end": request.end}
     return digest(pieces | {"code": code_version("tasks.coding.job", "tasks.coding.shards")})[:32]
 
 
 @contextmanager
 def _one_at_a_time(shard: PiecesShard) -> Iterator[None]:
-    """Who got the same shard waits, and finds it done."""
-    with (shard.job.handed_in(shard.coder) / f"{shard.asked.first:08}.lock").open("w") as file:
+    """Makes a second worker with the same shard wait until it is finished."""
+    with (shard.job.shard_folder(shard.coder) / f"{shard.pieces.first:08}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,1 +1,1 @@
-"""Branches side by side: summary, report, published figures."""
+"""Compares branches: run, summary, report, recommendation and published figures."""

@@ -1,4 +1,4 @@
-"""Figures of a comparison as SVG. Colours are Okabe and Ito's, and no fact hangs on colour alone."""
+"""Draws the figures of a comparison as SVG. Colours are Okabe and Ito's, and no fact rests on colour alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _GAP = 0.045
 
 
 def frontier(summaries: Sequence[BranchSummary]) -> str:
-    """Weighted F1 against epsilon, a marker a kind; what claims nothing is a line across."""
+    """Draws weighted F1 against epsilon, with a marker per kind; branches without a guarantee are horizontal lines."""
     figure, axes = figure_of("Weighted F1 against ε, mean and spread over seeds", height=4.6)
-    seen: set[str] = set()
+    labelled: set[str] = set()
     points: list[tuple[float, float]] = []
     for one in sorted(summaries, key=lambda s: -s.mean["weighted_f1"]):
         colour, marker = _KINDS[one.guarantee_kind]
@@ -26,8 +26,8 @@ def frontier(summaries: Sequence[BranchSummary]) -> str:
         if one.epsilon is None:
             axes.axhline(score, color=colour, linestyle="--", label=f"{one.title}: no guarantee")
             continue
-        label = None if one.guarantee_kind in seen else one.guarantee_kind
-        seen.add(one.guarantee_kind)
+        label = None if one.guarantee_kind in labelled else one.guarantee_kind
+        labelled.add(one.guarantee_kind)
         points.append((one.epsilon, score))
         axes.errorbar(
             one.epsilon,
@@ -61,7 +61,7 @@ def frontier(summaries: Sequence[BranchSummary]) -> str:
 
 
 def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
-    """Weighted F1 of every claim against its epsilon; a line a branch, and one across for the fit without privacy."""
+    """Draws weighted F1 of every claim against its epsilon, a line per branch."""
     figure, axes = figure_of("Weighted F1 against the ε that it costs", height=4.0)
     if reference is not None:
         score = reference.weighted_f1
@@ -75,11 +75,11 @@ def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
         colour, marker = _KINDS[points[0].kind]
         style = (":", "-", "-.", "--")[number % 4]
         refuted = any(one.audit == "contradicted" for one in points)
-        label = f"{title} ({points[0].kind}{', refuted' if refuted else ''})"
-        at, scores = [one.epsilon for one in points], [one.weighted_f1 for one in points]
+        label = f"{title} ({points[0].guarantee}{', refuted' if refuted else ''})"
+        epsilons, scores = [one.epsilon for one in points], [one.weighted_f1 for one in points]
         spread = [one.spread for one in points]
-        how = {"color": colour, "marker": "x" if refuted else marker, "linestyle": style, "capsize": 3}
-        axes.errorbar(at, scores, yerr=spread, label=label, **how)
+        style_options = {"color": colour, "marker": "x" if refuted else marker, "linestyle": style, "capsize": 3}
+        axes.errorbar(epsilons, scores, yerr=spread, label=label, **style_options)
     axes.set_xlabel("ε (formal and asymptotic-local are not comparable)")
     axes.set_ylabel("weighted F1, held-out records")
     axes.set_ylim(0, 1)
@@ -88,7 +88,7 @@ def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Heights of labels, given those of their points from the highest down: never nearer to each other than _GAP."""
+    """Places labels, given the heights of their points from the highest down, at least _GAP apart."""
     placed: list[float] = []
     for height in heights:
         placed.append(min(height, placed[-1] - _GAP) if placed else height)
@@ -97,7 +97,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 
 def class_distribution(sizes: Sequence[int]) -> str:
-    """Figure 2 of the paper: test records a code, largest first."""
+    """Draws figure 2 of the paper: test records per code, largest first."""
     figure, axes = figure_of("Class distribution")
     axes.bar(range(1, len(sizes) + 1), sorted(sizes, reverse=True), width=1.0, color=BLUE)
     axes.set_yscale("log")
@@ -107,7 +107,7 @@ def class_distribution(sizes: Sequence[int]) -> str:
 
 
 def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Figure 3 of the paper: F1 of each code by its size, branches side by side."""
+    """Draws figure 3 of the paper: F1 of each code by its size, branches side by side."""
     figure, axes = figure_of("F1 by class size")
     styles = zip((ORANGE, BLUE, GREEN, BLACK, "#CC79A7", "#56B4E9"), ("o", "^", "D", "s", "v", "P"), strict=True)
     for (name, rows), (colour, marker) in zip(codes.items(), styles, strict=False):
@@ -128,7 +128,7 @@ def f1_by_size(codes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def weight_density(top: np.ndarray, bottom: np.ndarray) -> str:
-    """Figure 4 of the paper: risk weights of records in the largest and the smallest quarter of codes."""
+    """Draws figure 4 of the paper: risk weights of records in the largest and the smallest quarter of codes."""
     figure, axes = figure_of("Risk weights by quartile of class size")
     bins = np.linspace(0, 1, 41)
     axes.hist(top, bins=bins, density=True, color=BLUE, alpha=0.55, label="top quartile")
@@ -140,7 +140,7 @@ def weight_density(top: np.ndarray, bottom: np.ndarray) -> str:
 
 
 def running_maxima(series: Mapping[str, Sequence[float]]) -> str:
-    """Delta after each draw; still rising at the right means too few draws."""
+    """Draws Delta after each draw; still rising at the right means too few draws."""
     figure, axes = figure_of("Δ's running maximum over draws")
     for (name, values), style in zip(series.items(), ("-", "--", ":"), strict=False):
         axes.step(range(1, len(values) + 1), values, where="post", linestyle=style, color=BLACK, label=name)
@@ -152,7 +152,7 @@ def running_maxima(series: Mapping[str, Sequence[float]]) -> str:
 
 
 def curves(series: Mapping[str, Sequence[float]]) -> str:
-    """Mean training loss an epoch, told apart by line style and colour."""
+    """Draws the mean training loss per epoch, with line styles and colours."""
     figure, axes = figure_of("Training loss (first seed)")
     colours = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#D55E00")
     for i, (name, losses) in enumerate(series.items()):

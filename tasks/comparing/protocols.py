@@ -1,4 +1,4 @@
-"""Two ways to take records from the same file: as the paper does, and all of them."""
+"""Defines two ways to take records from the same file: as in the paper, and all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.parameters import RetrainParameters
 
 Protocol = Literal["paper", "all-records"]
 TITLES: dict[Protocol, str] = {
-    "paper": "The paper's protocol: at most 200 records a code, codes with two at least, halves drawn",
+    "paper": "The paper's protocol: at most 200 records per code, codes with two at least, random halves",
     "all-records": "All records, in their natural distribution",
 }
 _SAMPLING: dict[Protocol, dict[str, Any]] = {
@@ -25,31 +25,31 @@ _SAMPLING: dict[Protocol, dict[str, Any]] = {
 }
 
 
-def under(parameters: RetrainParameters, protocol: Protocol) -> RetrainParameters:
-    """The same run on what the protocol takes; with all records a date that the run trains before stays.
+def apply_protocol(parameters: RetrainParameters, protocol: Protocol) -> RetrainParameters:
+    """Returns the same run on the protocol's records. With all records, a date that splits training from test stays.
 
     Raises:
-        InputError: it cannot take these records.
+        InputError: the protocol cannot take these records.
     """
     if protocol == "paper" and parameters.data.ingest.fields:
-        raise InputError("--protocols: `paper` samples by the code of one field; several go with `all-records`")
-    own = parameters.data.ingest.model_dump() | _SAMPLING[protocol]
-    data = parameters.data.model_copy(update={"ingest": IngestConfig.model_validate(own)})
+        raise InputError("--protocols: `paper` samples by the code of one field. For several fields use `all-records`")
+    sampling = parameters.data.ingest.model_dump() | _SAMPLING[protocol]
+    data = parameters.data.model_copy(update={"ingest": IngestConfig.model_validate(sampling)})
     return parameters.model_copy(update={"data": data})
 
 
-def of(ingest: IngestConfig) -> Protocol | None:
-    """The protocol that a run follows by itself, None where it is neither."""
+def protocol_of(ingest: IngestConfig) -> Protocol | None:
+    """Returns the protocol that a run follows by its settings, or None."""
     for name, sampling in _SAMPLING.items():
         if all(getattr(ingest, field) == value for field, value in sampling.items()):
             return name
     return None
 
 
-def title(parameters: RetrainParameters) -> str:
-    """What was taken, in words."""
+def protocol_title(parameters: RetrainParameters) -> str:
+    """Describes the records that were taken."""
     ingest = parameters.data.ingest
-    name = of(ingest)
-    said = "The records as the profile takes them" if name is None else TITLES[name]
+    name = protocol_of(ingest)
+    text = "The records as the profile takes them" if name is None else TITLES[name]
     later = ingest.train_before
-    return said if later is None else f"{said}, scored on what is dated from {later:%Y-%m-%d}"
+    return text if later is None else f"{text}, scored on records dated from {later:%Y-%m-%d}"

@@ -1,18 +1,16 @@
-"""Figures that others report, and what is expected, from `deployments/published/`: beside the records they concern."""
+"""Reads published figures and expected orderings from `deployments/published/`, for the records they concern."""
 
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from storage import strict_yaml
 from storage.errors import InputError
+from tasks.catalogue import PUBLISHED
 from tasks.parameters import DataParameters
-
-FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "published"
 
 
 class _Strict(BaseModel):
@@ -20,14 +18,14 @@ class _Strict(BaseModel):
 
 
 class Quartiles(_Strict):
-    """Weighted and macro F1 of the codes in the largest and in the smallest quarter of class sizes."""
+    """Holds weighted and macro F1 of the codes in the largest and in the smallest quarter of class sizes."""
 
     top: tuple[float, float]
     bottom: tuple[float, float]
 
 
 class Reported(_Strict):
-    """What is reported of one branch."""
+    """Holds the reported figures of one branch."""
 
     epsilon: float | None = None
     weighted_f1: float
@@ -36,7 +34,7 @@ class Reported(_Strict):
 
 
 class Ordering(_Strict):
-    """A branch whose weighted F1 is expected above another's."""
+    """Expects one branch's weighted F1 above another's."""
 
     higher: str
     lower: str
@@ -44,7 +42,7 @@ class Ordering(_Strict):
 
 
 class Effect(_Strict):
-    """Two branches that differ in one thing, `of`."""
+    """Names two branches that differ in one thing, `of`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -54,7 +52,7 @@ class Effect(_Strict):
 
 
 class Publication(_Strict):
-    """One file: of the records of its population alone; or of any records, and then without figures."""
+    """Holds one file: figures of one population's records, or, without figures, expectations of any records."""
 
     label: str
     source: str
@@ -62,7 +60,7 @@ class Publication(_Strict):
     classification: str = ""
     classification_version: str = ""
     sampling: dict[str, Any] = {}
-    """What `data.ingest` has to be for its figures to stand beside those of a run; empty: anything."""
+    """Settings of `data.ingest` under which its figures compare with a run's; empty: any."""
     branches: dict[str, Reported] = {}
     over_delta: tuple[str, ...] = ()
     by_code: str | None = None
@@ -72,39 +70,39 @@ class Publication(_Strict):
     @model_validator(mode="after")
     def _figures_have_their_records(self) -> Publication:
         if self.population is None and (self.branches or self.by_code):
-            raise ValueError("branches, by_code: figures need the population that they are of")
+            raise ValueError("branches and by_code need a population. Name the population of the figures")
         return self
 
     def concerns(self, data: DataParameters) -> bool:
-        """Whether it may stand beside results on these records."""
-        own = (self.population, self.classification, self.classification_version)
-        named = own == (data.population, data.classification, data.classification_version)
+        """Checks whether it compares with results on these records."""
+        records = (self.population, self.classification, self.classification_version)
+        named = records == (data.population, data.classification, data.classification_version)
         sampled = all(getattr(data.ingest, name) == value for name, value in self.sampling.items())
         return self.population is None or (named and sampled and not data.ingest.fields)
 
     @property
     def columns(self) -> list[str]:
-        """What the table by code holds: `size`, then branches."""
+        """Returns the columns of the table by code: `size`, then branches."""
         return [] if self.by_code is None else list(next(iter(self.codes().values())))
 
     def codes(self) -> dict[str, dict[str, float]]:
-        """By code: test records (`size`), and F1 by branch."""
+        """Reads, for each code, test records (`size`) and F1 by branch."""
         if self.by_code is None:
             return {}
-        with (FOLDER / self.by_code).open(encoding="utf-8", newline="") as file:
+        with (PUBLISHED / self.by_code).open(encoding="utf-8", newline="") as file:
             return {row.pop("code"): {k: float(v) for k, v in row.items()} for row in csv.DictReader(file)}
 
 
-def beside(data: DataParameters) -> list[Publication]:
-    """The publications that concern these records, by file name.
+def publications_for(data: DataParameters) -> list[Publication]:
+    """Reads the publications that concern these records, by file name.
 
     Raises:
-        InputError: a file is none of these; names it and the field.
+        InputError: a file is invalid; names it and the field.
     """
     read = []
-    for file in sorted(FOLDER.glob("*.yaml")):
+    for file in sorted(PUBLISHED.glob("*.yaml")):
         try:
-            read.append(Publication.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))))
+            read.append(Publication.model_validate(strict_yaml.load(file.read_text(encoding="utf-8"))))
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "file"

@@ -1,4 +1,4 @@
-"""The aggregates of a comparison as Markdown with its figures, outside the workspace: of records that are public."""
+"""Writes the aggregates of a comparison as Markdown with figures, outside the workspace, for public records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from storage.durable import write_atomically
 from tasks.branches.branch import CompareParameters
@@ -19,21 +20,13 @@ from tasks.running.provenance import provenance
 FIGURES = ("frontier", "f1-by-size", "weights", "delta-running-maximum", "class-distribution")
 
 
-def write(
-    file: Path,
-    report: str,
-    summaries: Sequence[BranchSummary],
-    *,
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    target: float | None,
-    delta: float,
-    others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
-    refused: Sequence[str] = (),
-) -> None:
-    """Write `file`, and the figures of the report to a folder of its name beside it.
+def write(file: Path, report: str, summaries: Sequence[BranchSummary], **facts: Any) -> None:
+    """Writes `file`, and the figures of the report to a folder of the same name next to it.
 
-    What a person adds stands in a file beside it (`results.notes.md` for `results.md`), which the page ends with.
+    What a person adds is in a file next to it (`results.notes.md` for `results.md`), which the page ends with.
+
+    Args:
+        facts: the other arguments of `page`.
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,17 +36,7 @@ def write(
         if svg.is_file():
             write_atomically(folder / f"{name}.svg", svg.read_bytes())
             pictures[name.replace("-", " ")] = f"{folder.name}/{name}.svg"
-    text = page(
-        summaries,
-        parameters=parameters,
-        settings=settings,
-        target=target,
-        delta=delta,
-        others=others,
-        refused=refused,
-        pictures=pictures,
-        notes=notes_beside(file),
-    )
+    text = page(summaries, pictures=pictures, notes=notes_beside(file), **facts)
     write_atomically(file, text.encode())
 
 
@@ -69,14 +52,14 @@ def page(
     others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
     refused: Sequence[str] = (),
 ) -> str:
-    """The page.
+    """Renders the page.
 
     Args:
         pictures: addresses of figures by their names.
-        others: title and branches of every further protocol, whose tables have no paper's figures beside them.
-        refused: branches that are in no table, and why.
+        others: title and branches of every further protocol, whose tables have no published figures.
+        refused: branches that are in no table, with the reason.
     """
-    beside, names = published.beside(parameters.data), tuple(parameters.data.ingest.fields)
+    publications, names = published.publications_for(parameters.data), tuple(parameters.data.ingest.fields)
     fields = {"F1 by field": tables.fields_table(summaries, names)} if names else {}
     return render(
         "results.md",
@@ -90,16 +73,18 @@ def page(
         file=Path(parameters.data.source).name,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        orderings=list(tables.orderings(summaries, beside)),
+        orderings=list(tables.orderings(summaries, publications)),
         tables={
-            "Table 1: privacy and utility": tables.claims_table(summaries, beside),
+            "Table 1: privacy and utility": tables.claims_table(summaries, publications),
+            "Differences, and their errors": tables.differences_table(summaries),
             **fields,
             "Utility in full": tables.utility_table(summaries),
-            "Table 2: by quartile of class sizes": tables.quartile_table(summaries, beside),
-            "Table 4: over δ": tables.delta_table(summaries, beside, delta=delta),
+            "Table 2: by quartile of class sizes": tables.quartile_table(summaries, publications),
+            "Table 4: over δ": tables.delta_table(summaries, publications, delta=delta),
             "Accountants": tables.accounting_table(summaries),
+            "Terms": tables.terms_table(summaries),
         }
-        | {f"{title}: {name}": made for title, rows in others for name, made in _tables(rows)},
+        | {f"{title}: {name}": table for title, rows in others for name, table in _tables(rows)},
         unprotected=tables.unprotected(summaries),
         pictures=pictures,
         notes=notes,
@@ -109,5 +94,6 @@ def page(
 def _tables(summaries: Sequence[BranchSummary]) -> list[tuple[str, Table]]:
     return [
         ("privacy and utility", tables.claims_table(summaries, [])),
+        ("differences", tables.differences_table(summaries)),
         ("by quartile of class sizes", tables.quartile_table(summaries, [])),
     ]

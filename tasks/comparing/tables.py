@@ -1,4 +1,4 @@
-"""The tables of a comparison: what is measured, and beside it what others report of the same records."""
+"""Builds the tables of a comparison: measured figures next to the published ones of the same records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MISSING = "–"
 
 
 def mean_and_spread(mean: float, spread: float, seeds: int, *, digits: int = 3) -> str:
-    """Mean and spread over seeds; the mean alone for one seed."""
+    """Formats mean and spread over seeds; for one seed the mean alone."""
     return f"{mean:.{digits}f}" + (f" ± {spread:.{digits}f}" if seeds > 1 else "")
 
 
@@ -46,12 +46,12 @@ def _with_branches(published: Sequence[Publication]) -> list[Publication]:
 
 
 def over_delta(summaries: Sequence[BranchSummary], delta: float) -> list[BranchSummary]:
-    """Branches whose formal claim is at a delta of their own, not at the comparison's."""
+    """Returns the branches whose formal claim has another delta than the comparison's."""
     return [one for one in summaries if one.delta is not None and one.delta != delta]
 
 
 def representatives(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> list[str]:
-    """Branches that stand for all where not all can be shown: the best of each kind, and those reported by code."""
+    """Selects branches for tables that cannot show all: the best of each kind, and those published by code."""
     best: dict[str, BranchSummary] = {}
     for one in summaries:
         if one.guarantee_kind not in best or one.mean["weighted_f1"] > best[one.guarantee_kind].mean["weighted_f1"]:
@@ -61,13 +61,15 @@ def representatives(summaries: Sequence[BranchSummary], published: Sequence[Publ
 
 
 def claims_table(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> Table:
-    """Every branch's claim with its kind, and F1 (Chew et al., table 1)."""
+    """Tabulates every branch's claim with its kind, and F1 (Chew et al., table 1)."""
     sources = _with_branches(published)
-    head = ["branch", "guarantee", "ε claimed", "δ", "weighted F1", "macro F1"]
+    head = ["branch", "guarantee", "neighbours", "ε claimed", "ε, one replaced", "δ", "weighted F1", "macro F1"]
     head += [f"{source.label}: {name}" for source in sources for name in ("ε", "F1 w / m")]
     rows = []
     for one in summaries:
-        row = [one.title, one.guarantee_kind, _epsilon(one), _delta(one)]
+        relation = _MISSING if one.guarantee_kind == "none" else one.relation
+        replaced = _MISSING if one.epsilon_replaced is None else f"{one.epsilon_replaced:.2f}"
+        row = [one.title, one.guarantee, relation, _epsilon(one), replaced, _delta(one)]
         row += [_measure(one, "weighted_f1"), _measure(one, "macro_f1")]
         for source in sources:
             row += [_reported_epsilon(source.branches.get(one.branch)), _f1(source.branches.get(one.branch))]
@@ -75,8 +77,43 @@ def claims_table(summaries: Sequence[BranchSummary], published: Sequence[Publica
     return head, rows
 
 
+def differences_table(summaries: Sequence[BranchSummary]) -> Table:
+    """Tabulates each branch's difference to the best formal and to the best branch without privacy, with its errors."""
+    best = {
+        kind: max((one for one in summaries if one.guarantee_kind == kind), key=lambda one: one.mean["weighted_f1"])
+        for kind in ("formal", "none")
+        if any(one.guarantee_kind == kind for one in summaries)
+    }
+    scores = {"weighted_f1": "weighted F1", "macro_f1": "macro F1"}
+    head = ["branch", *(f"{name}: error over test records" for name in scores.values())]
+    head += [f"{name} minus {other.title}" for other in best.values() for name in scores.values()]
+    rows = []
+    for one in summaries if any(one.record_errors for one in summaries) else ():
+        row = [one.title, *(f"{one.record_errors[score]:.3f}" for score in scores)]
+        for other in best.values():
+            for score in scores:
+                apart = one.minus(other, score)
+                text = f"{apart.gap:+.3f} ({apart.errors}): {apart.reading}"
+                row.append(_MISSING if one.branch == other.branch else text)
+        rows.append(row)
+    return head, rows
+
+
+def terms_table(summaries: Sequence[BranchSummary]) -> Table:
+    """Tabulates how many settings were tried for each branch, and where its head starts: features are the same."""
+    rows = [
+        [
+            one.title,
+            _MISSING if one.settings_tried is None else str(one.settings_tried),
+            "titles" if one.from_titles else "the run's",
+        ]
+        for one in summaries
+    ]
+    return ["branch", "settings tried", "start of the head"], rows
+
+
 def fields_table(summaries: Sequence[BranchSummary], fields: Sequence[str]) -> Table:
-    """Weighted and macro F1 of each of several fields, and their means."""
+    """Tabulates weighted and macro F1 of each of several fields, and their means."""
     names = ("weighted_f1", "macro_f1")
     head = ["branch", *(f"{name}: F1 w / m" for name in fields), "mean of the fields"]
     rows = []
@@ -87,16 +124,16 @@ def fields_table(summaries: Sequence[BranchSummary], fields: Sequence[str]) -> T
 
 
 def separate_table(summaries: Sequence[BranchSummary], fields: int) -> Table:
-    """What the same fields would cost as releases of their own."""
-    head = ["branch", "ε of all fields in one release", f"ε left for each of {fields} releases at that total"]
+    """Tabulates the price of the same fields as separate releases."""
+    head = ["branch", "ε of all fields in one release", f"ε of each of {fields} releases at that total"]
     head += [f"ε of {fields} releases at that ε each"]
     names = ("epsilon", "separate_each_epsilon", "separate_together_epsilon")
-    priced = [one for one in summaries if names[1] in one.cost]
-    return head, [[one.title, *(_cost(one, name, ".2f") for name in names)] for one in priced]
+    compared = [one for one in summaries if names[1] in one.cost]
+    return head, [[one.title, *(_cost(one, name, ".2f") for name in names)] for one in compared]
 
 
 def utility_table(summaries: Sequence[BranchSummary]) -> Table:
-    """Everything else that is measured."""
+    """Tabulates all other measures."""
     names = {
         "accuracy": "accuracy",
         "top_3": "top 3",
@@ -111,7 +148,7 @@ def utility_table(summaries: Sequence[BranchSummary]) -> Table:
 
 
 def quartile_table(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> Table:
-    """F1 of the largest and the smallest quarter of codes (Chew et al., table 2)."""
+    """Tabulates F1 of the largest and the smallest quarter of codes (Chew et al., table 2)."""
     head = ["branch", "top: weighted F1", "top: macro F1", "bottom: weighted F1", "bottom: macro F1"]
     names = [f"{quarter}_quartile_{kind}_f1" for quarter in ("top", "bottom") for kind in ("weighted", "macro")]
     rows = []
@@ -131,11 +168,11 @@ def code_table(
     *,
     titles: Mapping[str, str],
 ) -> Table:
-    """F1 by code with class size, largest first (Chew et al., table 3). Internal.
+    """Tabulates F1 by code with class size, largest first (Chew et al., table 3). Internal.
 
     Args:
         by_branch: rows of `code`, `size` and `f1`, the same codes for each branch.
-        titles: of the codes; no column where none is known.
+        titles: of the codes; without any the table has no such column.
     """
     f1 = {name: {row["code"]: row["f1"] for row in rows} for name, rows in by_branch.items()}
     sources = [(source, source.codes()) for source in published if source.by_code]
@@ -147,9 +184,9 @@ def code_table(
         cells = [row["code"], *[titles.get(row["code"], "")] * titled, str(row["size"])]
         cells += [f"{scores[row['code']]:.2f}" for scores in f1.values()]
         for source, codes in sources:
-            there = codes.get(row["code"])
+            reported = codes.get(row["code"])
             cells += [
-                _MISSING if there is None else format(there[name], "g" if name == "size" else ".2f")
+                _MISSING if reported is None else format(reported[name], "g" if name == "size" else ".2f")
                 for name in source.columns
             ]
         rows.append(cells)
@@ -157,7 +194,7 @@ def code_table(
 
 
 def delta_table(summaries: Sequence[BranchSummary], published: Sequence[Publication], *, delta: float) -> Table:
-    """Branches with a delta of their own, and those that are reported beside such (Chew et al., table 4)."""
+    """Tabulates branches with another delta, and those published with them (Chew et al., table 4)."""
     sources = _with_branches(published)
     chosen = {one.branch for one in over_delta(summaries, delta)}
     chosen |= {name for source in sources for name in source.over_delta}
@@ -172,7 +209,7 @@ def delta_table(summaries: Sequence[BranchSummary], published: Sequence[Publicat
 
 
 def accounting_table(summaries: Sequence[BranchSummary]) -> Table:
-    """The same noise by each accountant. Only PLD is claimed."""
+    """Tabulates the same noise by each accountant. Only PLD is claimed."""
     names = {
         "noise_multiplier": "last noise multiplier",
         "steps": "steps",
@@ -187,16 +224,17 @@ def accounting_table(summaries: Sequence[BranchSummary]) -> Table:
 
 
 def orderings(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> Iterator[str]:
-    """What the figures say to each ordering that is expected of branches at hand: from the numbers, spread included."""
-    f1 = {one.branch: (one.mean["weighted_f1"], one.spread["weighted_f1"]) for one in summaries}
+    """Checks each expected ordering of these branches against the figures, with the errors of their difference."""
+    by_name = {one.branch: one for one in summaries}
     for ordering in (one for source in published for one in source.orderings):
-        if ordering.higher in f1 and ordering.lower in f1:
-            (higher, above), (lower, below) = f1[ordering.higher], f1[ordering.lower]
-            gap, noise = higher - lower, (above**2 + below**2) ** 0.5
-            verdict = "within the spread" if abs(gap) <= 2 * noise else "holds" if gap > 0 else "**does not hold**"
-            yield (f"{ordering.higher} above {ordering.lower} ({ordering.why}): {higher:.3f} to {lower:.3f}, {verdict}")
+        if ordering.higher in by_name and ordering.lower in by_name:
+            higher, lower = by_name[ordering.higher], by_name[ordering.lower]
+            apart = higher.minus(lower)
+            verdict = {"ahead": "holds", "behind": "**does not hold**"}.get(apart.reading, apart.reading)
+            means = f"{higher.mean['weighted_f1']:.3f} to {lower.mean['weighted_f1']:.3f}"
+            yield f"{higher.branch} above {lower.branch} ({ordering.why}): {means} ({apart.errors}), {verdict}"
 
 
 def unprotected(summaries: Sequence[BranchSummary]) -> list[str]:
-    """What reached some branch from the records without protection."""
+    """Lists what reached some branch from the records without protection."""
     return sorted({line for one in summaries for line in one.unprotected})

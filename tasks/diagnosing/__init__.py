@@ -1,1 +1,1 @@
-"""A closer look at a finished retrain, for a review board."""
+"""Diagnoses a finished retrain, for a review board."""

@@ -1,4 +1,4 @@
-"""Figures of the diagnostics page as SVG: shapes and line styles tell series apart, colour only helps."""
+"""Draws the figures of the diagnostics page as SVG; shapes and line styles distinguish series without colour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STYLES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"), (BLACK, "-."))
 
 
 def running(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-    """Delta after each draw, and what more draws would give."""
+    """Draws Delta after each draw, and its extrapolation."""
     figure, axes = figure_of("Largest weighted surprise so far, and extrapolated")
     for (name, one), (colour, style) in zip(rounds.items(), _STYLES, strict=False):
         values = one["running"]
@@ -29,7 +29,7 @@ def running(rounds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def deltas(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-    """Delta_i of all records in order, each round against its cap."""
+    """Draws Delta_i of all records in order, each round against its cap."""
     figure, axes = figure_of("Weighted surprise of every record against the cap")
     for (name, one), (colour, style) in zip(rounds.items(), _STYLES, strict=False):
         values = one["delta_quantiles"]
@@ -42,7 +42,7 @@ def deltas(rounds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def weights(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-    """Share of records that keep their full weight, by quartile of class size."""
+    """Draws the share of records with full weight, by quartile of class size."""
     figure, axes = figure_of("Records that keep their full influence (weight 1), by size of their class")
     shown = {name: one for name, one in rounds.items() if name != "base"}
     for place, ((name, one), (colour, _)) in enumerate(zip(shown.items(), _STYLES, strict=False)):
@@ -58,7 +58,7 @@ def weights(rounds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def coverage(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-    """Nominal against observed coverage of later SGD iterates."""
+    """Draws observed against nominal coverage of later SGD iterates."""
     figure, axes = figure_of("Does the posterior cover where training went next?")
     axes.plot([0, 1], [0, 1], color=BLACK, linewidth=0.8, label="as it should be")
     for (name, one), (colour, style) in zip(rounds.items(), _STYLES, strict=False):
@@ -72,12 +72,14 @@ def coverage(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     return svg(figure)
 
 
-def studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilon_at: Callable[[float], float]) -> str:
-    """Epsilon under other settings, one changed at a time; `epsilon_at` is the accountant's, of a sensitivity."""
+def studies(
+    checks: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilon_at: Callable[[float], float]
+) -> str:
+    """Draws epsilon under other settings, one changed at a time; `epsilon_at` maps a sensitivity to epsilon."""
     figure, axes = figure_of("ε under other settings, one at a time", height=4.2)
-    rows = [(f"SWAG scale × {scale:g}", epsilon_at(value)) for scale, value in seen["scales"]]
-    rows += [(f"rank K = {rank}", epsilon_at(value)) for rank, value in seen["ranks"]]
-    values = seen["rounds"][seen["released_from"]]["running"]
+    rows = [(f"SWAG scale × {scale:g}", epsilon_at(value)) for scale, value in checks["scales"]]
+    rows += [(f"rank K = {rank}", epsilon_at(value)) for rank, value in checks["ranks"]]
+    values = checks["rounds"][checks["released_from"]]["running"]
     for count in sorted({max(1, len(values) // 10), max(1, len(values) // 3), len(values)}):
         rows.append((f"draws S = {count}", epsilon_at(values[count - 1])))
     rows += refits
@@ -91,12 +93,12 @@ def studies(seen: Mapping[str, Any], refits: Sequence[tuple[str, float]], epsilo
     return svg(figure)
 
 
-def left_out(found: Mapping[str, Any]) -> str:
-    """What draws say of each record with it and without it."""
-    figure, axes = figure_of("What a draw says of a record, with it and without it", height=4.2)
-    order = sorted(range(len(found["with_mean"])), key=lambda i: found["with_mean"][i] - found["without_mean"][i])
+def left_out(effects: Mapping[str, Any]) -> str:
+    """Draws the log-likelihood of each record's codes, with and without it in training."""
+    figure, axes = figure_of("Log-likelihood of a record's codes, with and without it in training", height=4.2)
+    order = sorted(range(len(effects["with_mean"])), key=lambda i: effects["with_mean"][i] - effects["without_mean"][i])
     for kind, colour, marker in (("with", BLUE, "o"), ("without", ORANGE, "^")):
-        mean, std = [found[f"{kind}_mean"][i] for i in order], [2 * found[f"{kind}_std"][i] for i in order]
+        mean, std = [effects[f"{kind}_mean"][i] for i in order], [2 * effects[f"{kind}_std"][i] for i in order]
         axes.errorbar(
             range(len(order)),
             mean,
@@ -107,13 +109,13 @@ def left_out(found: Mapping[str, Any]) -> str:
             linestyle="none",
             label=f"{kind} the record in training (mean ± 2 standard deviations over draws)",
         )
-    axes.set(xlabel="records left out, by how much they move", ylabel="log-likelihood of its own codes (nats)")
+    axes.set(xlabel="records left out, by how much they move", ylabel="log-likelihood of its codes (nats)")
     axes.legend(fontsize=7, loc="lower left")
     return svg(figure)
 
 
 def fit_gap(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-    """Mean surprise on training and held-out records."""
+    """Draws the mean surprise on training and held-out records."""
     figure, axes = figure_of("Average surprise: records trained on, records held out")
     for place, (kind, colour, hatch) in enumerate((("train", BLUE, ""), ("test", ORANGE, "//"))):
         at = [i + 0.4 * place - 0.2 for i in range(len(rounds))]
@@ -128,13 +130,13 @@ def fit_gap(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     return svg(figure)
 
 
-def rooms(room: Mapping[str, float]) -> str:
-    """How many times worse each diagnostic of a sampler could be; at 1 the fit is refused."""
-    figure, axes = figure_of("Room of each diagnostic to its limit", height=2.4)
-    names = list(room)[::-1]
-    axes.barh(names, [room[name] for name in names], color=BLUE)
+def margins(margin: Mapping[str, float]) -> str:
+    """Draws the factor by which each diagnostic of a sampler could be worse; at 1 the fit is refused."""
+    figure, axes = figure_of("Margin of each diagnostic to its limit", height=2.4)
+    names = list(margin)[::-1]
+    axes.barh(names, [margin[name] for name in names], color=BLUE)
     for place, name in enumerate(names):
-        axes.annotate(f" {room[name]:.1f}", (room[name], place), va="center", fontsize=8)
+        axes.annotate(f" {margin[name]:.1f}", (margin[name], place), va="center", fontsize=8)
     axes.axvline(1, color=BLACK, linestyle="--", linewidth=1)
-    axes.set(xlabel="times (dashed: refused)", xlim=(0, 1.15 * max(1.0, *room.values())))
+    axes.set(xlabel="times (dashed: refused)", xlim=(0, 1.15 * max(1.0, *margin.values())))
     return svg(figure)

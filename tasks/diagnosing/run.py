@@ -1,8 +1,8 @@
-"""A closer look at a retrain: its finished stages, refits of it, one private page, and a row of the ledger."""
+"""Diagnoses a retrain: reads its finished stages, refits it, writes one private page and a row of the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -10,23 +10,22 @@ from pydantic import BaseModel
 from mechanisms.posterior import checks
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
-from tasks.branches.swag_chain import chain
+from storage.ledger import Diagnostics
+from tasks.branches.experiment import Do
+from tasks.branches.swag_chain import run_chain
 from tasks.diagnosing import page, sampler, stages
-from tasks.diagnosing.claim import RoundClaim
-from tasks.diagnosing.page import Verdict
+from tasks.diagnosing.page import RoundClaim, Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing import preflight, recorded, rows
+from tasks.releasing import ledger_records, preflight
 from tasks.releasing.claims import method_digest
-from tasks.releasing.estimate import Estimate
+from tasks.releasing.preflight import Estimate
 from tasks.running import timings
 from tasks.running.stage import Context, Step
 
-Do = Callable[[Step], ArtifactRef]
-
 
 class DiagnoseResult(BaseModel, frozen=True):
-    """Where the page lies, and its verdicts."""
+    """Holds the path of the page, and its verdicts."""
 
     report: str
     epsilon: float
@@ -35,7 +34,7 @@ class DiagnoseResult(BaseModel, frozen=True):
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> Estimate:
-    """What needs no work to be refused; the command asks it before Prefect's server starts. What the stages would take.
+    """Refuses what needs no computation, before Prefect's server starts; returns the estimate of the stages.
 
     Raises:
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
@@ -43,71 +42,69 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
     if parameters.formal is not None:
         sampler.refuse_early(parameters)
     elif settings.leave_out and not parameters.model.linear_head:
-        raise InputError("--leave-out: needs model.trainable=head and model.pooling=mean; give --leave-out 0")
+        raise InputError("--leave-out needs model.trainable=head and model.pooling=mean. Give --leave-out 0.")
     estimate = preflight.check(context, parameters)
     refits = 1 + settings.leave_out if settings.leave_out else 0
     return estimate.with_studies(draws=checks.MOST_VARIANTS * settings.study_draws, refits=refits)
 
 
 def to_compute(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> list[str]:
-    """Labels of the stages that are not finished: of the retrain, of the looks at it, and of its refits."""
+    """Lists labels of the unfinished stages: of the retrain, of its diagnostics, and of its refits."""
     labels: list[str] = []
 
     def find(step: Step) -> ArtifactRef | None:
-        found = step.find(context.store)
-        shared = step.label in labels and timings.kind_of(step.label) == "features"  # refits encode nothing anew
-        if found is None and not shared:
+        output = step.find(context.store)
+        shared = step.label in labels and timings.kind_of(step.label) == "features"  # refits reuse the features
+        if output is None and not shared:
             labels.append(step.label)
-        return found
+        return output
 
-    fitted = chain(parameters, find)
-    found: Any = {"dataset": fitted.dataset, "prepared": fitted.prepared}
+    fitted = run_chain(parameters, find)
+    records: Any = {"dataset": fitted.dataset, "prepared": fitted.prepared}
     measured: Any = fitted.measured
     posteriors: Any = fitted.posteriors
-    find(stages.look(parameters, settings, posteriors=posteriors, measured=measured, **found))
+    find(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **records))
     if settings.leave_out:
-        find(stages.leave_out(parameters, settings, measured=measured[parameters.rounds[-1]], **found))
+        find(stages.leave_out(parameters, settings, measured=measured[parameters.rounds[-1]], **records))
     for changed in _changed(parameters).values() if settings.refits else ():
-        chain(changed, find)
+        run_chain(changed, find)
     return labels
 
 
 def diagnose(
     context: Context, parameters: RetrainParameters, settings: DiagnoseParameters, do: Do, *, prefect_run_id: str | None
 ) -> DiagnoseResult:
-    """Reuse what the retrain of these parameters finished (or run it), look at it, and write the page.
+    """Reuses the retrain of these parameters (or runs it), diagnoses it, and writes the page.
 
     Args:
-        parameters: with c and k settled, where a target epsilon leaves them open.
-        do: runs a step, or finds it finished.
+        parameters: with c and k settled, if a target epsilon leaves them open.
+        do: runs a step, or reuses its output.
     """
     if parameters.formal is not None:
         return _sampled(context, parameters, do, prefect_run_id=prefect_run_id)
-    fitted = chain(parameters, do)
+    fitted = run_chain(parameters, do)
     posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
     if fitted.dataset is None or fitted.prepared is None:
         raise RuntimeError("a stage left no output")
     common = {"dataset": fitted.dataset, "prepared": fitted.prepared}
     last, store = parameters.rounds[-1], context.store
-    looks = [do(stages.look(parameters, settings, posteriors=posteriors, measured=measured, **common))]
+    outputs = [do(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **common))]
     if settings.leave_out:
-        looks.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
-    claimed = RoundClaim.of(
-        store, parameters, dataset=fitted.dataset, posterior=posteriors[last], measured=measured[last]
-    )
+        outputs.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
+    claimed = RoundClaim(*fitted.claim(store, parameters, last))
     refits = _refits(context, parameters, claimed, do) if settings.refits else []
-    seen, *left_out = (stages.read(store.open(ref)) for ref in looks)
-    sections = page.sections(seen, left_out[0] if left_out else None, refits, claimed)
-    key = digest({"refs": [ref.sha256 for ref in looks], "refits": [list(pair) for pair in refits]})[:16]
+    checked, *left_out = (stages.read(store.open(ref)) for ref in outputs)
+    sections = page.sections(checked, left_out[0] if left_out else None, refits, claimed)
+    key = digest({"refs": [ref.sha256 for ref in outputs], "refits": [list(pair) for pair in refits]})[:16]
     file = page.write(context, parameters, sections, claim=claimed.claim, key=key)
-    figures = {k: float(v) for ref in looks for k, v in store.figures(ref).items() if isinstance(v, int | float)}
+    figures = {k: float(v) for ref in outputs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
     verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
-    rows.record(
+    ledger_records.record_evaluation(
         context,
         parameters,
-        label=recorded.DIAGNOSED,
+        subject=Diagnostics(refits=len(refits)),
         dataset=fitted.dataset,
-        refs={ref.kind: ref for ref in looks},
+        refs={ref.kind: ref for ref in outputs},
         details=figures | {f"epsilon at {name}": value for name, value in refits} | {"verdicts": verdicts},
         key=f"diagnosed-{parameters.data.population}-{key}",
         settings=method_digest(parameters),
@@ -117,12 +114,13 @@ def diagnose(
 
 
 def _sampled(context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None) -> DiagnoseResult:
-    """Of a formal posterior draw: its sampler."""
-    found = sampler.look(
-        context, parameters, do, notice=page.NOTICE, label="diagnostics of a retrain", prefect_run_id=prefect_run_id
-    )
+    """Diagnoses the sampler of a formal posterior draw."""
+    diagnosis = sampler.diagnose(context, parameters, do, notice=page.NOTICE, prefect_run_id=prefect_run_id)
     return DiagnoseResult(
-        report=found.report, epsilon=found.epsilon, verdicts={"sampler": found.verdict}, figures=dict(found.figures)
+        report=diagnosis.report,
+        epsilon=diagnosis.epsilon,
+        verdicts={"sampler": diagnosis.verdict},
+        figures=dict(diagnosis.figures),
     )
 
 
@@ -131,16 +129,16 @@ def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
 
 
 def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim, do: Do) -> list[tuple[str, float]]:
-    """Epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
+    """Returns epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
     epsilons = []
     for name, changed in _changed(parameters).items():
-        figures = context.store.figures(_finished(chain(changed, do).measured)[changed.rounds[-1]])
+        figures = context.store.figures(_finished(run_chain(changed, do).measured)[changed.rounds[-1]])
         epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
     return epsilons
 
 
 def _changed(parameters: RetrainParameters) -> dict[str, RetrainParameters]:
-    """The retrain with settings that nobody could justify exactly, changed one at a time."""
+    """Returns the retrain with settings that cannot be justified exactly, changed one at a time."""
     fit, sgd = parameters.fit, parameters.fit.sgd
     changes: dict[str, Mapping[str, object]] = {
         f"SGD rate × {factor:g}": {"sgd": sgd.model_copy(update={"learning_rate": factor * sgd.learning_rate})}

@@ -1,6 +1,6 @@
-"""A closer look at a formal posterior draw: had its chains reached the posterior, as the claim assumes?
+"""Diagnoses a formal posterior draw: had its chains reached the posterior, as the claim assumes?
 
-The fit was refused already if its diagnostics spoke against it; the page says by how much they did not.
+A fit with failing diagnostics was refused already; the page shows the margin of the others.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ from mechanisms.posterior import convergence
 from storage.artifacts import ArtifactRef
 from storage.durable import write_atomically
 from storage.errors import InputError
+from storage.ledger import Diagnostics
 from tasks.branches import formal
 from tasks.diagnosing import figures
 from tasks.pages.render import render
 from tasks.parameters import RetrainParameters
-from tasks.releasing import rows
+from tasks.releasing import ledger_records
 from tasks.releasing.claims import method_digest
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context, Step
 
 _NEAR = 1.1
-"""A diagnostic with less room than this to its limit is to be looked at."""
+"""Margin below which a diagnostic is to be investigated."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where the page lies, its verdict, and the figures."""
+class SamplerDiagnosis:
+    """Holds the path of the page, its verdict, and the figures."""
 
     report: str
     epsilon: float
-    verdict: Literal["fine", "look"]
+    verdict: Literal["fine", "investigate"]
     figures: Mapping[str, float]
 
 
 def refuse_early(parameters: RetrainParameters) -> None:
-    """What has no sampler to look at.
+    """Refuses a branch without a sampler.
 
     Raises:
         InputError: the formal branch draws from no posterior.
     """
-    branch, _ = formal.branch_of(parameters)
+    branch, _ = formal.formal_branch(parameters)
     if "sampler" not in type(branch.mechanism).model_fields:
         drawn = ", ".join(kind for kind, mechanism in kinds().items() if "sampler" in mechanism.model_fields)
         raise InputError(
-            f"formal.branch: {branch.name} draws from no posterior, and its claim rests on none; `autocoder audit` "
-            f"measures it, and diagnose looks at SWAG-PPM and at {drawn}"
+            f"formal.branch: {branch.name} draws from no posterior, so that diagnose does not apply. "
+            f"Measure it with `autocoder audit`; diagnose applies to SWAG-PPM and to {drawn}."
         )
 
 
-def look(
+def diagnose(
     context: Context,
     parameters: RetrainParameters,
     do: Callable[[Step], ArtifactRef],
     *,
     notice: str,
-    label: str,
     prefect_run_id: str | None,
-) -> Look:
-    """Reuse the fit of these parameters (or run it), and write one private page on its sampler.
+) -> SamplerDiagnosis:
+    """Reuses the fit of these parameters (or runs it), and writes one private page on its sampler.
 
     Args:
-        notice: what the page begins with. label: of the ledger's row.
+        notice: first line of the page.
 
     Raises:
-        MechanismError: the diagnostics fail: nothing is released from such a fit either.
+        MechanismError: the diagnostics fail; such a fit is not released either.
     """
     study, outcome = formal.run(context, parameters, do)
-    found = context.store.figures(outcome.fitted)
-    told = {name: float(found[name]) for name in convergence.FIGURES}
-    room = rooms(told)
-    verdict = "look" if min(room.values()) < _NEAR else "fine"
+    fit_figures = context.store.figures(outcome.fitted)
+    diagnostics = {name: float(fit_figures[name]) for name in convergence.FIGURES}
+    margin = margins(diagnostics)
+    verdict = "investigate" if min(margin.values()) < _NEAR else "fine"
     folder = context.workspace.private / "diagnostics" / outcome.fitted.sha256[:16]
     folder.mkdir(parents=True, exist_ok=True)
     page = render(
@@ -85,28 +85,28 @@ def look(
         source=provenance(),
         verdict=verdict,
         limits=convergence,
-        found=told,
-        picture=figures.rooms(room),
+        diagnostics=diagnostics,
+        picture=figures.margins(margin),
     )
     write_atomically(folder / "report.html", page.encode())
-    rows.record(
+    ledger_records.record_evaluation(
         context,
         parameters,
-        label=label,
+        subject=Diagnostics(),
         dataset=study.dataset,
         refs={"fit": outcome.fitted},
-        details=told | {"verdicts": {"sampler": verdict}},
+        details=diagnostics | {"verdicts": {"sampler": verdict}},
         settings=method_digest(parameters),
         prefect_run_id=prefect_run_id,
     )
-    return Look(str(folder / "report.html"), outcome.claim.epsilon or 0.0, verdict, told)
+    return SamplerDiagnosis(str(folder / "report.html"), outcome.claim.epsilon or 0.0, verdict, diagnostics)
 
 
-def rooms(found: Mapping[str, Any]) -> dict[str, float]:
-    """How many times each diagnostic could be worse before the fit would have been refused; at least 1 of each."""
+def margins(diagnostics: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the factor by which each diagnostic could be worse before the fit is refused; at least 1."""
     return {
-        "split R-hat, above 1": (convergence.LARGEST_R_HAT - 1) / max(found["r_hat"] - 1, 1e-6),
-        "effective draws, bulk": found["ess_bulk"] / convergence.SMALLEST_ESS,
-        "effective draws, tails": found["ess_tail"] / convergence.SMALLEST_ESS,
-        "acceptance": found["acceptance"] / convergence.SMALLEST_ACCEPTANCE,
+        "split R-hat, above 1": (convergence.LARGEST_R_HAT - 1) / max(diagnostics["r_hat"] - 1, 1e-6),
+        "effective draws, bulk": diagnostics["ess_bulk"] / convergence.SMALLEST_ESS,
+        "effective draws, tails": diagnostics["ess_tail"] / convergence.SMALLEST_ESS,
+        "acceptance": diagnostics["acceptance"] / convergence.SMALLEST_ACCEPTANCE,
     }

@@ -1,6 +1,6 @@
-"""Stages that look at a finished retrain: is Delta settled, does SWAG cover its iterates, what does one record do.
+"""Stages: diagnose a finished retrain: convergence of Delta, coverage of SWAG, influence of one record.
 
-Nothing here claims or releases. What the stages write holds per-record figures and stays private; their figures are
+These stages claim and release nothing. Their files hold per-record figures and stay private; their figures are
 aggregates. The mathematics are in `mechanisms.posterior.checks` and `mechanisms.audit.leave_one_out`.
 """
 
@@ -25,29 +25,33 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import checks, risks, swag
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, load_inputs
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
 
 FILE = "diagnostics.json"
 _GROUP = 5
-"""Records left out side by side: as many fits as stay in a core's cache."""
+"""Records left out in one batch: as many fits as stay in a core's cache."""
 
 
 class DiagnoseParameters(BaseModel, frozen=True, extra="forbid", title="Diagnose"):
-    """How closely to look."""
+    """Sets the extent of the diagnostics."""
 
     leave_out: int = Field(default=50, ge=0, le=10_000, title="Records left out", description="Each is one refit.")
     refits: bool = Field(default=True, title="Refits", description="Other learning rates and seeds: four more chains.")
     study_draws: int = Field(
-        default=100, ge=10, le=100_000, title="Draws of each study", description="From a posterior."
+        default=100, ge=10, le=100_000, title="Draws of each study", description="From each posterior."
     )
     horizon: int = Field(
-        default=50_000, ge=1000, le=10**9, title="Draws to extrapolate to", description="What Delta would be then."
+        default=50_000,
+        ge=1000,
+        le=10**9,
+        title="Draws to extrapolate to",
+        description="Number of draws for which Delta is extrapolated.",
     )
 
 
-def look(
+def posterior_checks(
     parameters: RetrainParameters,
     settings: DiagnoseParameters,
     *,
@@ -56,7 +60,7 @@ def look(
     posteriors: Mapping[str, ArtifactRef],
     measured: Mapping[str, ArtifactRef],
 ) -> Step:
-    """Everything that needs no refit."""
+    """Declares the diagnostics that need no refit."""
     inputs: dict[str, ArtifactRef | None] = {"dataset": dataset, "prepared": prepared}
     inputs |= {f"posterior_{name}": ref for name, ref in posteriors.items()}
     inputs |= {f"measured_{name}": ref for name, ref in measured.items()}
@@ -73,26 +77,26 @@ def look(
             "horizon": settings.horizon,
         },
         inputs=inputs,
-        body=partial(_look, parameters=parameters, settings=settings, rounds=tuple(posteriors)),
+        body=partial(_check_posteriors, parameters=parameters, settings=settings, rounds=tuple(posteriors)),
         modules=("tasks.diagnosing.stages",),
     )
 
 
-def _look(
+def _check_posteriors(
     work: Work, *, parameters: RetrainParameters, settings: DiagnoseParameters, rounds: tuple[str, ...]
 ) -> Mapping[str, Any]:
     trained = build(work.context, parameters.model, work.inputs["dataset"], seed=parameters.fit.seed)
     halves = {name: load_inputs(work.inputs["prepared"], name) for name in ("train", "test")}
-    seen: dict[str, Any] = {}
+    by_round: dict[str, Any] = {}
     for name in rounds:
         post = swag.load(work.inputs[f"posterior_{name}"], std_scale=parameters.fit.swag.std_scale)
         tensors = checkpoint.load(work.inputs[f"measured_{name}"] / "weights.safetensors")[0]
         trained.flat.copy_(post.mean)
-        seen[name] = _round(name, parameters, settings, post, tensors, halves["train"][1]) | {
+        by_round[name] = _round(name, parameters, settings, post, tensors, halves["train"][1]) | {
             f"{half}_log_likelihood": checks.mean_log_likelihood(trained, *halves[half]) for half in halves
         }
     last = rounds[-1]
-    seen_last = {"scales": [], "ranks": []}
+    studied: dict[str, list[Any]] = {"scales": [], "ranks": []}
     post = swag.load(work.inputs[f"posterior_{last}"], std_scale=parameters.fit.swag.std_scale)
     alpha = _alpha(last, checkpoint.load(work.inputs[f"measured_{last}"] / "weights.safetensors")[0])
     studies = list(checks.variants(post))
@@ -106,10 +110,10 @@ def _look(
             purpose="diagnose",
             weights=alpha,
         ).sensitivity
-        seen_last[study].append([value, _bounded(parameters, last, largest)])
+        studied[study].append([value, _bounded(parameters, last, largest)])
         work.progress(done, len(studies))
-    (work.out / FILE).write_text(json.dumps({"rounds": seen, "released_from": last} | seen_last))
-    figures = seen[last]
+    (work.out / FILE).write_text(json.dumps({"rounds": by_round, "released_from": last} | studied))
+    figures = by_round[last]
     return {
         "largest_seen": figures["running"][-1],
         **({} if figures["tail"] is None else {"at_horizon": figures["tail"]["expected"]}),
@@ -120,7 +124,7 @@ def _look(
 
 
 def _alpha(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Weights that the round was fitted with: none in the base round, whose file holds the next one's."""
+    """Returns the weights of the round's fit: ones in the base round, whose file holds those of the next."""
     return torch.ones_like(tensors["alpha"]) if name == "base" else tensors["alpha"]
 
 
@@ -164,7 +168,7 @@ def leave_out(
     prepared: ArtifactRef,
     measured: ArtifactRef,
 ) -> Step:
-    """Refit the released round without each of some records; compare what a draw says of it, and the densities."""
+    """Declares refits of the released round without each of some records, to compare draws and densities."""
     last, bound = parameters.rounds[-1], parameters.bounded(parameters.rounds[-1])
     return Step(
         name="leave-one-out",
@@ -232,5 +236,5 @@ def _leave_out(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What one of these stages wrote."""
+    """Reads the output of one of these stages."""
     return json.loads((folder / FILE).read_text())

@@ -1,1 +1,1 @@
-"""From a file to a fitted posterior: data, training, passes over draws, evaluation."""
+"""Turns a file into a fitted posterior: data, training, passes over draws, evaluation."""

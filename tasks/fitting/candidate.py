@@ -1,7 +1,8 @@
-"""What a release takes its parameters from: a SWAG posterior, to be drawn from once, or one fit with noise in it."""
+"""Holds the candidate of a release: a SWAG posterior, to be drawn from once, or one fit with noise in it."""
 
 from __future__ import annotations
 
+import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
@@ -11,13 +12,21 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.posterior import risks, swag
 from mechanisms.privacy.entropy import system_normal
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, load_inputs
+from storage.errors import StorageError
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.train import load_weights
 from tasks.running.stage import Context
 
 
+def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
+    """Returns the digests of a release's artifacts, by their names in the ledger."""
+    if measured is None:
+        return {"dataset": dataset.sha256, "fit": fitted.sha256}
+    return {"dataset": dataset.sha256, "posterior": fitted.sha256, "sensitivity": measured.sha256}
+
+
 class Candidate(BaseModel, frozen=True, extra="forbid"):
-    """References and settings from which the released model follows, up to the one draw."""
+    """Holds the references and settings from which the released model follows, up to the one draw."""
 
     dataset: ArtifactRef
     prepared: ArtifactRef
@@ -30,28 +39,50 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
     std_scale: float = Field(default=1.0, description="of the SWAG draw's standard deviation")
     bound: float | None = Field(default=None, description="B of a bounded likelihood, in nats; None: not bounded")
 
-    def take(self, context: Context) -> Tensor:
-        """The parameters to release, flat: one draw with the operating system's entropy, or the fit's own.
+    @property
+    def artifact_digests(self) -> dict[str, str]:
+        """Returns the digests of its artifacts, by their names in the ledger."""
+        return artifact_digests(dataset=self.dataset, fitted=self.fitted, measured=self.measured)
 
-        Called once a release: whoever calls again draws again.
+    def take(self, context: Context) -> Tensor:
+        """Returns the parameters to release, flat: one draw with the operating system's entropy, or the fit's.
+
+        A release calls this once: a second call draws again.
         """
         folder = context.store.open(self.fitted)
         if self.measured is None:
             return checkpoint.load(folder / "theta.safetensors")[0]["theta"]
         return swag.sample(swag.load(folder, std_scale=self.std_scale), normal=system_normal)
 
-    def untrained(self, context: Context) -> Classifier:
-        """The model as training found it."""
+    def require_draw(self, context: Context, theta: Tensor) -> None:
+        """Refuses parameters that cannot be a draw of this posterior, or are not those of this fit.
+
+        Raises:
+            StorageError: they differ.
+        """
+        folder = context.store.open(self.fitted)
+        if self.measured is None:
+            possible = torch.equal(checkpoint.load(folder / "theta.safetensors")[0]["theta"], theta)
+        else:
+            possible = swag.within_reach(swag.load(folder, std_scale=self.std_scale), theta)
+        if not possible:
+            raise StorageError(
+                f"draw: its parameters are not of the planned stage {self.fitted.kind} ({self.fitted.sha256[:12]}…). "
+                "Run `autocoder ledger recover`"
+            )
+
+    def build_untrained(self, context: Context) -> Classifier:
+        """Builds the model as it was before training."""
         return build(context, self.model, context.store.open(self.dataset), seed=self.seed)
 
     def classifier(self, context: Context, theta: Tensor) -> Classifier:
-        """The model with these parameters."""
-        trained = self.untrained(context)
-        trained.flat.copy_(theta)
-        return trained
+        """Builds the model with these parameters."""
+        model = self.build_untrained(context)
+        model.flat.copy_(theta)
+        return model
 
     def sensitivity_at(self, context: Context, theta: Tensor) -> float | None:
-        """Delta at these parameters over the training records; None where the guarantee does not depend on them."""
+        """Measures Delta at these parameters over the training records; None without such a guarantee."""
         if self.measured is None:
             return None
         records, labels = load_inputs(context.store.open(self.prepared), "train")

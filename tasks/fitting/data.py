@@ -1,9 +1,9 @@
-"""Stages that turn a file into what a classifier reads: ingest, then tokens or features."""
+"""Defines the stages that turn a file into a classifier's inputs: ingest, then tokens or features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,56 +14,76 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from mechanisms.model import checkpoint, classifier, encoders
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs, TokenInputs, save_features
+from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.schema import FeatureSchema
 from storage import ingest as ingestion
 from storage.artifacts import ArtifactRef, file_digest, files_digest
-from storage.datasets import load_labels, load_split, load_values
+from storage.datasets import load_labels, load_table, load_values
 from storage.errors import InputError
-from tasks.fitting.prepared import SPLITS, feature_schema
+from storage.ingest.value_lists import read_value_lists, set_value_lists
+from tasks.fitting.model_inputs import SPLITS, feature_schema
+from tasks.fitting.prior import lexicon_of
+from tasks.fitting.texts import texts_of
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
 
+PART = 4096
+"""Texts that are encoded, saved and joined at a time; what is in memory grows with it and not with the records."""
+
 
 def ingest(data: DataParameters) -> Step:
-    """Read, validate, sample and split the records."""
+    """Reads, validates, samples and splits the records."""
     source = Path(data.source).expanduser()
     lists = data.codelists
     for path in filter(None, (source, *lists.values())):
         if not path.is_file():
-            raise InputError(f"no file {path}")
+            raise InputError(f"file {path} does not exist. Check the path")
     named = {"classification": data.classification, "classification_version": data.classification_version}
-    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json"), "source": file_digest(source)}
+    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
+    values = read_value_lists(data.ingest.value_columns)
+    set_value_lists(config["ingest"], values)
     for name, path in lists.items():
-        known = None if path is None else file_digest(path)
+        content = None if path is None else file_digest(path)
         if name:
-            config["ingest"]["fields"][name]["codelist"] = known  # what it holds, wherever it lies
-        elif known is not None:
-            config["codelist"] = known
+            config["ingest"]["fields"][name]["codelist"] = content  # of the file, wherever it is
+        elif content is not None:
+            config["codelist"] = content
 
     def body(work: Work) -> Mapping[str, Any]:
         result = ingestion.ingest(
             source,
             work.out,
-            data.ingest,
+            data.ingest.model_copy(update={"value_columns": values}),
             lists.get(""),
             progress=lambda done, total: work.progress(done, total or done),
         )
         schema = feature_schema(work.out)
         features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
-        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source", "fingerprint")
+        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
         figures = features | named | {name: getattr(result, name) for name in counted}
+        figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
         if result.fields:
             figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
+        if values:
+            figures["value_columns"] = {name: list(own) for name, own in values.items()}
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 
-    return Step(name="ingest", label="ingest", config=config, inputs={}, body=body, modules=("storage.ingest",))
+    return Step(
+        name="ingest",
+        label="ingest",
+        config=config,
+        inputs={},
+        body=body,
+        modules=("storage.ingest",),
+        record_digests={"source": file_digest(source)},
+    )
 
 
 def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
-    """Tokens of both splits, the frozen encoder's features for trainable part `head`, or a table's or images' own."""
+    """Prepares both splits: tokens, the frozen encoder's features, or those of a table or images."""
     if model.pooling == "none":
         return Step(
             name="features",
@@ -78,7 +98,11 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
         config["pooling"] = model.pooling
         if model.precision != "float32":
             config["precision"] = model.precision
+    if model.lexical != "none":
+        config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence", "prior_sentences"})
     files = encoders.digest_parts(model.encoder)
+    if model.lora_layers is not None:
+        config |= model.model_dump(include={"lora_layers", "precision"})
     config["encoder_digest"] = files_digest(files) if files else encoders.revision(model.encoder)
     return Step(
         name="features" if head else "tokens",
@@ -92,32 +116,56 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
 
 def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
     dataset = work.inputs["dataset"]
-    splits = {name: load_split(dataset, name) for name in SPLITS}
-    total = sum(len(split) for split in splits.values())
+    tables = {name: load_table(dataset, name) for name in SPLITS}
+    total = sum(table.num_rows for table in tables.values())
+    lexicon = lexicon_of(work.context, model, dataset)
+    tokenizer = classifier.tokenizer(model)
+    encoder = None
+    if model.trainable == "head":
+        encoder = classifier.build(
+            model.frozen(), num_labels=2, seed=seed, device=classifier.device_of(work.context.device)
+        )
     work.sized(total)
     tokens_seen, done = 0, 0
-    for name, split in splits.items():
-        tokens = classifier.tokenize(model, list(split["text"]))
-        tokens_seen += int(tokens.offsets[-1])
-        if model.trainable == "head":
-            made = _features(work, name, tokens, model=model, seed=seed, before=done, total=total)
+    for name, table in tables.items():
+        texts = texts_of(dataset, table)
+        file = work.out / f"{name}.safetensors"
+        if encoder is None:
+            tokens = tokenizer(texts)
+            tokens_seen += int(tokens.offsets[-1])
+            words = None if lexicon is None else lexicon.words(texts)
+            states = _states(work, tokens, model=model, before=done, total=total)
+            replace(tokens, words=words, states=states).save(file)
         else:
-            made = tokens
-        made.save(work.out / f"{name}.safetensors")
-        done += len(split)
+            places, parts = encode_texts(
+                work.scratch / f"features_{name}",
+                texts,
+                encoder=encoder,
+                tokenizer=tokenizer,
+                progress=lambda count, before=done: work.progress(before + count, total),
+            )
+            tokens_seen += int(torch.cat([part["lengths"] for part in parts])[places].sum())
+            blocks = blocks_of(texts, places, [part["features"] for part in parts], lexicon)
+            width = parts[0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
+            save_features(file, (len(texts), width), blocks)
+        done += len(texts)
         work.progress(done, total)
         save_labels(work.out, name, load_labels(dataset, name))
-    figures = {"precision": model.precision} if model.trainable == "head" else {}
+    figures: dict[str, Any] = {"precision": model.precision} if encoder is not None else {}
+    if lexicon is not None:
+        figures["words"] = lexicon.columns
     figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
     return {"records": total} | figures
 
 
 def _scale(work: Work) -> Mapping[str, Any]:
-    """Values as features in [0, 1]; bounds that are not public are those of the training records."""
+    """Scales values to features in [0, 1]; bounds that are not public are those of the training records."""
     dataset = work.inputs["dataset"]
     schema = feature_schema(dataset)
     if schema is None:
-        raise InputError("model.pooling=none is for data of kind `table` or `images`")
+        raise InputError(
+            "model.pooling=none needs data of kind `table` or `images`. Set data.ingest.kind or model.pooling"
+        )
     values = {name: torch.from_numpy(load_values(dataset, name)) for name in SPLITS}
     schema = schema.bounded_by(values["train"])
     schema.save(work.out)
@@ -135,36 +183,66 @@ def _widths(schema: FeatureSchema) -> dict[str, int]:
     return {"features": len(schema.names), "columns": len(schema.columns)}
 
 
-def _features(
-    work: Work, name: str, tokens: TokenInputs, *, model: ModelConfig, seed: int, before: int, total: int
-) -> FeatureInputs:
-    """Encode in batches, keeping what is done every 2,048 records, so that a killed run goes on from there."""
-    encoder = classifier.build(model, num_labels=2, seed=seed, device=classifier.device_of(work.context.device))
-    parts = work.scratch / f"features_{name}"
-    parts.mkdir(exist_ok=True)
-    kept = [checkpoint.load(path)[0] for path in sorted(parts.glob("*.safetensors"))]
-    finished = torch.cat([part["index"] for part in kept]) if kept else None
-    pending: list[tuple[torch.Tensor, torch.Tensor]] = []
-    count = 0 if finished is None else len(finished)
-    files = len(kept)
+def encode_texts(
+    folder: Path,
+    texts: Sequence[str],
+    *,
+    encoder: Classifier,
+    tokenizer: Callable[[Sequence[str]], TokenInputs],
+    progress: Callable[[int], None],
+) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    """Encodes each distinct text once and saves every `PART` of them, so that a killed run continues from there.
 
-    def on_batch(index: torch.Tensor, rows: torch.Tensor) -> None:
-        nonlocal count, files
-        count += len(index)
-        pending.append((index, rows))
-        if sum(len(i) for i, _ in pending) >= 2048:
-            indices, features = (torch.cat(column) for column in zip(*pending, strict=True))
-            checkpoint.save(parts / f"{files:06d}.safetensors", {"index": indices, "features": features}, {})
-            files += 1
-            pending.clear()
-        work.progress(before + count, total)
+    Returns: the place of each record's text among the distinct ones, int64 [n]; features and lengths in tokens of
+        these, in parts that are memory-mapped.
+    """
+    place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+    distinct, places = list(place), torch.tensor([place[text] for text in texts], dtype=torch.int64)
+    folder.mkdir(exist_ok=True)
+    parts: list[dict[str, torch.Tensor]] = []
+    for start in range(0, max(len(distinct), 1), PART):
+        file = folder / f"{start:09d}.safetensors"
+        if not file.is_file():
+            tokens = tokenizer(distinct[start : start + PART])
+            count = start
 
-    made = encoder.encode(tokens, done=finished, on_batch=on_batch)
-    for part in kept:
-        made.features[part["index"]] = part["features"]
-    return made
+            def on_batch(records: int) -> None:
+                nonlocal count
+                count += records
+                progress(count)
+
+            features = encoder.encode(tokens, on_batch=on_batch).features
+            checkpoint.save(file, {"features": features, "lengths": tokens.lengths}, {})
+        parts.append(checkpoint.load(file)[0])
+    return places, parts
+
+
+def blocks_of(
+    texts: Sequence[str], places: torch.Tensor, parts: Sequence[torch.Tensor], lexicon: Lexicon | None
+) -> Iterator[torch.Tensor]:
+    """Yields the features of all records in order, `PART` records at a time, with their words where there are any."""
+    for start in range(0, len(texts), PART):
+        wanted = places[start : start + PART]
+        block = torch.empty(len(wanted), parts[0].shape[1])
+        for part in torch.unique(wanted // PART).tolist():
+            here = wanted // PART == part
+            block[here] = parts[part][wanted[here] % PART]
+        yield block if lexicon is None else lexicon.join(block, lexicon.words(texts[start : start + PART]))
+
+
+def _states(work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int, total: int) -> torch.Tensor | None:
+    """Computes the states below the layers that train, which are as private as the records."""
+    done = 0
+
+    def on_batch(count: int) -> None:
+        nonlocal done
+        done += count
+        work.progress(before + len(tokens) * done // len(tokens.ids), total)
+
+    device = classifier.device_of(work.context.device)
+    return classifier.states(model, tokens, device=device, on_batch=on_batch)
 
 
 def save_labels(folder: Path, split: str, labels: Sequence[int] | NDArray[np.int64]) -> None:
-    """Labels of a split ([n]; of several fields [n, fields]), beside its inputs, where `load_inputs` looks for them."""
+    """Saves labels of a split ([n]; of several fields [n, fields]) next to its inputs, for `load_inputs`."""
     save_file({"labels": torch.as_tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")

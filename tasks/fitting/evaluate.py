@@ -1,4 +1,4 @@
-"""Internal figures on the test half. They are computed from private records and are no part of a release."""
+"""Computes internal figures on the test half, from private records. They are not part of a release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mechanisms.model import calibration, metrics
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, load_inputs
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import FitParameters
 from tasks.running.stage import Step, Work
 
@@ -25,7 +25,7 @@ def evaluate(
     prepared: ArtifactRef | None,
     posteriors: Mapping[str, ArtifactRef | None],
 ) -> Step:
-    """F1 and accuracy of the base fit and of one seeded draw (not the released one) of each later posterior."""
+    """Scores the base fit and one seeded draw (not the released one) of each later posterior."""
 
     def body(work: Work) -> Mapping[str, Any]:
         trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
@@ -57,17 +57,17 @@ def evaluate(
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
-    """Weighted and macro F1, accuracy, and what it could code alone, at the classifier's present parameters.
+    """Returns weighted and macro F1, accuracy, and what it could code alone, at the current parameters.
 
-    Of several fields the means, in which each field counts alike, of the records that have it.
+    With several fields these are means over fields with equal weights, each over the records that have the field.
     """
-    given = trained.predict(records)
+    predicted = trained.predict(records)
     if trained.fields is None:
-        figures = asdict(metrics.classification(labels.numpy(), given.argmax(-1).numpy()))
-        return figures | calibration.coded_alone(given, labels)
+        figures = asdict(metrics.classification(labels.numpy(), predicted.argmax(-1).numpy()))
+        return figures | calibration.coded_alone(predicted, labels)
     each = []
-    for span, own in zip(trained.fields.spans, trained.fields.columns(labels), strict=True):
-        labelled, scored = own[own >= 0], given[:, span][own >= 0]
+    for span, column in zip(trained.fields.spans, trained.fields.columns(labels), strict=True):
+        labelled, scored = column[column >= 0], predicted[:, span][column >= 0]
         figures = asdict(metrics.classification(labelled.numpy(), scored.argmax(-1).numpy()))
         each.append(figures | calibration.coded_alone(scored, labelled))
     return {name: sum(one[name] for one in each) / len(each) for name in each[0] if all(name in one for one in each)}

@@ -1,6 +1,6 @@
-"""Stages of a mechanism that is one fit: plan its noise, fit at a seed, say what the fit gives each record.
+"""Defines the stages of a mechanism that is one fit: plan its noise, fit at a seed, predict each record.
 
-Each keys on the mechanism's own module: a sibling, a metric or a page may change and leaves them finished.
+Their keys include the mechanism's module: a change of another mechanism, a metric or a page leaves them finished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.privacy import separately
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, feature_schema, fields_of, label_count, load_inputs
+from tasks.fitting.model_inputs import build, feature_schema, fields_of, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -28,13 +28,13 @@ _BUILDING = threading.Lock()
 
 
 def modules(mechanism: Mechanism) -> tuple[str, ...]:
-    """The code behind a stage of this mechanism: its own and this, and nothing of its siblings."""
+    """Returns the modules behind a stage of this mechanism: the mechanism's and this one."""
     return (type(mechanism).__module__, "tasks.fitting.fits")
 
 
 def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
-    """Solve the noise of a branch for the target; the same for all seeds."""
-    if not mechanism.aims:
+    """Solves the noise of a branch for the target; all seeds share it."""
+    if not mechanism.has_target:
         task = task.model_copy(update={"target_epsilon": None})
 
     def body(work: Work) -> Mapping[str, Any]:
@@ -53,23 +53,23 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
 
 
 def _separately(planned: Plan, task: Task) -> dict[str, float]:
-    """Of several fields: what a release a field would cost, in the place of one of all."""
+    """Prices one release per field, in place of one release of all fields."""
     if not task.fields or planned.event is None:
         return {}
     delta = (planned.mechanism.delta if isinstance(planned.mechanism, Aimed) else None) or task.delta
-    apart = separately.priced(
+    apart = separately.composed_cost(
         planned.event, fields=len(task.fields), delta=delta, records_per_unit=task.records_per_unit
     )
     return {} if apart is None else {f"separate_{name}": value for name, value in asdict(apart).items()}
 
 
 def plan_of(folder: Path) -> Plan:
-    """What `plan` wrote."""
+    """Loads the output of `plan`."""
     return Plan.model_validate_json((folder / "plan.json").read_text())
 
 
 def event_of(folder: Path) -> Event:
-    """The event of a fitted branch."""
+    """Loads the event of a fitted branch."""
     return decode(json.loads((folder / "event.json").read_text()))
 
 
@@ -83,7 +83,7 @@ def fit(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Fit a plan of this mechanism at one seed. Noise that protects has no seed: it is anew in each."""
+    """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws its own."""
 
     def body(work: Work) -> Mapping[str, Any]:
         records = Records(*load_inputs(work.inputs["prepared"], "train"))
@@ -95,7 +95,7 @@ def fit(
     return Step(
         name="branch-fit",
         label=f"{name}, seed {seed}",
-        # the mechanism follows from the plan; here it tells a release where its settings are from
+        # the mechanism follows from the plan; a release reads the origin of its settings here
         config={"model": model.model_dump(mode="json"), "seed": seed, "mechanism": mechanism.model_dump(mode="json")},
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
         body=body,
@@ -104,7 +104,7 @@ def fit(
 
 
 def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
-    """What a mechanism is given of a stage."""
+    """Returns what a stage gives to a mechanism."""
 
     def classifier() -> Classifier:
         with _BUILDING:
@@ -133,7 +133,7 @@ def predict(
     purpose: str = "evaluate",
     splits: tuple[str, ...] = ("test",),
 ) -> Step:
-    """Log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
+    """Predicts log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
 
     def body(work: Work) -> Mapping[str, Any]:
         run = run_of(work, model, seed)
@@ -142,8 +142,8 @@ def predict(
             inputs, _ = load_inputs(work.inputs["prepared"], split)
             scores = fitted.log_probabilities(inputs)
             # in float32, with the most probable class as float64 has it: rounding makes ties
-            kept = {"log_probabilities": scores.float(), "predicted": run.layout.predicted(scores)}
-            checkpoint.save(work.out / f"{split}.safetensors", kept, {})
+            tensors = {"log_probabilities": scores.float(), "predicted": run.layout.predicted(scores)}
+            checkpoint.save(work.out / f"{split}.safetensors", tensors, {})
         return {}
 
     config = {"model": model.model_dump(mode="json"), "seed": seed, "purpose": purpose, "splits": splits}
@@ -158,5 +158,5 @@ def predict(
 
 
 def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
-    """`log_probabilities` float32 [n, classes] and `predicted` int64 [n] of one half; of several fields [n, fields]."""
+    """Loads `log_probabilities` float32 [n, classes] and `predicted` int64 [n] of a split ([n, fields] of several)."""
     return checkpoint.load(folder / f"{split}.safetensors")[0]

@@ -1,19 +1,26 @@
-"""Stage: the code list through the frozen encoder, once a list and encoder. It is public: no record is read."""
+"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, invented narratives.
+
+No record is read. The titles start the head (`start`), and scale the words next to the encoder (`lexicon_of`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mechanisms.model import checkpoint, classifier, encoders, prior
+from mechanisms.model import lexicon as words
 from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.lexicon import Lexicon
+from mechanisms.model.valued_text import ValueColumn
+from storage import demo_data
 from storage.artifacts import digest, files_digest
-from storage.codelist import Code, read_codelist, told, told_in_place, told_in_sentence
-from storage.datasets import load_spaces
+from storage.codelist import Code, describe, describe_in_sentence, describe_with_levels, read_codelist
+from storage.datasets import load_spaces, load_value_lists
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
 
@@ -21,35 +28,67 @@ _FILE = "titles.safetensors"
 
 
 def stages(model: ModelConfig, codelists: Mapping[str, Path | None]) -> list[Step]:
-    """What a run needs of this before its fits: nothing without a prior, else one for the code list of each field.
+    """Returns the stages that a run needs before its fits: one for the code list of each field whose titles are read.
 
     Args:
-        codelists: those whose every code is a class. Which codes are observed is known after ingest: `start` does them.
+        codelists: those whose every code is a class. For observed codes, which ingest counts, `start` embeds them.
     """
-    if model.prior == "none":
-        return []
-    return [titles(model, read_codelist(file), field=name) for name, file in codelists.items() if file is not None]
+    public = [narratives(model)] if model.lexical == "hashed" else []
+    if "titles" not in (model.prior, model.lexical):
+        return public
+    lists = {name: file for name, file in codelists.items() if file is not None}
+    return public + [titles(model, read_codelist(file), field=name) for name, file in lists.items()]
 
 
 def titles(model: ModelConfig, codes: Sequence[Code], *, field: str = "") -> Step:
-    """Embeddings of each code's public text, of one field.
+    """Embeds each code's public text, of one field.
 
     Raises:
         InputError: no code has a title.
     """
     model = model.of_field(field)
-    texts = [told(codes), told_in_place(codes)]
-    if model.prior_sentence:
-        texts.append(
-            [said or own for said, own in zip(told_in_sentence(codes, model.prior_sentence), texts[0], strict=True)]
-        )
+    texts = texts_of(model, codes)
     if not any(texts[0]):
         option = f"data.ingest.fields.{field}.codelist" if field else "--codelist"
-        raise InputError(f"model.prior: no code of the list has a title; give {option} one that has, or --prior none")
+        setting = "prior" if model.prior == "titles" else "lexical"
+        instead = "--prior none" if model.prior == "titles" else "set model.lexical=hashed"
+        raise InputError(
+            f"model.{setting}: the code list has no titles. Give {option} a list with titles, or {instead}"
+        )
+    return _step(f"titles of {field}" if field else "titles", model, texts)
+
+
+def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
+    """Returns the kinds of text of each code: its title, that with the levels above, and that in the field's sentence.
+
+    The last kind exists where the field has a sentence. A code without title or description has empty texts.
+    """
+    texts = [describe(codes), describe_with_levels(codes)]
+    if model.prior_sentence:
+        in_sentence = describe_in_sentence(codes, model.prior_sentence)
+        texts.append([sentence or title for sentence, title in zip(in_sentence, texts[0], strict=True)])
+    return texts
+
+
+def narratives(model: ModelConfig) -> Step:
+    """Embeds invented narratives, the public texts of a model without a code list."""
+    return _step("invented narratives", model, [invented_narratives()])
+
+
+@cache
+def invented_narratives() -> list[str]:
+    """Returns narratives that nobody wrote, the same everywhere."""
+    return demo_data.narratives(_NARRATIVES, seed=_SEED)
+
+
+_NARRATIVES, _SEED = 256, 20261124
+
+
+def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
     files = encoders.digest_parts(model.encoder)
     return Step(
         name="titles",
-        label=f"titles of {field}" if field else "titles",
+        label=label,
         config={
             "texts": digest(texts),
             "encoder_digest": files_digest(files) if files else encoders.revision(model.encoder),
@@ -64,18 +103,56 @@ def titles(model: ModelConfig, codes: Sequence[Code], *, field: str = "") -> Ste
 def _embed(work: Work, *, model: ModelConfig, texts: list[list[str]]) -> Mapping[str, Any]:
     device = classifier.device_of(work.context.device)
     embeddings = prior.embed(model, [text for kind in texts for text in kind], device=device)
-    known = [bool(text) for text in texts[0]]
-    kinds = {"embeddings": embeddings.unflatten(0, (len(texts), len(known)))}
-    checkpoint.save(work.out / _FILE, kinds, {"known": known})
-    return {"codes": len(known), "with_text": sum(known)}
+    with_title = [bool(text) for text in texts[0]]
+    kinds = {"embeddings": embeddings.unflatten(0, (len(texts), len(with_title)))}
+    checkpoint.save(work.out / _FILE, kinds, {"with_title": with_title})
+    return {"codes": len(with_title), "with_text": sum(with_title)}
 
 
-def start(context: Context, built: Classifier, dataset: Path) -> None:
-    """Put the prior of a data set's code lists into an untrained classifier; computed here where no run has yet."""
+def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loads the embeddings [kinds, texts, width] of a step, and which texts are not empty. Computes them if needed."""
+    folder = context.store.open(step.find(context.store) or run_step(context, step))
+    tensors, header = checkpoint.load(folder / _FILE)
+    return tensors["embeddings"], torch.tensor(header["with_title"])
+
+
+def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon | None) -> None:
+    """Puts the prior of a data set's code lists into an untrained classifier."""
     spaces = load_spaces(dataset)
     rows = (slice(None),) if built.fields is None else built.fields.spans
-    for (name, codes), own in zip(spaces.items(), rows, strict=True):
-        step = titles(built.config, codes, field=name)
-        folder = context.store.open(step.find(context.store) or run_step(context, step))
-        tensors, told = checkpoint.load(folder / _FILE)
-        prior.start(built, tensors["embeddings"], torch.tensor(told["known"]), rows=own)
+    for (name, codes), span in zip(spaces.items(), rows, strict=True):
+        embedded, with_title = embeddings(context, titles(built.config, codes, field=name))
+        if lexicon is not None:
+            kinds = zip(embedded, texts_of(built.config.of_field(name), codes), strict=True)
+            embedded = torch.stack([lexicon.join(kind, lexicon.words(texts)) for kind, texts in kinds])
+        prior.start(built, embedded, with_title, rows=span)
+
+
+def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon | None:
+    """Makes the lexicon of a data set's code lists: one vocabulary for all fields, and the public values of columns.
+
+    None where the model reads neither. The scales come from the titles, each in its field's sentence where there is
+    one. `hashed` and values alone need no code list: their scales come from invented narratives.
+    """
+    lists = load_value_lists(dataset)
+    if model.lexical == "none" and not lists:
+        return None
+    public: Any = {"language": model.lexical_language}
+    public["value_columns"] = tuple(ValueColumn(name=name, values=own) for name, own in lists.items())
+    if model.lexical != "titles":
+        embedded, _ = embeddings(context, narratives(model))
+        return words.build(model.lexical, vocabulary=(), texts=invented_narratives(), features=embedded[0], **public)
+    spaces = load_spaces(dataset)
+    texts, features = list[str](), list[torch.Tensor]()
+    for name, codes in spaces.items():
+        field = model.of_field(name)
+        embedded, with_title = embeddings(context, titles(model, codes, field=name))
+        kind = -1 if field.prior_sentence else 0
+        texts += [text for text in texts_of(field, codes)[kind] if text]
+        features.append(embedded[kind][with_title])
+    vocabulary = words.vocabulary_of(
+        (text for codes in spaces.values() for text in describe(codes)),
+        leave_out=[model.of_field(name).prior_sentence for name in spaces],
+        language=model.lexical_language,
+    )
+    return words.build("titles", vocabulary=vocabulary, texts=texts, features=torch.cat(features), **public)

@@ -1,162 +1,167 @@
-"""Stages over posterior draws: risks and weights, sensitivity, equation 7.
+"""Defines the stages over posterior draws: risks, sensitivity, and the weights that follow from them.
 
-They measure, in nats a record. What that claims for a unit of several records is the accountant's to say.
+They measure nats per record. The accountant derives the claim for a unit of several records. Draw number s depends on
+(seed, purpose, s) alone, so that a shard of draws is the same wherever it is run, and maxima over shards are the maxima
+over all draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from mechanisms.model import checkpoint
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import ModelConfig
 from mechanisms.model.precision import Precision
-from mechanisms.posterior import risks as pseudo_posterior
+from mechanisms.posterior import risks, rounds, swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.posterior.rounds import TABLE, Purpose, RoundName
 from mechanisms.privacy.numerics import failure_probability
 from storage.artifacts import ArtifactRef
-from tasks.fitting.draws import Draws, Purpose
-from tasks.fitting.fan_out import passed
-from tasks.fitting.train import load_weights
-from tasks.parameters import FitParameters
+from tasks.fitting.model_inputs import build, load_inputs
+from tasks.fitting.train import Round, load_weights
+from tasks.running.shard_runs import Part
+from tasks.running.shards import run_parts
 from tasks.running.stage import Step, Work
 
 _FILE = "weights.safetensors"
-"""Of every stage here: `alpha` float32 [n], and from a pass `risk` [n] and `draw_maxima` [S]."""
+"""Of the stages: `alpha` float32 [n], and from a pass `risk` [n] and `draw_maxima` [S]."""
+_PASS = "pass.safetensors"
+"""Of a shard, and of a checkpoint."""
+_SAVE_EVERY = 64
+"""Draws between two checkpoints of a pass, at most."""
 
 
-def risks(
-    model: ModelConfig,
-    fit: FitParameters,
-    config: PseudoPosteriorConfig,
-    *,
-    dataset: ArtifactRef | None,
-    prepared: ArtifactRef | None,
-    posterior: ArtifactRef | None,
-) -> Step:
-    """Per-record risks over draws of the unweighted posterior."""
+class Draws(Part, frozen=True, title="Draws"):
+    """Holds the settings of a pass. Its inputs are the records, the posterior and, if any, the weights."""
 
-    def body(work: Work) -> Mapping[str, Any]:
-        done = passed(work, _draws(model, fit, config, "risk", config.risk_draws))
-        _save(work, done, torch.ones_like(done.risk))
-        return {"draws": config.risk_draws, "largest_risk": done.sensitivity}
+    model: ModelConfig = Field(title="Model")
+    seed: int = Field(ge=0, lt=2**53, title="Seed", description="Of the fit; draw s depends on it, the purpose and s.")
+    std_scale: float = Field(gt=0, allow_inf_nan=False, title="Standard deviation scale", description="Of SWAG.")
+    precision: Literal["float32", "bfloat16"] = Field(default="float32", title="Precision", description="Of the pass.")
+    purpose: Purpose = Field(title="Purpose", description="What the draws are for.")
 
-    return Step(
-        name="risks",
-        label="risks",
-        config=_config(model, fit, config, config.risk_draws),
-        inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior},
-        body=body,
-    )
+    @property
+    def label(self) -> str:
+        """Describes the draws, counted from one."""
+        return f"{self.purpose} draws {self.first + 1} to {self.end}"
 
 
-def weights(config: PseudoPosteriorConfig, *, risks: ArtifactRef | None) -> Step:
-    """The weights that risks map to; apart from them, so that other c and g cost no draws."""
+def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRef | None) -> Step:
+    """Measures risks over draws of the base posterior, or Delta over draws of a later one."""
+    draws, purpose = TABLE[this.name].draws(config), TABLE[this.name].purpose
+    settings = {"seed": this.fit.seed, "std_scale": this.fit.swag.std_scale, "precision": precision(this.model, config)}
 
     def body(work: Work) -> Mapping[str, Any]:
-        risk = checkpoint.load(work.inputs["risks"] / _FILE)[0]["risk"]
-        return _keep(work, pseudo_posterior.risk_weights(risk, c=config.c, g=config.g))
-
-    return Step(
-        name="risk-weights",
-        label="risk weights",
-        config={"c": config.c, "g": config.g},
-        inputs={"risks": risks},
-        body=body,
-    )
-
-
-def sensitivity(
-    round_name: str,
-    model: ModelConfig,
-    fit: FitParameters,
-    config: PseudoPosteriorConfig,
-    *,
-    dataset: ArtifactRef | None,
-    prepared: ArtifactRef | None,
-    posterior: ArtifactRef | None,
-    weights: ArtifactRef | None,
-    weighted: bool = True,
-    bounded: BoundedLikelihood | None = None,
-) -> Step:
-    """Delta over S draws of the posterior that was fitted with these weights, or with none, and with this bound."""
-    draws = config.sensitivity_draws
-
-    def body(work: Work) -> Mapping[str, Any]:
-        done = passed(work, _draws(model, fit, config, "sensitivity", draws))
-        if bounded is not None:  # monotone: the bounded maximum is the bound of the maximum
-            done = RiskPass(risk=done.risk, draw_maxima=bounded(-done.draw_maxima).abs())
-        _save(work, done, load_weights(work.inputs["weights"]) if weighted else torch.ones_like(done.risk))
-        if bounded is not None:
-            return {"sensitivity": bounded.bound, "largest_seen": done.sensitivity, "draws": draws}
+        done = run_risk_pass(work, Draws(model=this.model, purpose=purpose, end=draws, **settings))
+        if this.bounded is not None:  # monotone: the bounded maximum is the bound of the maximum
+            done = RiskPass(risk=done.risk, draw_maxima=this.bounded(-done.draw_maxima).abs())
+        alpha = load_weights(work.inputs["weights"]) if "weights" in work.inputs else torch.ones_like(done.risk)
+        checkpoint.save(work.out / _FILE, {"alpha": alpha, "risk": done.risk, "draw_maxima": done.draw_maxima}, {})
+        if purpose == "risk":
+            return {"draws": draws, "largest_risk": done.sensitivity}
+        if this.bounded is not None:
+            return {"sensitivity": this.bounded.bound, "largest_seen": done.sensitivity, "draws": draws}
         return {"sensitivity": done.sensitivity, "draws": draws, "mc_failure_prob": failure_probability(draws)}
 
     return Step(
-        name="sensitivity",
-        label=f"sensitivity ({round_name})",
-        config=_config(model, fit, config, draws) | ({} if bounded is None else {"bound": bounded.bound}),
-        inputs={"dataset": dataset, "prepared": prepared, "posterior": posterior}
-        | ({"weights": weights} if weighted else {}),
+        name="risks" if purpose == "risk" else "sensitivity",
+        label="risks" if purpose == "risk" else f"sensitivity ({this.name})",
+        config={"model": this.model.model_dump(mode="json"), "draws": draws, **settings, **this.bound},
+        inputs={**this.inputs, "posterior": posterior},
         body=body,
     )
 
 
-def reweight(config: PseudoPosteriorConfig, *, measured: ArtifactRef | None) -> Step:
-    """Equation 7: raise the weights of records whose sensitivity lies below the largest."""
+def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactRef | None) -> Step:
+    """Weighs records for a round, in a stage after the pass before it, so that another c, g or k costs no draws."""
+    reweighted = TABLE[name].reweighted
+    settings = {"k": config.k} if reweighted else {"c": config.c, "g": config.g}
 
     def body(work: Work) -> Mapping[str, Any]:
         tensors = checkpoint.load(work.inputs["measured"] / _FILE)[0]
-        alpha = pseudo_posterior.reweight(tensors["alpha"], tensors["risk"], k=config.k)
-        return {"k": config.k} | _keep(work, alpha)
+        alpha = rounds.weights_of(config, name, tensors["alpha"], tensors["risk"])
+        checkpoint.save(work.out / _FILE, {"alpha": alpha}, {})
+        shown = settings if reweighted else {}
+        return shown | {"mean_weight": float(alpha.mean()), "share_at_one": float((alpha >= 1).float().mean())}
 
     return Step(
-        name="reweight",
-        label="reweight",
-        config={"k": config.k},
+        name="reweight" if reweighted else "risk-weights",
+        label="reweight" if reweighted else "risk weights",
+        config=settings,
         inputs={"measured": measured},
         body=body,
     )
 
 
-def _keep(work: Work, alpha: torch.Tensor) -> dict[str, Any]:
-    """Write weights; return their aggregates, which the operator may be shown."""
-    checkpoint.save(work.out / _FILE, {"alpha": alpha}, {})
-    return {"mean_weight": float(alpha.mean()), "share_at_one": float((alpha >= 1).float().mean())}
+def run_risk_pass(work: Work, whole: Draws) -> RiskPass:
+    """Runs the pass in this process or in shards, as the context says. On like devices both agree bit for bit.
+
+    Raises:
+        MechanismError: a log-likelihood is not finite.
+        StorageError: a shard was lost too often, or the server does not answer.
+    """
+    settings = work.context.fan_out
+    parts = whole.split(settings.shards)
+    if len(parts) == 1:
+        return _run(work, whole)
+    return risks.merge([_load(folder) for folder in run_parts(work, parts, shard, deployment=settings.deployment)])
+
+
+def shard(draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
+    """Returns the stage of one shard of a pass."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        _save(work.out, _run(work, draws))
+        return {"draws": draws.size}
+
+    return Step("risk-shard", draws.label, draws.model_dump(mode="json"), dict(inputs), body)
+
+
+def _run(work: Work, draws: Draws) -> RiskPass:
+    """Runs the pass in this process. It saves its state at intervals, and continues from it after a kill."""
+    records, labels = load_inputs(work.inputs["prepared"], "train")
+    work.sized(len(labels) * draws.size)
+    every = max(1, min(_SAVE_EVERY, draws.size // 20))
+
+    def save(done: int, state: RiskPass) -> None:
+        if done % every == 0:
+            _save(work.scratch, state)
+
+    return risks.risk_pass(
+        build(work.context, draws.model, work.inputs["dataset"], seed=draws.seed),
+        records,
+        labels,
+        swag.load(work.inputs["posterior"], std_scale=draws.std_scale),
+        draws=range(draws.first, draws.end),
+        seed=draws.seed,
+        purpose=draws.purpose,
+        weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
+        precision=draws.precision,
+        so_far=_load(work.scratch) if (work.scratch / _PASS).exists() else None,
+        on_draw=save,
+        progress=work.progress,
+    )
+
+
+def _load(folder: Path) -> RiskPass:
+    return RiskPass(**checkpoint.load(folder / _PASS)[0])
+
+
+def _save(folder: Path, done: RiskPass) -> None:
+    checkpoint.save(folder / _PASS, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})
 
 
 def running_maximum(folder: Path) -> list[float]:
-    """Delta after each draw, for the plot: the cumulative maximum over draws."""
+    """Returns Delta after each draw, for the plot: the cumulative maximum over draws."""
     return checkpoint.load(folder / _FILE)[0]["draw_maxima"].cummax(0).values.tolist()
 
 
 def precision(model: ModelConfig, config: PseudoPosteriorConfig) -> Precision:
-    """Of a pass: its own, or the encoder's where passes run through it; a head's features are no work for bfloat16."""
+    """Returns a pass's precision: its setting, or the encoder's if the pass runs through the encoder."""
     through_encoder = model.trainable != "head" and model.precision == "bfloat16"
     return "bfloat16" if through_encoder else config.precision
-
-
-def _config(model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig, draws: int) -> dict[str, Any]:
-    return {
-        "model": model.model_dump(mode="json"),
-        "seed": fit.seed,
-        "std_scale": fit.swag.std_scale,
-        "precision": precision(model, config),
-        "draws": draws,
-    }
-
-
-def _draws(
-    model: ModelConfig, fit: FitParameters, config: PseudoPosteriorConfig, purpose: Purpose, draws: int
-) -> Draws:
-    scale = fit.swag.std_scale
-    return Draws(
-        model=model, seed=fit.seed, std_scale=scale, precision=precision(model, config), purpose=purpose, end=draws
-    )
-
-
-def _save(work: Work, done: RiskPass, alpha: torch.Tensor) -> None:
-    checkpoint.save(work.out / _FILE, {"alpha": alpha, "risk": done.risk, "draw_maxima": done.draw_maxima}, {})

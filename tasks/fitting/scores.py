@@ -1,4 +1,4 @@
-"""Stage: how well predictions code the test half. A metric more or less recomputes this and no fit."""
+"""Scores predictions on the test half. A change of the metrics recomputes this stage and no fit."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from mechanisms.model import calibration, metrics
+from mechanisms.model import calibration, checkpoint, metrics
 from mechanisms.model.fields import Fields
+from mechanisms.model.resampling import resampled_f1
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code
 from storage.datasets import load_codes, load_fields
 from tasks.fitting.fits import predictions as read
-from tasks.fitting.prepared import load_inputs
+from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Context, Step, Work
 
+_RESAMPLED = "resampled.safetensors"
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
 def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, predictions: ArtifactRef) -> Step:
-    """Metrics on the test half: aggregates as figures, F1 by code as a private file."""
+    """Computes metrics on the test half: aggregates as figures; F1 by code, and on resamples, as private files."""
     return Step(
         name="scores",
         label=f"scores of {name}, seed {seed}",
@@ -37,36 +39,38 @@ def score(name: str, *, seed: int, dataset: ArtifactRef, prepared: ArtifactRef, 
 def _score(work: Work) -> Mapping[str, Any]:
     labels = load_inputs(work.inputs["prepared"], "test")[1].numpy()
     trained_on = load_inputs(work.inputs["prepared"], "train")[1].numpy()
-    given = read(work.inputs["predictions"], "test")
-    predicted, probabilities = given["predicted"].numpy(), given["log_probabilities"].double().exp().numpy()
+    scored = read(work.inputs["predictions"], "test")
+    predicted, probabilities = scored["predicted"].numpy(), scored["log_probabilities"].double().exp().numpy()
+    resampled = {name: torch.from_numpy(f1) for name, f1 in resampled_f1(labels, predicted).items()}
+    checkpoint.save(work.out / _RESAMPLED, resampled, {})
     several = load_fields(work.inputs["dataset"])
     if several is None:
         figures, rows = _of_field(labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"]))
         _write_codes(work.out / "codes.json", rows)
-        return figures | calibration.coded_alone(given["log_probabilities"], torch.from_numpy(labels))
-    found: dict[str, Any] = {}
+        return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
+    by_field: dict[str, Any] = {}
     written: list[dict[str, Any]] = []
     spans = Fields(tuple(map(len, several.values()))).spans
     for at, ((name, codes), span) in enumerate(zip(several.items(), spans, strict=True)):
-        there, here = labels[:, at] >= 0, trained_on[:, at] >= 0
+        tested, trained = labels[:, at] >= 0, trained_on[:, at] >= 0
         figures, rows = _of_field(
-            labels[there, at], trained_on[here, at], predicted[there, at], probabilities[there, span], codes
+            labels[tested, at], trained_on[trained, at], predicted[tested, at], probabilities[tested, span], codes
         )
-        scored = given["log_probabilities"][:, span][torch.from_numpy(there)]
-        alone = calibration.coded_alone(scored, torch.from_numpy(labels[there, at]))
-        found |= {f"{name}.{key}": value for key, value in (figures | alone).items()}
+        field_scores = scored["log_probabilities"][:, span][torch.from_numpy(tested)]
+        alone = calibration.coded_alone(field_scores, torch.from_numpy(labels[tested, at]))
+        by_field |= {f"{name}.{key}": value for key, value in (figures | alone).items()}
         written += [row | {"code": f"{name} {row['code']}"} for row in rows]
     _write_codes(work.out / "codes.json", written)
-    told = [key.partition(".")[2] for key in found if key.partition(".")[2].startswith(ALONE)]
-    every = [key for key in dict.fromkeys(told) if all(f"{name}.{key}" in found for name in several)]
-    over = {key: float(np.mean([found[f"{name}.{key}"] for name in several])) for key in (*OVER_FIELDS, *every)}
-    return over | found
+    alone_keys = [key.partition(".")[2] for key in by_field if key.partition(".")[2].startswith(ALONE)]
+    every = [key for key in dict.fromkeys(alone_keys) if all(f"{name}.{key}" in by_field for name in several)]
+    over = {key: float(np.mean([by_field[f"{name}.{key}"] for name in several])) for key in (*OVER_FIELDS, *every)}
+    return over | by_field
 
 
 ALONE = ("alone_at_", "surest_")
-"""How the figures of what could be coded without a person begin."""
+"""Prefixes of the figures of records that could be coded without a person."""
 OVER_FIELDS = ("weighted_f1", "macro_f1", "accuracy", "ece")
-"""What is told of several fields together too: the mean, in which each field counts alike."""
+"""Figures that are also given as a mean over fields, with equal weights."""
 
 
 def _of_field(
@@ -76,7 +80,7 @@ def _of_field(
     probabilities: np.ndarray,
     space: Sequence[Code],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of one field, and its F1 by code, of the records that have it."""
+    """Returns the figures of one field, and its F1 by code, over the records that have the field."""
     classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)
@@ -105,5 +109,11 @@ def _write_codes(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def codes_of(context: Context, measured: ArtifactRef) -> list[dict[str, Any]]:
-    """F1 by code of a scored branch: code (of several fields after the field's name), test size, F1. Internal."""
+    """Loads F1 by code of a scored branch: code (of several fields after the field's name), test size, F1. Internal."""
     return json.loads((context.store.open(measured) / "codes.json").read_text())
+
+
+def resampled_of(context: Context, measured: ArtifactRef) -> dict[str, np.ndarray]:
+    """Loads weighted and macro F1 of a scored branch on resamples of the test half, the same for every branch."""
+    tensors = checkpoint.load(context.store.open(measured) / _RESAMPLED)[0]
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

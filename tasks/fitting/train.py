@@ -1,8 +1,9 @@
-"""Stages that fit: fine-tuning with AdamW, then constant-rate SGD whose iterates SWAG collects."""
+"""Defines the stages that fit: fine-tuning with AdamW, then constant-rate SGD whose iterates SWAG collects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +14,69 @@ from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
+from mechanisms.posterior.rounds import TABLE, RoundName
 from storage.artifacts import ArtifactRef
-from tasks.fitting.prepared import build, load_inputs
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import FitParameters
 from tasks.running.stage import Step, Work
 
 
-def fine_tune(
-    round_name: str,
-    model: ModelConfig,
-    fit: FitParameters,
-    *,
-    dataset: ArtifactRef | None,
-    prepared: ArtifactRef | None,
-    weights: ArtifactRef | None,
-    weighted: bool,
-    bounded: BoundedLikelihood | None = None,
-) -> Step:
-    """Fine-tune from the public encoder; with `weighted`, on the pseudo likelihood; `bounded`, on the bounded one."""
+@dataclass(frozen=True)
+class Round:
+    """Holds what all stages of one round depend on. A reference of None does not exist yet, in a dry run."""
+
+    name: RoundName
+    model: ModelConfig
+    fit: FitParameters
+    dataset: ArtifactRef | None
+    prepared: ArtifactRef | None
+    weights: ArtifactRef | None = None
+    bounded: BoundedLikelihood | None = None
+
+    @property
+    def inputs(self) -> dict[str, ArtifactRef | None]:
+        """Returns the references that every stage of the round reads, by name."""
+        records = {"dataset": self.dataset, "prepared": self.prepared}
+        return records | ({} if TABLE[self.name].after is None else {"weights": self.weights})
+
+    @property
+    def bound(self) -> dict[str, float]:
+        """Returns the bound of the likelihood, as part of a stage's configuration."""
+        return {} if self.bounded is None else {"bound": self.bounded.bound}
+
+
+def fine_tune(this: Round) -> Step:
+    """Fine-tunes from the public encoder, on the pseudo likelihood or the bounded one where the round has it."""
+    phase = this.fit.adamw
 
     def body(work: Work) -> Mapping[str, Any]:
-        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
-        losses = _train(work, trained, fit.adamw, fit.seed, purpose="fine-tune", bounded=bounded)
+        trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
+        losses = _train(work, this, trained, phase, purpose="fine-tune")
         checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
-        return {"epochs": fit.adamw.epochs, **_figures(losses, trained)}
+        return {"epochs": phase.epochs, **_figures(losses, trained)}
 
-    return Step(
-        name="fine-tune",
-        label=f"fine-tune ({round_name})",
-        config=_config(model, fit.adamw, fit.seed, bounded),
-        inputs={"dataset": dataset, "prepared": prepared} | ({"weights": weights} if weighted else {}),
-        body=body,
-    )
+    return Step("fine-tune", f"fine-tune ({this.name})", _config(this, phase), this.inputs, body)
 
 
-def collect_swag(
-    round_name: str,
-    model: ModelConfig,
-    fit: FitParameters,
-    *,
-    dataset: ArtifactRef | None,
-    prepared: ArtifactRef | None,
-    tuned: ArtifactRef | None,
-    weights: ArtifactRef | None,
-    weighted: bool,
-    bounded: BoundedLikelihood | None = None,
-) -> Step:
-    """Go on with SGD at a constant rate and collect the SWAG posterior, a snapshot an epoch."""
+def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
+    """Continues with SGD at a constant rate and collects the SWAG posterior, one snapshot per epoch."""
+    phase, rank = this.fit.sgd, this.fit.swag.rank
 
     def body(work: Work) -> Mapping[str, Any]:
-        trained = build(work.context, model, work.inputs["dataset"], seed=fit.seed)
+        trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
         trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
-        state = swag.init(trained.num_parameters, rank=fit.swag.rank, folder=work.out)
-        losses = _train(work, trained, fit.sgd, fit.seed, purpose="swag", bounded=bounded, state=state)
-        swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
-        return {"snapshots": state.count, "rank": min(state.count, fit.swag.rank), **_figures(losses, trained)}
+        state = swag.init(trained.num_parameters, rank=rank, folder=work.out)
+        losses = _train(work, this, trained, phase, purpose="swag", state=state)
+        swag.save(state, temperature=1.0 if this.bounded is None else this.bounded.temperature)
+        return {"snapshots": state.count, "rank": min(state.count, rank), **_figures(losses, trained)}
 
-    needed = {"dataset": dataset, "prepared": prepared, "tuned": tuned}
-    return Step(
-        name="swag",
-        label=f"SWAG ({round_name})",
-        config=_config(model, fit.sgd, fit.seed, bounded) | {"rank": fit.swag.rank},
-        inputs=needed | ({"weights": weights} if weighted else {}),
-        body=body,
-    )
+    config = _config(this, phase) | {"rank": rank}
+    return Step("swag", f"SWAG ({this.name})", config, {**this.inputs, "tuned": tuned}, body)
 
 
-def _config(model: ModelConfig, phase: OptimiserPhase, seed: int, bounded: BoundedLikelihood | None) -> dict[str, Any]:
-    config = {"model": model.model_dump(mode="json"), "phase": phase.model_dump(mode="json"), "seed": seed}
-    return config if bounded is None else config | {"bound": bounded.bound}
+def _config(this: Round, phase: OptimiserPhase) -> dict[str, Any]:
+    settings = {"model": this.model, "phase": phase}
+    return {name: one.model_dump(mode="json") for name, one in settings.items()} | {"seed": this.fit.seed} | this.bound
 
 
 def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
@@ -90,12 +85,11 @@ def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
 
 def _train(
     work: Work,
+    this: Round,
     trained: Classifier,
     phase: OptimiserPhase,
-    seed: int,
     *,
     purpose: str,
-    bounded: BoundedLikelihood | None,
     state: training.EpochState | None = None,
 ) -> list[float]:
     records, labels = load_inputs(work.inputs["prepared"], "train")
@@ -105,10 +99,10 @@ def _train(
         records,
         labels,
         phase=phase,
-        seed=seed,
+        seed=this.fit.seed,
         purpose=purpose,
         weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
-        bounded=bounded,
+        bounded=this.bounded,
         folder=work.scratch,
         state=state,
         progress=work.progress,
@@ -116,5 +110,5 @@ def _train(
 
 
 def load_weights(folder: Path) -> torch.Tensor:
-    """Risk weights alpha, float32 [n], of a weights stage."""
+    """Loads risk weights alpha, float32 [n], of a weights stage."""
     return checkpoint.load(folder / "weights.safetensors")[0]["alpha"]

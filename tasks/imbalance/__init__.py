@@ -1,1 +1,1 @@
-"""A suite of small tables: every system at every epsilon and seed, resumable, and the page of what came out."""
+"""Runs a suite of small tables: every system at every epsilon and seed, resumable, with a page of results."""

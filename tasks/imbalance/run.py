@@ -1,4 +1,4 @@
-"""All cells of a suite, one after another: what is finished is found, what was killed is fitted again."""
+"""Runs the cells of a suite one by one: finished cells are read, interrupted ones are fitted again."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ Place = tuple[str, str, float | None, int]
 
 
 class Summary(BaseModel, frozen=True):
-    """What the command answers."""
+    """Summarises a run for the command's output."""
 
     cells: int
     page: str
 
 
 def places(suite: Suite, branches: Mapping[str, Branch], *, sets: tuple[str, ...], seeds: int) -> list[Place]:
-    """Every cell, seed by seed, so that what is there after any time is of all sets and branches."""
-    made: list[Place] = []
+    """Lists every cell, seed by seed, so that results at any time cover all sets and branches."""
+    cells: list[Place] = []
     for seed in range(seeds):
         for name in sets:
             for branch, rival in branches.items():
                 limits = suite.branches[branch]
                 if seed >= (limits.seeds or seeds) or name not in (limits.sets or sets):
                     continue
-                epsilons = suite.epsilons if rival.mechanism.aims else (None,)
+                epsilons = suite.epsilons if rival.mechanism.has_target else (None,)
                 allowed = limits.epsilons or suite.epsilons
-                made += [(name, branch, epsilon, seed) for epsilon in epsilons if epsilon is None or epsilon in allowed]
-    return made
+                cells += [
+                    (name, branch, epsilon, seed) for epsilon in epsilons if epsilon is None or epsilon in allowed
+                ]
+    return cells
 
 
 def run(
@@ -51,44 +53,44 @@ def run(
     before: Mapping[str, Cell],
     fitting: bool = True,
 ) -> list[Cell]:
-    """Every cell, in order of `places`.
+    """Runs every cell, in order of `places`.
 
     Args:
-        folder: private; one file a finished cell, by its key.
-        before: cells of an earlier run by their keys, taken as they are.
-        fitting: False: those that are not finished are left out.
+        folder: private; one file per finished cell, by its key.
+        before: cells of an earlier run by their keys, reused.
+        fitting: False leaves out unfinished cells.
 
     Raises:
-        MechanismError: a mechanism refuses a set; the cells before it stay.
+        MechanismError: a mechanism refuses a set; earlier cells stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fits, label = Fits(suite.test_share), "imbalance"
-    wanted = places(suite, branches, sets=tuple(tables), seeds=seeds)
+    all_places = places(suite, branches, sets=tuple(tables), seeds=seeds)
     progress.started(label)
     started, cells, fresh = time.monotonic(), [], 0
-    for done, (name, branch, epsilon, seed) in enumerate(wanted, start=1):
+    for done, (name, branch, epsilon, seed) in enumerate(all_places, start=1):
         key = key_of(tables[name], branches[branch], epsilon, seed, suite.test_share)
-        cell = before.get(key) or _found(folder / f"{key}.json")
+        cell = before.get(key) or _load(folder / f"{key}.json")
         if cell is None and fitting:
             cell, fresh = fits.fit(tables[name], branches[branch], epsilon, seed, key), fresh + 1
             write_atomically(folder / f"{key}.json", cell.model_dump_json().encode())
         if cell is not None:
             cells.append(cell)
-        progress.report(label, done, len(wanted))
+        progress.report(label, done, len(all_places))
     figures = {"cells": len(cells), "fitted now": fresh}
     progress.finished(label, figures, reused=fresh == 0, seconds=time.monotonic() - started)
     return cells
 
 
-def _found(path: Path) -> Cell | None:
+def _load(path: Path) -> Cell | None:
     try:
         return Cell.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def kept(path: Path) -> dict[str, Cell]:
-    """Cells that an earlier page has beside it, by key; those of another version are left out."""
+def load_cells(path: Path) -> dict[str, Cell]:
+    """Loads the cells of an earlier page, by key; skips those of another version."""
     if not path.is_file():
         return {}
     cells = []
@@ -100,8 +102,8 @@ def kept(path: Path) -> dict[str, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-def keep(path: Path, cells: list[Cell]) -> None:
-    """Write what `kept` reads: one cell a line."""
+def save_cells(path: Path, cells: list[Cell]) -> None:
+    """Writes cells for `load_cells`, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(cell.model_dump_json() for cell in cells)
     write_atomically(path, f"[\n{lines}\n]\n".encode())

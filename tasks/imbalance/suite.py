@@ -1,4 +1,4 @@
-"""What a suite holds, and its sets read and checked before any work."""
+"""Defines suites; reads and checks their sets before any work."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from mechanisms.model.schema import FeatureColumn, FeatureSchema
 from storage import strict_yaml
 from storage.artifacts import file_digest
 from storage.errors import InputError
-from storage.tables.reading import open_table
-from tasks.branches.branch import Branch, standard
+from storage.tables.reader import open_table
+from tasks.branches.branch import Branch, standard_branches
+from tasks.catalogue import SUITES
 
-STANDARD = Path(__file__).resolve().parents[2] / "deployments" / "suites" / "imbalance.yaml"
+STANDARD = SUITES / "imbalance.yaml"
 
 
 class SetConfig(BaseModel, frozen=True, extra="forbid"):
-    """One data set of a suite: what its file must hold, and public bounds."""
+    """Describes one data set of a suite: the contents of its file, and public bounds."""
 
     file: str | None = Field(default=None, description="Empty: the set's name and .csv")
     records: int = Field(ge=10)
     minority: int = Field(ge=2, description="Records of label 1.")
-    kept: int | None = Field(
-        default=None, ge=1, description="Training records of label 1 that are kept, drawn by the seed. Empty: all."
+    training_minority: int | None = Field(
+        default=None, ge=1, description="Training records of label 1, drawn by the seed. Empty: all."
     )
     numeric: dict[str, tuple[float, float]] = {}
     values: dict[str, tuple[str, ...]] = {}
@@ -39,7 +40,7 @@ class SetConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class Limits(BaseModel, frozen=True, extra="forbid"):
-    """Where a branch runs; None: everywhere."""
+    """Limits the places of a branch; None: no limit."""
 
     seeds: int | None = Field(default=None, ge=1)
     epsilons: tuple[float, ...] | None = None
@@ -47,7 +48,7 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 
 
 class Suite(BaseModel, frozen=True, extra="forbid"):
-    """Sets times branches times epsilons."""
+    """Combines sets, branches and epsilons."""
 
     title: str
     epsilons: tuple[float, ...] = Field(min_length=1)
@@ -58,24 +59,24 @@ class Suite(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def chosen(self) -> dict[str, Branch]:
-        """The branches by name, in the suite's order.
+        """Returns the branches by name, in the suite's order.
 
         Raises:
-            InputError: a name that no branch has, or a limit to a set that is not there.
+            InputError: an unknown branch, or a limit to an unknown set.
         """
-        known = standard()
-        if missing := sorted(self.branches.keys() - known.keys()):
+        branches = standard_branches()
+        if missing := sorted(self.branches.keys() - branches.keys()):
             raise InputError(f"suite: no branch `{missing[0]}` in deployments/branches.yaml")
         for name, limits in self.branches.items():
             if strange := sorted(set(limits.sets or ()) - self.sets.keys()):
                 raise InputError(f"suite: branch `{name}` is limited to a set `{strange[0]}` that the suite lacks")
-        return {name: known[name] for name in self.branches}
+        return {name: branches[name] for name in self.branches}
 
 
 @dataclass(frozen=True)
 class TableSet:
-    """Features float32 [n, d] in [0, 1], labels int64 [n], schema, the file's digest, and how many training records of
-    label 1 are kept."""
+    """Holds features float32 [n, d] in [0, 1], labels int64 [n], schema, the file's digest, and the number of training
+    records of label 1."""
 
     name: str
     features: Tensor
@@ -83,39 +84,39 @@ class TableSet:
     schema: FeatureSchema
     sha256: str
     unprotected: tuple[str, ...]
-    kept: int | None = None
+    training_minority: int | None = None
 
 
 def load(path: Path) -> Suite:
-    """A suite of a YAML file.
+    """Loads a suite from a YAML file.
 
     Raises:
-        InputError: no such file, or what is wrong with it, by field.
+        InputError: no such file, or an invalid field.
     """
     if not path.is_file():
         raise InputError(f"--suite: no file {path}")
     try:
         return Suite.model_validate(strict_yaml.load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--suite: {path.name} is no YAML: {str(error).splitlines()[0]}") from None
+        raise InputError(f"--suite: {path.name} is not valid YAML: {str(error).splitlines()[0]}") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"--suite: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def read_sets(suite: Suite, folder: Path, names: Sequence[str]) -> dict[str, TableSet]:
-    """Every set of the folder, checked: columns, records, labels, categories.
+    """Reads every set of the folder and checks columns, records, labels and categories.
 
     Raises:
-        InputError: names the file and the column, and says what was expected.
+        InputError: names the file and the column, and what was expected.
     """
     if not folder.is_dir():
         raise InputError(f"--data: no folder {folder}")
     missing = [name for name in names if not (folder / (suite.sets[name].file or f"{name}.csv")).is_file()]
     if missing:
         raise InputError(
-            f"--data: {folder} lacks {', '.join(f'{name}.csv' for name in missing)}; it has to hold one CSV a set, the "
-            f"label (0 or 1) in column `{suite.label}`"
+            f"--data: {folder} lacks {', '.join(f'{name}.csv' for name in missing)}. Provide one CSV per set, with "
+            f"the label (0 or 1) in column `{suite.label}`."
         )
     return {name: _read(suite, name, folder / (suite.sets[name].file or f"{name}.csv")) for name in names}
 
@@ -124,37 +125,40 @@ def _read(suite: Suite, name: str, file: Path) -> TableSet:
     config = suite.sets[name]
     header = open_table(file, [suite.label], option="--data").columns
     hot = {base: [column for column in header if column.partition("=")[0] == base] for base in config.one_hot}
-    for base, own in hot.items():
-        if len(own) < 2:
+    for base, one_hot in hot.items():
+        if len(one_hot) < 2:
             raise InputError(f"--data: {file.name} has no columns `{base}=…`")
-    wanted = [*config.numeric, *config.values, *(column for own in hot.values() for column in own), suite.label]
-    if strange := [column for column in header if column not in wanted]:
-        raise InputError(f"--data: {file.name} has a column `{strange[0]}` that the suite does not know")
-    table = open_table(file, wanted, option="--data")
-    cells = {column: [] for column in wanted}
-    for row in table.read(wanted):
-        for column, cell in zip(wanted, row, strict=True):
+    columns = [*config.numeric, *config.values, *(column for one_hot in hot.values() for column in one_hot)]
+    columns.append(suite.label)
+    if strange := [column for column in header if column not in columns]:
+        raise InputError(
+            f"--data: {file.name} has an unexpected column `{strange[0]}`. Remove it, or add it to the suite."
+        )
+    table = open_table(file, columns, option="--data")
+    cells = {column: [] for column in columns}
+    for row in table.read(columns):
+        for column, cell in zip(columns, row, strict=True):
             cells[column].append(cell)
     labels = _numbers(file, suite.label, cells[suite.label])
     if set(labels) - {0.0, 1.0}:
-        raise InputError(f"--data: {file.name}, column `{suite.label}`: labels are 0 and 1")
-    found = (len(labels), int(sum(labels)))
-    if found != (config.records, config.minority):
+        raise InputError(f"--data: {file.name}, column `{suite.label}`: labels must be 0 or 1")
+    counts = (len(labels), int(sum(labels)))
+    if counts != (config.records, config.minority):
         raise InputError(
-            f"--data: {file.name} has {found[0]:,} records, {found[1]:,} of label 1; the suite expects "
-            f"{config.records:,} and {config.minority:,}: another version of the set?"
+            f"--data: {file.name} has {counts[0]:,} records, {counts[1]:,} of label 1; the suite expects "
+            f"{config.records:,} and {config.minority:,}. Check the version of the set."
         )
-    columns, values = _columns(file, config, hot, cells)
-    schema = FeatureSchema(columns=columns)
+    schema_columns, values = _columns(file, config, hot, cells)
+    schema = FeatureSchema(columns=schema_columns)
     features = schema.encode(torch.tensor(values, dtype=torch.float64).T)
-    taken = torch.tensor(labels, dtype=torch.int64)
-    return TableSet(name, features, taken, schema, file_digest(file), config.unprotected, config.kept)
+    targets = torch.tensor(labels, dtype=torch.int64)
+    return TableSet(name, features, targets, schema, file_digest(file), config.unprotected, config.training_minority)
 
 
 def _columns(
     file: Path, config: SetConfig, hot: Mapping[str, list[str]], cells: Mapping[str, list[Any]]
 ) -> tuple[tuple[FeatureColumn, ...], list[list[float]]]:
-    """Columns, and of each its numbers or the places of its values."""
+    """Returns columns, and for each its numbers or the indices of its values."""
     columns, values = [], []
     for column, bounds in config.numeric.items():
         columns.append(FeatureColumn(name=column, kind="numeric", bounds=bounds))
@@ -164,14 +168,14 @@ def _columns(
         places = {float(value): place for place, value in enumerate(allowed)}
         numbers = _numbers(file, column, cells[column])
         if set(numbers) - places.keys():
-            raise InputError(f"--data: {file.name}, column `{column}`: its values are {', '.join(allowed)}")
+            raise InputError(f"--data: {file.name}, column `{column}`: values must be {', '.join(allowed)}")
         values.append([places[number] for number in numbers])
-    for base, own in hot.items():
-        categories = tuple(column.partition("=")[2] for column in own)
+    for base, one_hot in hot.items():
+        categories = tuple(column.partition("=")[2] for column in one_hot)
         columns.append(FeatureColumn(name=base, kind="categorical", categories=categories))
-        grid = list(zip(*(_numbers(file, column, cells[column]) for column in own), strict=True))
-        if any(sorted(row) != [0.0] * (len(own) - 1) + [1.0] for row in grid):
-            raise InputError(f"--data: {file.name}: exactly one of the columns `{base}=…` has to be 1 in every row")
+        grid = list(zip(*(_numbers(file, column, cells[column]) for column in one_hot), strict=True))
+        if any(sorted(row) != [0.0] * (len(one_hot) - 1) + [1.0] for row in grid):
+            raise InputError(f"--data: {file.name}: exactly one of the columns `{base}=…` must be 1 in every row")
         values.append([row.index(1.0) for row in grid])
     return tuple(columns), values
 
@@ -182,5 +186,5 @@ def _numbers(file: Path, column: str, cells: Sequence[Any]) -> list[float]:
     except (TypeError, ValueError):
         numbers = [math.nan]
     if not all(map(math.isfinite, numbers)):
-        raise InputError(f"--data: {file.name}, column `{column}` has cells that are no numbers")
+        raise InputError(f"--data: {file.name}, column `{column}` has cells that are not numbers")
     return numbers

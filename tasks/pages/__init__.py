@@ -1,1 +1,1 @@
-"""What the pages share: templates, style, figures."""
+"""Renders pages: templates, style, figures."""

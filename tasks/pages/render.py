@@ -1,7 +1,6 @@
-"""The templates of every page, filled. What a page says stands in `templates/`; Python brings the figures.
+"""Renders the template of every page. The text of a page is in `templates/`; Python supplies the figures.
 
-HTML is escaped by itself; Markdown is where the filter `text` is used. A name that a template knows and nobody gave is
-an error.
+HTML is escaped automatically; Markdown needs the filter `text`. An undefined name in a template is an error.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import math
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from mechanisms.privacy.events import describe_guarantee
 from storage.ledger.amounts import brief, short
 from storage.ledger.report import escape
 
@@ -27,17 +28,25 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def render(template: str, **values: Any) -> str:
-    """One of `templates/`, by its name without `.j2`, filled with these values."""
+    """Renders one of `templates/`, by its name without `.j2`, with these values."""
     return _environment().get_template(f"{template}.j2").render(**values)
 
 
 def amount(value: str | None) -> str:
-    """An exact amount for people: rounded up to six decimals."""
+    """Formats an exact amount for people: rounded up to six decimals."""
     return "–" if value is None else brief(Decimal(value))
 
 
+def odds(epsilon: str | float) -> str:
+    """Formats e^epsilon for people, to two figures below ten and three from there."""
+    value = math.exp(min(float(epsilon), 700.0))
+    if value >= 1e9:
+        return "more than a billion"
+    return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.3g}'):,.0f}"
+
+
 def notes_beside(page: Path) -> str:
-    """What a person adds to a generated page: the text of `results.notes.md` for `results.md`, or nothing."""
+    """Reads a person's notes on a generated page: the text of `results.notes.md` for `results.md`, or nothing."""
     notes = page.with_suffix(".notes.md")
     return notes.read_text(encoding="utf-8") if notes.is_file() else ""
 
@@ -56,25 +65,28 @@ def _environment() -> Environment:
         "amount": amount,
         "csv_address": _csv_address,
         "exact": lambda value: short(Decimal(value)),
+        "guarantee": describe_guarantee,
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
-        "own_ids": _own_ids,
+        "odds": odds,
+        "one_in": lambda value: f"{round(1 / float(value)):,}",
+        "prefix_ids": _prefix_ids,
         "short": short,
-        "spoken": _spoken,
+        "inline_code": _inline_code,
         "text": escape,
     }
     return environment
 
 
-def _own_ids(svg: str, name: str) -> Markup:
-    """Make the ids of one picture its own, since all are in one document."""
+def _prefix_ids(svg: str, name: str) -> Markup:
+    """Prefixes the ids of one picture, since all pictures share a document."""
     renamed = svg.replace('id="', f'id="{name}-').replace('href="#', f'href="#{name}-')
     return Markup(renamed.replace("url(#", f"url(#{name}-"))
 
 
-def _spoken(text: str) -> Markup:
-    """Plain words as HTML, with what stands between backticks as code."""
+def _inline_code(text: str) -> Markup:
+    """Renders plain text as HTML, with text between backticks as code."""
     parts = str(text).split("`")
-    if len(parts) % 2 == 0:  # one is open: leave it as it is
+    if len(parts) % 2 == 0:  # an unpaired backtick: leave the text as it is
         return Markup.escape(text)
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part) for i, part in enumerate(parts)
@@ -82,7 +94,7 @@ def _spoken(text: str) -> Markup:
 
 
 def _csv_address(table: Table) -> str:
-    """A table as CSV in a `data:` address."""
+    """Encodes a table as CSV in a `data:` address."""
     text = io.StringIO()
     csv.writer(text).writerows([table[0], *table[1]])
     return f"data:text/csv;base64,{base64.b64encode(text.getvalue().encode()).decode()}"

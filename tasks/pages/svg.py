@@ -1,4 +1,4 @@
-"""Figures of the house style, as SVG for pages. Colours are Okabe and Ito's."""
+"""Draws figures in the common style, as SVG for pages. Colours are Okabe and Ito's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#E69F00", "#009E73", "#000000"
 
 
 def figure_of(title: str, *, height: float = 3.6) -> tuple[Any, Any]:
-    """A figure of the house style, and its axes."""
+    """Returns a figure in the common style, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def figure_of(title: str, *, height: float = 3.6) -> tuple[Any, Any]:
 
 
 def svg(figure: Any) -> str:
-    """A figure as an SVG element, the same bytes for the same figure."""
+    """Renders a figure as an SVG element, the same bytes for the same figure."""
     import matplotlib as mpl
 
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""Approvals of a planned release: signed decisions kept beside the plan, weighed under the policy in force.
+"""Saves the signed decisions on a planned release and evaluates them under the policy in force.
 
 A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again when it reserves, so
 nothing rests on who may write there.
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ledger import Decision, Ledger, Policy
-from storage.ledger.content import release_terms
+from storage.ledger import Decision, Policy
 from storage.ledger.decisions import approvers, signer
 from storage.ledger.policy import DEFAULT_POLICY
-from tasks.parameters import DEMO
+from tasks.parameters import DEMO_POPULATION
 from tasks.releasing import gate
+from tasks.releasing.checked_plan import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a plan is from its release."""
+class ApprovalStatus:
+    """Holds which decisions on a plan count, and which are missing."""
 
     policy: Policy
     approved: tuple[str, ...]
@@ -38,28 +38,28 @@ class Standing:
 
     @property
     def missing(self) -> int:
-        """Approvals still wanted."""
+        """Returns how many approvals are missing."""
         return max(0, self.policy.approvals.minimum - len(self.approved))
 
 
-def folder_of(context: Context, planned: PlannedRelease) -> Path:
-    """Where the decisions on a plan are kept."""
+def decisions_folder(context: Context, planned: PlannedRelease) -> Path:
+    """Returns the folder of the decisions on a plan."""
     return context.workspace.private / "plans" / f"{planned.plan.idempotency_key[:16]}.decisions"
 
 
-def kept(context: Context, planned: PlannedRelease) -> tuple[Decision, ...]:
-    """The decisions kept beside a plan, in the order of their key ids.
+def saved_decisions(context: Context, planned: PlannedRelease) -> tuple[Decision, ...]:
+    """Returns the saved decisions on a plan, in the order of their key ids.
 
     Raises:
-        InputError: a file there is no decision.
+        InputError: a file is not a decision.
     """
-    files = sorted(folder_of(context, planned).glob("*.json"))
+    files = sorted(decisions_folder(context, planned).glob("*.json"))
     return tuple(Decision.read(file.read_text(encoding="utf-8")) for file in files)
 
 
-def keep(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
-    """Keep a decision beside its plan; a key's newer decision takes the place of its older one."""
-    folder = folder_of(context, planned)
+def save_decision(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
+    """Saves a decision next to its plan; a key's newer decision replaces its older one."""
+    folder = decisions_folder(context, planned)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{decision.key_id[:16]}.json"
     content = json.dumps(decision.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False)
@@ -67,98 +67,101 @@ def keep(context: Context, planned: PlannedRelease, decision: Decision) -> Path:
     return file
 
 
-def admit(context: Context, ledger: Ledger, planned: PlannedRelease, decision: Decision) -> str:
-    """Keep a decision that counts, a refusal in the ledger too; return who signed it.
+def accept_decision(context: Context, plan: CheckedPlan, decision: Decision) -> str:
+    """Saves a valid decision, a refusal in the ledger too; returns who signed it.
 
     Raises:
         InputError: it is wrong or stale, an approval repeats its signer's, or a refusal comes after the release.
     """
-    name = signer(
-        decision,
-        ledger.policy().approvals,
-        subject="release",
-        digest=planned.digest,
-        terms=release_terms(planned.plan),
-        requester=planned.plan.requester,
-    )
+    name = signer(decision, plan.policy.approvals, plan.matter)
     if decision.decision == "refuse":
-        ledger.refuse(planned.plan, decision)  # before the file, and again after a death: it records only the first
+        plan.ledger.refuse(plan.plan, decision)  # before the file, and again after a death: it records only the first
     elif any(
         (earlier.key_id, earlier.digest, earlier.decision) == (decision.key_id, decision.digest, decision.decision)
-        for earlier in kept(context, planned)
+        for earlier in saved_decisions(context, plan.planned)
     ):
-        raise InputError(f"approval by {name}: given already; each person counts once")
-    keep(context, planned, decision)
+        raise InputError(f"approval by {name}: already given. Each person counts once")
+    save_decision(context, plan.planned, decision)
     return name
 
 
-def standing(context: Context, ledger: Ledger, planned: PlannedRelease) -> Standing:
-    """Weigh what is kept beside a plan under the policy in force."""
-    return weigh(ledger.policy(), planned, kept(context, planned))
+def approval_status(context: Context, plan: CheckedPlan) -> ApprovalStatus:
+    """Evaluates the saved decisions on a plan under its policy."""
+    return weigh(plan, saved_decisions(context, plan.planned))
 
 
-def require_unrefused(context: Context, ledger: Ledger, planned: PlannedRelease) -> Standing:
-    """How far a plan is that nobody has refused; a refusal that is kept beside it goes into the ledger first.
+def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
+    """Returns the status of a plan without a refusal; records a saved refusal in the ledger first.
 
     Raises:
         StorageError: it is refused.
     """
-    stands = standing(context, ledger, planned)
-    if stands.refusal is not None:
-        ledger.refuse(planned.plan, stands.refusal)
-    row = ledger.refusal(planned.plan)
+    status = approval_status(context, plan)
+    if status.refusal is not None:
+        plan.ledger.refuse(plan.plan, status.refusal)
+    row = plan.ledger.refusal(plan.plan)
     if row is not None:
-        raise StorageError(f"{row.reason} (ledger row {row.sequence}); nothing was drawn or charged")
-    return stands
+        raise StorageError(f"{row.reason} (ledger row {row.sequence}). Nothing was drawn or charged")
+    return status
 
 
-def suffices(ledger: Ledger, planned: PlannedRelease, stands: Standing, *, plan: str, deployed: bool) -> bool:
-    """Whether the plan may be released now. Nobody is asked to sign what the gate would stop afterwards.
-
-    Args:
-        plan: its path, for errors.
-        deployed: a deployment asks, which can wait for what is missing and must have a policy of the agency's own.
+def require_read(plan: CheckedPlan, accepted: str | None) -> None:
+    """Refuses texts that no published list has, unless the policy asks for signatures or somebody states their digest.
 
     Raises:
-        BudgetRefused: the policy wants an audit that is not there, or an audit contradicts the claim.
-        StorageError: there is no such policy, or approvals are missing and nothing can wait for them.
+        StorageError: says how many there are, and what to do; the plan's page lists them.
     """
-    if ledger.release_of(planned.plan) is not None:
-        return True
-    if deployed and stands.policy.digest == DEFAULT_POLICY.digest and planned.plan.population != DEMO:
+    output = plan.planned.output
+    # guard: texts are signed or read
+    if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:
         raise StorageError(
-            f"plan {plan}: no budget policy is in force, and without one a deployment releases the population "
-            f"{DEMO} alone; record the agency's (`autocoder ledger change-policy`), then Retry"
+            f"plan {plan.plan.release_label}: the bundle would contain {len(output.texts)} texts of no published "
+            "list. `autocoder plan show PLAN` prints them. If all may leave, give --accept-texts with the digest that "
+            "it prints, or have an officer sign (`approvals` of the policy)"
         )
-    if stands.missing:
-        gate.check(ledger, planned)
-    if stands.missing and not deployed:
-        missing = f"{stands.missing} of {stands.policy.approvals.wanted} missing"
-        raise StorageError("; ".join((f"plan {plan}: {missing} (`autocoder approve`)", *stands.problems)))
-    return not stands.missing
 
 
-def weigh(policy: Policy, planned: PlannedRelease, decisions: Sequence[Decision]) -> Standing:
-    """Sort decisions into those that count and those that do not."""
-    rule, plan = policy.approvals, planned.plan
+def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deployed: bool) -> bool:
+    """Checks whether the plan may be released now. Nobody is asked to sign a plan that the gate would stop.
+
+    Args:
+        file: its path, for errors.
+        deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.
+
+    Raises:
+        BudgetRefused: the policy requires an audit that is missing, or an audit contradicts the claim.
+        StorageError: that policy is missing, or approvals are missing and nothing can wait for them.
+    """
+    if plan.released is not None:
+        return True
+    if deployed and plan.policy.digest == DEFAULT_POLICY.digest and plan.plan.population != DEMO_POPULATION:
+        raise StorageError(
+            f"plan {file}: no budget policy is in force. Without one a deployment releases only the population "
+            f"{DEMO_POPULATION}. Record a policy (`autocoder ledger change-policy`), then retry"
+        )
+    if status.missing:
+        gate.check(plan)
+    if status.missing and not deployed:
+        missing = f"{status.missing} of {status.policy.approvals.signatures_required} missing"
+        raise StorageError("; ".join((f"plan {file}: {missing} (`autocoder approve`)", *status.problems)))
+    return not status.missing
+
+
+def weigh(plan: CheckedPlan, decisions: Sequence[Decision]) -> ApprovalStatus:
+    """Separates the decisions that count from those that do not."""
+    rule = plan.policy.approvals
     good: list[Decision] = []
     names: tuple[str, ...] = ()
     problems: list[str] = []
     refusal: Decision | None = None
     for decision in decisions:
-        common = {
-            "subject": "release",
-            "digest": planned.digest,
-            "terms": release_terms(plan),
-            "requester": plan.requester,
-        }
         try:
             if decision.decision == "refuse":
-                signer(decision, rule, **common)
+                signer(decision, rule, plan.matter)
                 refusal = refusal or decision
             else:
-                names = approvers([*good, decision], rule, **common)
+                names = approvers([*good, decision], rule, plan.matter)
                 good.append(decision)
         except InputError as error:
             problems.append(str(error))
-    return Standing(policy, names, tuple(good), refusal, tuple(problems))
+    return ApprovalStatus(plan.policy, names, tuple(good), refusal, tuple(problems))

@@ -1,8 +1,7 @@
-"""What a release would claim and cost, before anything is drawn: the release plan."""
+"""Computes the claim and the cost of a release before anything is drawn."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +9,11 @@ from mechanisms.model.classifier import ModelConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from mechanisms.swag_ppm import event_of
-from storage.artifacts import ArtifactRef, Store, digest, file_digest
-from storage.errors import InputError
+from storage.artifacts import digest, file_digest
 from storage.ingest import ALL, IngestConfig
-from storage.ledger import ReleasePlan, same_database
+from storage.ingest.value_lists import read_value_lists, set_value_lists
 from tasks.bundle.sentences import COUPLED
-from tasks.parameters import LedgerParameters, RetrainParameters
-from tasks.running.provenance import provenance
-from tasks.running.stage import Context
+from tasks.parameters import RetrainParameters
 
 TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
@@ -39,83 +35,99 @@ NOT_METHOD: Any = {
     "release": True,
     "data": {"source": True, "codelist": True, "classification": True, "classification_version": True, "public": True},
 }
-"""Parameters that say where things lie or who asked: what is trained does not depend on them."""
+"""Parameters about paths and requester, which do not affect the training."""
 
 
 SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 
 def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
-    """The parameters that a fit depends on, as JSON; of the code list of each of several fields what it holds, wherever
-    it lies. (Of a single field's it follows from the records' fingerprint.)"""
-    told = parameters.model_dump(mode="json", exclude=left_out)
+    """Returns the parameters that a fit depends on, as JSON. For several fields a code list counts by its content; for
+    a single field the fingerprint of the records covers it. Lists of values count by their content.
+    """
+    method = parameters.model_dump(mode="json", exclude=left_out)
+    set_value_lists(method["data"]["ingest"], read_value_lists(parameters.data.ingest.value_columns))
     for name, path in parameters.data.codelists.items():
         if name and path is not None:
-            told["data"]["ingest"]["fields"][name]["codelist"] = file_digest(path)
-    return told
+            method["data"]["ingest"]["fields"][name]["codelist"] = file_digest(path)
+    return method
+
+
+def release_method(parameters: RetrainParameters) -> dict[str, Any]:
+    """Returns the method of a retrain, without paths, requester, or c, g and k where a search sets them."""
+    config = parameters.pseudo_posterior
+    if parameters.formal is not None:
+        return method_of(parameters, NOT_METHOD | {"pseudo_posterior": True})
+    searched = config.mechanism == "weighted" and config.target_epsilon is not None
+    left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
+    return method_of(parameters, left_out)
 
 
 def method_digest(parameters: RetrainParameters) -> str:
-    """What identifies the method: not where things lie or who asked, and not c, g and k where a search finds them."""
-    config = parameters.pseudo_posterior
-    if parameters.formal is not None:
-        return digest(method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}))
-    searched = config.mechanism == "weighted" and config.target_epsilon is not None
-    left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
-    return digest(method_of(parameters, left_out))
+    """Returns the digest of `release_method`."""
+    return digest(release_method(parameters))
 
 
-def ledger_url(context: Context, settings: LedgerParameters) -> str:
-    """Where the ledger of this run is.
-
-    Raises:
-        InputError: the setting names another ledger than the machine's own. A release on an empty ledger would be
-            asked for no approval and charged to nobody.
-    """
-    own = os.environ.get("AUTOCODER_LEDGER_URL")
-    if own and settings.ledger_url and not same_database(own, settings.ledger_url):
-        raise InputError(
-            "ledger_url: the ledger of this machine is the one in AUTOCODER_LEDGER_URL; leave the setting empty"
-        )
-    return own or settings.ledger_url or context.workspace.ledger_url
-
-
-def unprotected_inputs(dataset: Mapping[str, Any], *, weights: bool = True) -> tuple[str, ...]:
-    """What reached the release from the records without protection; `weights`: risk weights were computed.
+def unprotected_inputs(
+    dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
+) -> tuple[str, ...]:
+    """Returns what reached the release from the records without protection; `weights`: risk weights were computed.
 
     Args:
-        dataset: figures of the ingest; one made before there was a choice of sampling was stratified.
+        dataset: figures of the ingest.
+        model: the model, whose prior has hyperparameters.
     """
     listed = {
         WEIGHTS: weights,
         NUMBER: True,
         SETTINGS: True,
-        COUPLED: dataset.get("sampling", "stratified") != "per-record",
+        COUPLED: dataset["sampling"] != "per-record",
         BOUNDS: dataset.get("bounds_source") == "records",
         LABELS: dataset["label_space_source"] != "codelist",
         COHORTS: dataset.get("cohorts_source", "records") == "records" and list(dataset["cohorts"]) != [ALL],
+        "" if model is None else _prior_settings(model): model is not None and model.prior == "titles",
     }
     return tuple(line for line, holds in listed.items() if holds)
 
 
-def public_inputs(model: ModelConfig) -> tuple[str, ...]:
-    """What reached the model without a record being read, beside the encoder."""
-    if model.prior == "none":
-        return ()
+def public_inputs(model: ModelConfig, dataset: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Returns what reached the model from public sources, apart from the encoder.
+
+    Args:
+        dataset: figures of the ingest.
+    """
+    lines: list[str] = []
+    if model.prior == "titles":
+        lines.append("the titles of the code list, in their hierarchy, through the encoder: where the head starts")
+    if model.lexical == "titles":
+        lines.append(
+            "the words of the code list's titles and descriptions: the vocabulary that the model reads next to the "
+            "encoder, and the scales of both"
+        )
+    if model.lexical == "hashed":
+        lines.append("invented narratives: the scales of the encoder's features and of the hashed words next to them")
+    lines += [
+        f"the list of {len(values)} values of the column `{name}`, declared public: the features next to the narrative"
+        for name, values in (dataset or {}).get("value_columns", {}).items()
+    ]
+    return tuple(lines)
+
+
+def _prior_settings(model: ModelConfig) -> str:
+    """Names the hyperparameters of a prior of titles: words that suit the records may have been chosen by them."""
     of_fields = (model.prior_sentences[name] for name in sorted(model.prior_sentences))  # a plan's file sorts them
     sentences = dict.fromkeys(one for one in (model.prior_sentence, *of_fields) if one)
     quoted = " or ".join(f"`{one}`" for one in sentences)
-    said = f", in their hierarchy and in the sentence {quoted}" if quoted else ""
+    words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
     return (
-        f"the titles of the code list{said or ', in their hierarchy'}, through the encoder: where the head starts (its "
-        f"scale {model.prior_scale:g} is a setting)",
+        f"{words} ({model.prior_scale:g}): hyperparameters, as far as somebody chose them by looking at these records"
     )
 
 
 def swag_event(
     parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
 ) -> SwagPpmEvent | BoundedSwagEvent:
-    """What was done in one round, from the figures of its sensitivity (of its risks, for the base round)."""
+    """Returns the event of one round, from the figures of its sensitivity (of its risks, for the base round)."""
     return event_of(
         round_name,
         parameters.bounded(round_name),
@@ -127,14 +139,14 @@ def swag_event(
 
 
 def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
-    """What is protected, and how many records it may have."""
+    """Returns the protected unit, and how many records it may have."""
     if ingest.unit_column is None or ingest.max_per_unit is None:
         return "record", 1
     return f"unit ({ingest.unit_column})", ingest.records_per_unit
 
 
 def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
-    """The claim of this event on these records."""
+    """Returns the claim of this event on these records."""
     ingest = parameters.data.ingest
     config = parameters.pseudo_posterior
     searched = (SEARCHED,) if config.mechanism == "weighted" and config.target_epsilon is not None else ()
@@ -144,13 +156,16 @@ def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) 
         delta=None,
         privacy_unit=unit,
         max_records_per_unit=most,
-        unprotected_inputs=(*unprotected_inputs(dataset, weights=event.risk_weights), *searched),
-        public_inputs=public_inputs(parameters.model),
+        unprotected_inputs=(
+            *unprotected_inputs(dataset, weights=event.risk_weights, model=parameters.model),
+            *searched,
+        ),
+        public_inputs=public_inputs(parameters.model, dataset),
     )
 
 
 def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
-    """What the accountant would claim for the same unit at another sensitivity (or bound) of the event, in nats."""
+    """Returns the claim for the same unit at another sensitivity (or bound) of the event, in nats."""
     field = "bound" if isinstance(event, BoundedSwagEvent) else "sensitivity"
     return claim_of(
         event.model_copy(update={field: sensitivity}),
@@ -161,63 +176,11 @@ def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
     )
 
 
-def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
-    """Digests of what a release is made from, by the names that the ledger keeps them under."""
-    if measured is None:
-        return {"dataset": dataset.sha256, "fit": fitted.sha256}
-    return {"dataset": dataset.sha256, "posterior": fitted.sha256, "sensitivity": measured.sha256}
-
-
 def release_key(parameters: RetrainParameters, fingerprint: str) -> str:
-    """The key of a retrain's release: the same records, method and label have one release, for ever."""
-    method = method_digest(parameters)
-    return digest({"data": fingerprint, "method": method, "label": parameters.release.label})
+    """Returns the key of a retrain's release; the same records, method and label have one release."""
+    return key_of(release_method(parameters), fingerprint, parameters.release.label)
 
 
-def release_plan(
-    parameters: RetrainParameters,
-    store: Store,
-    *,
-    dataset: ArtifactRef,
-    posterior: ArtifactRef,
-    measured: ArtifactRef,
-    prefect_run_id: str | None,
-) -> ReleasePlan:
-    """The plan of releasing one draw of `posterior`.
-
-    The same records, method and label always give the same key, so that running again, also after a change of code
-    that gave another posterior, never releases and spends twice unless the operator asks by another label.
-    """
-    facts = store.figures(dataset)
-    moments = store.figures(posterior)
-    event = swag_event(
-        parameters,
-        parameters.rounds[-1],
-        snapshots=moments["snapshots"],
-        rank=moments["rank"],
-        figures=store.figures(measured),
-    )
-    artifacts = artifact_digests(dataset=dataset, fitted=posterior, measured=measured)
-    source = provenance()
-    method = method_digest(parameters)
-    return ReleasePlan(
-        idempotency_key=release_key(parameters, facts["fingerprint"]),
-        release_label=parameters.release.label,
-        population=parameters.data.population,
-        cohorts=tuple(facts["cohorts"]),
-        data_fingerprint=facts["fingerprint"],
-        records_rounded=facts["records"],
-        event=event,
-        claim=claim(parameters, event, facts),
-        trust_model=TRUST_MODEL,
-        randomness_source=RANDOMNESS,
-        floating_point_caveat=FLOATING_POINT,
-        code_commit=source.code_commit,
-        code_dirty=source.code_dirty,
-        lock_digest=source.lock_digest,
-        parameters_digest=method,
-        artifact_digests=artifacts,
-        requester=parameters.release.requester,
-        supersedes=parameters.release.supersedes,
-        prefect_run_id=prefect_run_id,
-    )
+def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
+    """Returns the key of a release by its records, method and label."""
+    return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})

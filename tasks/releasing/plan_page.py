@@ -1,7 +1,7 @@
-"""The planned release as an officer reads it before deciding: a question, a verdict and an answer for each matter.
+"""Builds the page that an officer reads before the decision: a question, a verdict and an answer for each matter.
 
-The same answers stand in the terminal, on a page of one's own (HTML) and on the run's page (Markdown). Their words are
-templates; what is here are figures and verdicts.
+The terminal, the HTML page and the Markdown page of the run have the same answers. Templates hold the words; this file
+computes figures and verdicts.
 """
 
 from __future__ import annotations
@@ -10,148 +10,188 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan
+from mechanisms.errors import MechanismError
+from mechanisms.privacy.events import describe_guarantee
+from storage.errors import InputError, StorageError
+from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
 from storage.ledger.amounts import as_replace_one
+from storage.ledger.budget import Cost, Forecast, charged_account, further
+from storage.ledger.composition import total
 from storage.ledger.content import plan_content
+from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
 from storage.ledger.records import RecordSet
-from storage.ledger.siblings import others_names, siblings
-from tasks.bundle.sentences import said_of
+from storage.paths import Workspace
+from tasks.bundle.sentences import sentences_of
+from tasks.bundle.texts import describe_encoder
 from tasks.pages.render import Table, render
-from tasks.parameters import RELEASED
-from tasks.releasing import formal_offer, gate, recorded
-from tasks.releasing.approval import Standing
-from tasks.releasing.at_hand import AtHand
-from tasks.releasing.budget_table import down, up
-from tasks.releasing.code_lists import Word
-from tasks.releasing.made_with import made_with
+from tasks.parameters import RELEASE_BRANCH, LedgerParameters
+from tasks.releasing import approval, code_lists, formal_offer, ledger_records, selection
+from tasks.releasing.approval import ApprovalStatus
+from tasks.releasing.budgets import describe_successors, down, up
+from tasks.releasing.checked_plan import CheckedPlan, check
+from tasks.releasing.code_lists import CodeListVerdict
+from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
+from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
+from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, loss_of, recommend
+from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, describe_loss, recommend
+from tasks.running.stage import Context
 
 NOTICE = (
     "Private. This page holds figures that were computed from the records without protection, among them how well the "
     "model codes. It is for whoever decides on the release; do not publish it or pass it on."
 )
-MARKS: dict[Verdict, str] = {"fine": "✓ fine", "look": "● look at this", "warning": "▲ warning"}
+PlanVerdict = Verdict | Literal["note"]
+"""`note`: worth knowing, and nothing has to be done about it."""
+MARKS: dict[PlanVerdict, str] = {
+    "fine": "✓ fine",
+    "note": "○ note",
+    "investigate": "● look at this",
+    "warning": "▲ warning",
+}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One question about a plan: its verdict, and the figures in its answer's words."""
+    """Holds one question about a plan: its verdict, and the figures of its answer."""
 
     key: str
-    verdict: Verdict
+    verdict: PlanVerdict
     figures: Mapping[str, Any]
     table: Table | None = None
 
     @property
     def question(self) -> str:
-        """In words."""
+        """Returns the question in words."""
         return render("plan_words.txt", part="question", key=self.key, f=self.figures).strip()
 
     @property
     def text(self) -> str:
-        """The answer in words, one paragraph."""
+        """Returns the answer in words, one paragraph."""
         return " ".join(render("plan_words.txt", part="answer", key=self.key, f=self.figures).split())
 
 
 @dataclass(frozen=True)
 class PlanPage:
-    """A plan with all that is known of it."""
+    """Holds a plan with its answers."""
 
     planned: PlannedRelease
-    standing: Standing
+    status: ApprovalStatus
     file: str
     answers: tuple[Answer, ...]
     assumed: tuple[Mapping[str, str], ...]
+    released: Row | None = None
+    """The ledger's row of its release, where it has one."""
+    comparisons: tuple[str, ...] = ()
+    """Paths of its comparisons with the release in use."""
+
+    @property
+    def title(self) -> str:
+        """Returns what the page is about: a plan, or a release."""
+        return "Planned release" if self.released is None else "Release"
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the answers'."""
-        found = {answer.verdict for answer in self.answers}
-        return "warning" if "warning" in found else "look" if "look" in found else "fine"
+        """Returns the worst verdict of the answers; of a release nothing is left to decide."""
+        if self.released is not None:
+            return "fine"
+        verdicts = {answer.verdict for answer in self.answers}
+        return "warning" if "warning" in verdicts else "investigate" if "investigate" in verdicts else "fine"
 
     @property
     def summary(self) -> str:
-        """How many questions speak against the release."""
+        """States how many answers speak against the release, or that it was released."""
+        if self.released is not None:
+            at = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
+            return f"released already ({at}); nothing has to be decided"
         against = [answer.question for answer in self.answers if answer.verdict == "warning"]
-        open_ = [answer.question for answer in self.answers if answer.verdict == "look"]
+        open_ = [answer.question for answer in self.answers if answer.verdict == "investigate"]
         if against:
             return f"{len(against)} of {len(self.answers)} answers speak against this release"
         return (
-            f"nothing speaks against it; {len(open_)} of {len(self.answers)} answers want a look"
+            f"nothing speaks against it; {len(open_)} of {len(self.answers)} answers need review"
             if open_
             else "nothing speaks against it"
         )
 
 
-def page_of(
-    planned: PlannedRelease, ledger: Ledger, standing: Standing, *, file: str, found: AtHand | None = None
-) -> PlanPage:
-    """Ask all that an officer would ask of a plan, the measured leakage first.
+def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:
+    """Answers all questions that an officer would ask about a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
-        found: what the workspace says of it; None: the records are not at hand.
+        context: the plan's context in its workspace; None: the records are not available.
     """
-    found = found or AtHand()
-    records = found.records
+    context = context or PlanContext()
+    records, planned, ledger = context.records, plan.planned, plan.ledger
     claim = planned.plan.claim
-    said = said_of(
+    statements = sentences_of(
         {
             "guarantee_kind": claim.guarantee_kind,
             "mechanism": planned.plan.event.mechanism,
+            "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             "unprotected_inputs": claim.unprotected_inputs,
             **({"fields": list(planned.fields)} if planned.fields else {}),
         }
     )
     estimated = claim.guarantee_kind != "formal"
-    own = recorded.own_scores(ledger, planned)
-    alternatives = recorded.compared(ledger, planned.plan.data_fingerprint)
+    scores = ledger_records.candidate_scores(ledger, planned)
+    alternatives = ledger_records.comparison_figures(ledger, planned.plan.data_fingerprint)
     recommended = recommend(alternatives)
     answers = [
-        _leakage(planned, ledger, file),
+        _leakage(plan, file),
         _promise(planned),
-        _cost(planned, ledger, records),
-        _accuracy(own, _better(recommended.reference, recorded.own_reference(ledger, planned))),
-        _alone(own),
-        *([] if found.lists is None else [_lists(found.lists)]),
-        *([] if found.outdated is None else [Answer("outdated", "warning", {"why": found.outdated})]),
-        *([_formal(planned, ledger, recommended, own, records)] if estimated else []),
-        *([_diagnostics(planned, ledger, file)] if estimated or recorded.diagnosed(ledger, planned.plan) else []),
+        _cost(plan, records),
+        _accuracy(scores, _better(recommended.reference, ledger_records.unweighted_reference(ledger, planned))),
+        _alone(scores),
+        *([] if context.lists is None else [_lists(context.lists)]),
+        *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
+        *([_formal(planned, ledger, recommended, scores, records)] if estimated else []),
+        *(
+            [_diagnostics(planned, ledger, file)]
+            if estimated or ledger_records.diagnostic_verdicts(ledger, planned.plan)
+            else []
+        ),
         _siblings(planned, ledger, records),
-        _decision(standing, file),
+        _decision(status, file),
     ]
-    assumed = tuple(one for one in said if one["status"] == "assumed")
-    return PlanPage(planned, standing, file, tuple(answers), assumed)
+    assumed = tuple(one for one in statements if one["status"] == "assumed")
+    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, context.comparisons)
 
 
 def markdown(page: PlanPage) -> str:
-    """The page as Markdown."""
+    """Renders the page as Markdown."""
     return render("plan.md", **_values(page))
 
 
 def html(page: PlanPage) -> str:
-    """The page as one HTML file. Nothing in it comes from another file or address."""
+    """Renders the page as one HTML file that loads nothing from another file or address."""
     return render("plan.html", notice=NOTICE, **_values(page))
 
 
 def facts(page: PlanPage) -> list[tuple[str, str]]:
-    """What the plan is, apart from its verdicts: names and digests."""
+    """Returns the plan's names and digests."""
     plan = page.planned.plan
     return [
         ("population", plan.population),
         ("cohorts", ", ".join(plan.cohorts)),
-        ("records (rounded)", f"{page.standing.policy.round_records(plan.records_rounded):,}"),
+        ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         ("mechanism", plan.event.mechanism),
         *([("fields", ", ".join(page.planned.fields))] if page.planned.fields else []),
+        ("precision", page.planned.output.precision),
+        *([("ONNX graph", "model.onnx")] if page.planned.output.onnx else []),
+        ("licence", page.planned.output.licence),
+        ("encoder", describe_encoder(page.planned.candidate.model.encoder, page.planned.output.encoder)),
         ("label", plan.release_label),
         ("requested by", plan.requester),
         ("code", plan.code_commit + (" with uncommitted changes" if plan.code_dirty else "")),
         ("data fingerprint", plan.data_fingerprint),
         ("plan", page.file),
+        *(("compared with the release in use", file) for file in page.comparisons),
         ("digest", page.planned.digest),
     ]
 
@@ -163,54 +203,79 @@ def _values(page: PlanPage) -> dict[str, Any]:
         "claim": page.planned.plan.claim,
         "facts": facts(page),
         "marks": MARKS,
+        "output": page.planned.output,
     }
 
 
-def _leakage(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
-    found, formal = gate.measured(ledger, planned), planned.plan.claim.guarantee_kind == "formal"
-    if found is None:
-        told = {"audited": False, "formal": formal, "file": shlex.quote(file), "asked": ledger.policy().require_audit}
-        return Answer("leakage", "look" if formal and not told["asked"] else "warning", told)
-    verdicts: dict[str, Verdict] = {gate.CONTRADICTED: "warning", gate.INCONCLUSIVE: "look"}
-    told = {"audited": True, "verdict": found.verdict, "line": found.line, "row": found.ledger_sequence}
-    return Answer("leakage", verdicts.get(found.verdict, "fine"), told)
+def _leakage(plan: CheckedPlan, file: str) -> Answer:
+    measurement, formal = plan.measurement, plan.plan.claim.guarantee_kind == "formal"
+    if measurement is None:
+        figures = {
+            "audited": False,
+            "formal": formal,
+            "file": shlex.quote(file),
+            "required": plan.policy.require_audit,
+        }
+        return Answer("leakage", "note" if formal and not figures["required"] else "warning", figures)
+    verdicts: dict[str, PlanVerdict] = {CONTRADICTED: "warning", INCONCLUSIVE: "investigate"}
+    figures = {
+        "audited": True,
+        "verdict": measurement.verdict,
+        "line": measurement.line,
+        "row": measurement.ledger_sequence,
+    }
+    return Answer("leakage", verdicts.get(measurement.verdict, "fine"), figures)
 
 
 def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
-    told = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal, "fields": planned.fields}
-    return Answer("promise", "fine" if formal else "look", told)
+    figures: dict[str, Any] = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
+    figures |= {
+        "fields": planned.fields,
+        "large_delta": describe_large_delta(planned.plan.records_rounded, claim.delta),
+    }
+    return Answer("promise", "fine" if formal and not figures["large_delta"] else "investigate", figures)
 
 
-def _cost(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
-    plan = planned.plan
-    released = ledger.release_of(plan)
+def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
+    plan, released = checked.plan, checked.released
     if released is not None:
-        told = {"released": released.release_id, "state": released.state, "refusal": None}
-        return Answer("cost", "look", told)
-    told: dict[str, Any] = {"released": None, "policy": ledger.policy().name, "refusal": None}
-    told["by_name_alone"] = records is None
+        charged = {"epsilon": None if released.epsilon is None else up(released.epsilon), "cohorts": plan.cohorts}
+        figures = {"released": released.release_id, "state": released.state, "refusal": None, **charged}
+        return Answer("cost", "note", figures)
+    same = ledger_records.release_of_fit(checked.ledger, checked.planned)
+    figures: dict[str, Any] = {"released": None, "policy": checked.policy.name, "refusal": None}
+    figures["same_fit"] = None if same is None else same.release_id
+    figures["by_name_alone"] = records is None
     try:
-        charges = ledger.quote(plan, records=records)
+        charges = checked.ledger.quote(plan, records=records)
     except BudgetRefused as refused:
-        return Answer("cost", "warning", told | {"refusal": str(refused), "fits": 0})
-    told |= {"accounts": len(charges), "least": down(min(map(_left, charges)))}
-    told["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
-    told["after"] = [up(value) for value in told["after"]]
-    told["delta_spent"] = [c.account for c in charges if c.delta_cap is not None and c.delta_after >= c.delta_cap]
-    return Answer("cost", "look" if told["delta_spent"] else "fine", told, table=_charges(charges, plan))
+        return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
+    figures["accounts"] = len(charges)
+    tightest = min(charges, key=_left)
+    forecast = min((_further(charge, checked) for charge in charges), key=lambda one: one.releases)
+    figures["further"] = describe_successors(forecast.releases, ((0, _left(tightest)), *forecast.remains))
+    figures["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
+    figures["after"] = [up(value) for value in figures["after"]]
+    figures["delta_spent"] = [
+        c.account
+        for c in charges
+        if c.composition == "basic" and c.delta_cap is not None and c.delta_after >= c.delta_cap
+    ]
+    verdict: PlanVerdict = "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
+    return Answer("cost", verdict, figures, table=_charges(charges, plan))
 
 
 def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
-    """What an account had before is with what it takes over from releases of the same records under other names."""
+    """Tabulates the charges; spent amounts include releases of the same records under other names."""
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
     with_delta = any(charge.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
     rows = []
     for one in charges:
         name = one.account + (" (shares records)" if one.population else "")
-        own = _own(one, plan)
-        row = [name, *map(up, (one.epsilon_after - own, own, one.epsilon_after, one.epsilon_cap))]
+        charge = _cost_to(one, plan)
+        row = [name, *map(up, (one.epsilon_after - charge, charge, one.epsilon_after, one.epsilon_cap))]
         row.append(down(_left(one)))
         if with_delta:
             row += [f"{float(one.delta_after):.3g}", "–" if one.delta_cap is None else f"{float(one.delta_cap):.3g}"]
@@ -218,12 +283,25 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     return head, rows
 
 
-def _own(charge: Charge, plan: ReleasePlan) -> Decimal:
-    """What the release itself costs an account, in the account's relation."""
-    content = plan_content(plan)
-    if charge.neighbouring_relation == content["neighbouring_relation"]:
-        return content["epsilon"]
-    return as_replace_one(content["epsilon"], content["delta"])[0]
+def _cost_to(charge: Charge, plan: ReleasePlan) -> Decimal:
+    """Returns by how much the release raises an account's epsilon, in the account's relation."""
+    cost = Cost.of(plan_content(plan))
+    if charge.spent is not None and charge.delta_cap is not None:
+        before = charge.spent.plus(cost.loss(charge.neighbouring_relation), -1)
+        if before.epsilon == 0:
+            return charge.epsilon_after
+        return charge.epsilon_after - total(before, rule=charge.composition, delta=charge.delta_cap)
+    if charge.neighbouring_relation == cost.relation:
+        return cost.epsilon
+    return as_replace_one(cost.epsilon, cost.delta)[0]
+
+
+def _further(charge: Charge, plan: CheckedPlan) -> Forecast:
+    """Returns the forecast for more releases of this size after this one."""
+    kind = plan.plan.claim.guarantee_kind
+    account = charged_account(charge, plan.plan.population, kind)
+    cap = plan.policy.cap(account.population, account.cohort, kind)
+    return Forecast(0, ()) if cap is None else further(account, cap)
 
 
 def _left(charge: Charge) -> Decimal:
@@ -231,92 +309,178 @@ def _left(charge: Charge) -> Decimal:
 
 
 def _better(*references: Figures | None) -> Figures | None:
-    """What a loss is told against: the best fit without privacy, of a comparison or of the retrain itself."""
-    known = [one for one in references if one is not None]
-    return max(known, key=lambda one: one.weighted_f1, default=None)
+    """Returns the best reference fit without privacy, of a comparison or of the retrain."""
+    measured = [one for one in references if one is not None]
+    return max(measured, key=lambda one: one.weighted_f1, default=None)
 
 
-def _accuracy(own: Mapping[str, float], reference: Figures | None) -> Answer:
-    told: dict[str, Any] = {"own": own, "reference": None, "loss": None}
-    if own and reference is not None:
-        gap = reference.weighted_f1 - own["weighted_f1"]
-        told |= {"reference": reference, "loss": gap}
-        return Answer("accuracy", "look" if gap > LARGE * reference.weighted_f1 else "fine", told)
-    return Answer("accuracy", "look", told)  # a figure beside nothing says neither that it is good nor what was lost
+def _accuracy(scores: Mapping[str, float], reference: Figures | None) -> Answer:
+    figures: dict[str, Any] = {"scores": scores, "reference": None, "loss": None}
+    if scores and reference is not None:
+        gap = reference.weighted_f1 - scores["weighted_f1"]
+        figures |= {"reference": reference, "loss": gap}
+        return Answer("accuracy", "investigate" if gap > LARGE * reference.weighted_f1 else "fine", figures)
+    # without a reference a figure says neither that it is good nor what was lost
+    return Answer("accuracy", "note", figures)
 
 
-def _alone(own: Mapping[str, float]) -> Answer:
-    alone = {name.removeprefix("alone_at_"): share for name, share in own.items() if name.startswith("alone_at_")}
-    told = {"alone": alone, "missing": [target for target, share in alone.items() if not share], "own": own}
-    return Answer("alone", "fine" if alone and not told["missing"] else "look", told)
+def _alone(scores: Mapping[str, float]) -> Answer:
+    alone = {name.removeprefix("alone_at_"): share for name, share in scores.items() if name.startswith("alone_at_")}
+    figures = {"alone": alone, "missing": [target for target, share in alone.items() if not share], "scores": scores}
+    return Answer("alone", "fine" if alone and not figures["missing"] else "note", figures)
 
 
-def _lists(words: Sequence[Word]) -> Answer:
-    refused = any(word.verdict == "refused" for word in words)
-    verdict: Verdict = "warning" if refused else "fine" if words else "look"
-    return Answer("lists", verdict, {"words": words, "refused": refused})
+def _lists(words: Sequence[CodeListVerdict]) -> Answer:
+    own = any(word.verdict == "to be signed" for word in words)
+    return Answer("lists", "investigate" if own else "fine" if words else "note", {"words": words})
 
 
 def _formal(
     planned: PlannedRelease,
     ledger: Ledger,
     recommended: Recommendation,
-    own: Mapping[str, float],
+    scores: Mapping[str, float],
     records: RecordSet | None,
 ) -> Answer:
     chosen = recommended.chosen
-    told: dict[str, Any] = {"chosen": chosen, "gap": None, "offer": formal_offer.offer(ledger, planned, records)}
+    figures: dict[str, Any] = {
+        "chosen": chosen,
+        "gap": None,
+        "offer": formal_offer.describe_offer(ledger, planned, records),
+    }
     if chosen is None:
-        return Answer("formal", "look", told)
-    told |= {"loss": loss_of(chosen, recommended.reference), "audit": chosen.audit or "not audited"}
-    if own:
-        told["gap"] = own["weighted_f1"] - chosen.weighted_f1
-    return Answer("formal", "look", told)
+        return Answer("formal", "investigate", figures)
+    figures |= {"loss": describe_loss(chosen, recommended.reference), "audit": chosen.audit or "not audited"}
+    if scores:
+        figures["gap"] = scores["weighted_f1"] - chosen.weighted_f1
+    return Answer("formal", "investigate", figures)
 
 
 def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
-    found = recorded.diagnosed(ledger, planned.plan)
-    if found is None:
-        return Answer("diagnostics", "look", {"found": None, "file": shlex.quote(file), "branch": _branch(planned)})
-    told = {verdict: [key for key, one in found.items() if one == verdict] for verdict in ("warning", "look", "fine")}
-    verdict: Verdict = "warning" if told["warning"] else "look" if told["look"] else "fine"
-    return Answer("diagnostics", verdict, {"found": told, "of": len(found)})
+    verdicts = ledger_records.diagnostic_verdicts(ledger, planned.plan)
+    if verdicts is None:
+        branch = _branch(planned)
+        figures = {"verdicts": None, "file": shlex.quote(file), "branch": branch}
+        return Answer("diagnostics", "note" if branch else "investigate", figures)
+    by_verdict = {
+        verdict: [key for key, one in verdicts.items() if one == verdict]
+        for verdict in ("warning", "investigate", "fine")
+    }
+    verdict: Verdict = "warning" if by_verdict["warning"] else "investigate" if by_verdict["investigate"] else "fine"
+    return Answer("diagnostics", verdict, {"verdicts": by_verdict, "of": len(verdicts)})
 
 
 def _branch(planned: PlannedRelease) -> str | None:
-    """The branch of a comparison that a plan is of, which `diagnose` cannot look at; None of a retrain, or unknown."""
-    branch = made_with(planned).get("branch", RELEASED)
-    return None if branch == RELEASED else str(branch)
+    """Returns the branch of the comparison that made the plan; None for a retrain, or without that file."""
+    branch = planned.settings_from_file().get("branch", RELEASE_BRANCH)
+    return None if branch == RELEASE_BRANCH else str(branch)
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
-    found = siblings(ledger, planned.plan, records=records)
-    names = others_names(planned.plan, found)
-    told = {"found": found, "names": names, "population": planned.plan.population, "marked": records is not None}
+    others = overlapping_releases(ledger, planned.plan, records=records)
+    names = other_population_names(planned.plan, others)
+    figures = {"others": others, "names": names, "population": planned.plan.population, "marked": records is not None}
     head = ["release", "population", "cohorts", "mechanism", "guarantee", "ε", "state", "shares"]
     rows = [
         [
-            *(one.release_id, one.population, ", ".join(one.cohorts), one.mechanism, one.guarantee_kind),
+            *(
+                one.release_id,
+                one.population,
+                ", ".join(one.cohorts),
+                one.mechanism,
+                describe_guarantee(one.guarantee_kind, one.mechanism),
+            ),
             *("–" if one.epsilon is None else up(Decimal(one.epsilon)), one.state, one.shares),
         ]
-        for one in found
+        for one in others
     ]
-    verdict: Verdict = "warning" if names else "look" if found else "fine"
-    return Answer("siblings", verdict, told, table=(head, rows) if rows else None)
+    verdict: Verdict = "warning" if names else "investigate" if others else "fine"
+    return Answer("siblings", verdict, figures, table=(head, rows) if rows else None)
 
 
-def _decision(standing: Standing, file: str) -> Answer:
-    rule = standing.policy.approvals
-    told = {
-        "policy": standing.policy.name,
+def _decision(status: ApprovalStatus, file: str) -> Answer:
+    rule = status.policy.approvals
+    figures = {
+        "policy": status.policy.name,
         "minimum": rule.minimum,
-        "wanted": rule.wanted,
+        "wanted": rule.signatures_required,
         "approvers": sorted(rule.approvers),
-        "given": standing.approved,
-        "missing": standing.missing,
-        "problems": standing.problems,
-        "refused": standing.refusal is not None,
+        "given": status.approved,
+        "missing": status.missing,
+        "problems": status.problems,
+        "refused": status.refusal is not None,
         "file": shlex.quote(file),
     }
-    verdict: Verdict = "warning" if told["refused"] else "look" if standing.missing or standing.problems else "fine"
-    return Answer("decision", verdict, told)
+    verdict: Verdict = (
+        "warning" if figures["refused"] else "investigate" if status.missing or status.problems else "fine"
+    )
+    return Answer("decision", verdict, figures)
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """Holds what the workspace adds to the ledger about a plan."""
+
+    records: RecordSet | None = None
+    """Marks of its records: earlier releases of them, by whatever name, are charged and named with it."""
+    lists: Sequence[CodeListVerdict] | None = ()
+    """The gate's verdicts on its code lists; empty without the records, None where no bundle can hold the model."""
+    comparisons: tuple[str, ...] = ()
+    """Paths of the private pages that compare it with the release in use."""
+    outdated: str | None = None
+    """Why it would be refused as it is: other fits of its records were recorded since, or its fit is gone."""
+
+    @staticmethod
+    def of(context: Context, plan: CheckedPlan) -> PlanContext:
+        """Reads the context; returns defaults where the records are elsewhere, as on an officer's machine."""
+        planned = plan.planned
+        folder, private = Path(planned.candidate.dataset.path), Workspace(Path(context.home)).private
+        if not folder.is_dir() or not folder.resolve().is_relative_to(private.resolve()):
+            return PlanContext()
+        try:
+            records = save_record_set(context, planned.candidate.dataset)
+        except StorageError:
+            return PlanContext()
+        files = tuple(str(file) for file in _comparisons(context, planned))
+        return PlanContext(records, code_lists.assess_plan(context, planned), files, _outdated(context, plan))
+
+
+def succession_file(context: Context, planned: PlannedRelease, field: str) -> Path:
+    """Returns the path of the private page that compares a plan with the release in use; names the fit too."""
+    plan, fit = planned.plan.idempotency_key[:16], planned.candidate.fitted.sha256[:8]
+    return context.workspace.private / "plans" / f"{plan}-{fit}.successor{f'-{field}' if field else ''}.html"
+
+
+def _comparisons(context: Context, planned: PlannedRelease) -> list[Path]:
+    files = [succession_file(context, planned, field) for field in planned.fields or ("",)]
+    return [file for file in files if file.is_file()]
+
+
+def _outdated(context: Context, plan: CheckedPlan) -> str | None:
+    if plan.released is not None:
+        return None  # the choice no longer matters
+    try:
+        selection.check(plan.ledger, context, plan.planned)
+    except (MechanismError, StorageError) as error:
+        return str(error)
+    return None
+
+
+def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path, url: str | None = None) -> PlanPage:
+    """Loads the page of a plan from its workspace and ledger. Changes nothing.
+
+    Args:
+        url: of the ledger, as `--ledger-url` has it.
+
+    Raises:
+        InputError: without a ledger there is no budget, audit or earlier release to show.
+    """
+    ledger = existing_ledger(context, LedgerParameters(ledger_url=url))
+    if ledger is None:
+        raise InputError(
+            f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
+            "--ledger-url or AUTOCODER_LEDGER_URL"
+        )
+    plan = check(planned, ledger)
+    status = approval.approval_status(context, plan)
+    return page_of(plan, status, file=str(file), context=PlanContext.of(context, plan))

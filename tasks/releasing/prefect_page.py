@@ -1,4 +1,4 @@
-"""What Prefect's page shows of a run: progress, a table of figures, the release and where its ledger row is."""
+"""Writes a run's artifacts for Prefect's page: progress, figures, the release and its ledger row."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
@@ -24,8 +19,10 @@ from storage.ledger import ReleasePlan
 from storage.ledger.report import markdown_table
 from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
-from tasks.releasing.budget_table import budget_table
-from tasks.releasing.publish import Released, open_ledger
+from tasks.releasing.budgets import budget_table
+from tasks.releasing.ledger_access import open_ledger
+from tasks.releasing.publish import Released
+from tasks.running.flow_run import in_flow_run, publish_markdown, publish_table
 from tasks.running.progress import Listener
 from tasks.running.stage import Context
 
@@ -33,22 +30,24 @@ _SECONDS_BETWEEN_UPDATES = 3.0
 
 
 class PrefectListener(Listener):
-    """Keeps a progress artifact of each longer stage up to date, seldom enough not to slow the stage."""
+    """Updates a progress artifact of each longer stage, seldom enough not to slow the stage."""
 
     def __init__(self) -> None:
         self._artifact: UUID | None = None
         self._last = 0.0
         self._run = copy_context()
+        self._shows = False
 
     def started(self, label: str) -> None:
-        """Wait: most stages end before a progress bar is worth a request."""
+        """Waits: most stages end before a progress bar is worth a request."""
         self._artifact, self._last = None, time.monotonic()
+        self._shows = in_flow_run()
         self._run = copy_context()  # threads of the stage have no run of Prefect's
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Create or update the bar, at most every few seconds."""
+        """Creates or updates the bar, at most every few seconds."""
         now = time.monotonic()
-        if not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
+        if not self._shows or not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
             return
         self._last = now
         percent = min(100.0, 100.0 * done / total)
@@ -59,14 +58,14 @@ class PrefectListener(Listener):
             update_progress_artifact(self._artifact, progress=percent)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Fill the bar. Figures stay out: the exact number of records is not for Prefect's database."""
+        """Completes the bar. Leaves figures out: the exact number of records must not reach Prefect's database."""
         if self._artifact is not None:
             update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: done")
             self._artifact = None
 
 
 def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
-    """PNG of Delta's running maximum over draws: flat at the right, or more draws would raise it."""
+    """Draws Delta's running maximum over draws as PNG: still rising at the right means too few draws."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -95,7 +94,7 @@ def publish_artifacts(
     scores: Mapping[str, Mapping[str, Any]],
     running: Sequence[float] | None = None,
 ) -> None:
-    """The figures and the release as artifacts of the run.
+    """Publishes the figures and the release as artifacts of the run.
 
     Args:
         plan_file: where the plan lies, for what comes next.
@@ -105,7 +104,7 @@ def publish_artifacts(
     if running is not None:
         picture = sensitivity_plot(running, plan.claim)
         write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
-        create_markdown_artifact(
+        publish_markdown(
             key="sensitivity",
             markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
             description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
@@ -119,7 +118,7 @@ def publish_artifacts(
         }
         for name, one in scores.items()
     ]
-    create_table_artifact(
+    publish_table(
         key="internal-figures", table=rows, description="Test half. Internal: computed from records, not released."
     )
     text = render(
@@ -132,7 +131,7 @@ def publish_artifacts(
         file=plan_file,
         deployment=parameters.release.deployment if parameters.release.enabled else None,
     )
-    create_markdown_artifact(
+    publish_markdown(
         key="release",
         markdown=text,
         description="What was released, on what claim.",
@@ -141,20 +140,20 @@ def publish_artifacts(
 
 
 def publish_plan(text: str) -> None:
-    """The planned release, for whoever has to decide."""
-    create_markdown_artifact(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+    """Publishes the planned release for the officer."""
+    publish_markdown(key="release-plan", markdown=text, description="What would leave, and at what cost.")
 
 
 def publish_audit(lines: Sequence[str]) -> None:
-    """Claim and measurement, side by side."""
-    create_markdown_artifact(
+    """Publishes claim and measurement next to each other."""
+    publish_markdown(
         key="audit", markdown="\n".join(f"- {line}" for line in lines), description="Claim and measurement."
     )
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:
-    """What each cohort has spent and has left, as an artifact."""
-    create_markdown_artifact(
+    """Publishes what each cohort has spent and has left."""
+    publish_markdown(
         key="budget",
         markdown=markdown_table(*budget_table(open_ledger(context, settings).budget())),
         description="What each cohort has spent, and what is left.",

@@ -1,37 +1,177 @@
-"""What can be refused in the first second, before an hour of training: files, columns, encoder, ledger, disk."""
+"""Refuses a run that cannot succeed within its first second, and estimates its time and disk space."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect.runtime import deployment
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier
+from mechanisms.model import classifier, encoders
+from mechanisms.model.lexicon import HASHED_COLUMNS
 from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
+from storage.ingest.value_lists import read_value_lists
 from storage.ledger import Ledger, Policy
 from tasks.fitting import data
 from tasks.fitting.risks import precision
-from tasks.parameters import DEMO, RetrainParameters
-from tasks.releasing import code_lists, publish
-from tasks.releasing.claims import ledger_url
-from tasks.releasing.estimate import DEVICES, Estimate
+from tasks.parameters import DEMO_POPULATION, RetrainParameters
+from tasks.releasing import publish
+from tasks.releasing.ledger_access import ledger_url
 from tasks.running import timings
 from tasks.running.provenance import provenance
 from tasks.running.shard_runs import ShardRuns
 from tasks.running.shards import place_of
 from tasks.running.stage import Context
 
+DEVICES = ("cpu", "cuda")
+_ENCODE_PER_SECOND = {"cpu": 70.0, "cuda": 4000.0}
+_TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
+"""Narratives a second for a 23-million-parameter encoder; scaled by size. Rough: printed as such."""
+_HEAD_STEPS_PER_SECOND = 3000.0
+_PRODUCTS_PER_SECOND = 2e10
+_SIDE_BY_SIDE = 5.0
+"""Times as many reruns of a linear head a second, where they are one product, as one by one (benchmarks/audit.py)."""
+_LABELS, _BATCH = 100, 8
+_OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
+"""Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
+_START = 15.0
+"""Seconds of imports and of Prefect."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Holds a rough estimate of a run's time and size."""
+
+    records: int
+    train: int
+    parameters: int
+    disk_bytes: int
+    stages: Mapping[str, float]
+    """Seconds of one stage of each kind, by the rough rates."""
+    counts: Mapping[str, int]
+    """Stages of each kind in a retrain."""
+    timed: Mapping[str, float]
+    """What stages of these kinds took in this workspace, as a multiple of the rough rates."""
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of a whole retrain."""
+        return _START + sum(self.of_kind(kind) * count for kind, count in self.counts.items())
+
+    @property
+    def measured(self) -> bool:
+        """Checks whether this workspace has timings of these stages."""
+        return bool(set(self.timed) & set(self.stages))
+
+    def of_kind(self, kind: str) -> float:
+        """Returns the seconds of one stage; a kind without timings is scaled like the kinds with timings."""
+        usual = sorted(self.timed[name] for name in _OF_HEADS if name in self.timed)
+        return self.stages[kind] * self.timed.get(kind, usual[len(usual) // 2] if usual else 1.0)
+
+    def of_labels(self, labels: Iterable[str]) -> float:
+        """Returns the seconds of these stages together, by their labels."""
+        return _START + sum(self.of_kind(kind) for kind in map(timings.kind_of, labels) if kind in self.stages)
+
+    def with_fits(self, epochs: Mapping[str, float]) -> Estimate:
+        """Adds the fits of branches that consist of one fit; `epochs` has the passes over the records by branch."""
+        fits = {name: passes * self.stages["epoch"] for name, passes in epochs.items()}
+        return replace(self, stages=dict(self.stages) | fits)
+
+    def with_studies(self, *, draws: int, refits: int) -> Estimate:
+        """Adds the stages of diagnostics: the total of draws, and the refits of one round."""
+        studies = {
+            "diagnostics": draws * self.stages["draw"],
+            "leave one out": refits * (self.stages["fine-tune"] + self.stages["SWAG"]),
+        }
+        return replace(self, stages=dict(self.stages) | studies)
+
+    def with_trials(
+        self, labels: Mapping[str, str], *, trials: int, draws: int, batched: Collection[str] = ()
+    ) -> Estimate:
+        """Adds the stages of an audit's reruns, each with `draws` draws for risks and for Delta.
+
+        Args:
+            labels: with the branch that each reruns: one fit, where `with_fits` has it, else all rounds.
+            batched: branches whose reruns are made side by side.
+        """
+        rounds = max(self.counts["fine-tune"], 1)
+        fits = rounds * (self.stages["fine-tune"] + self.stages["SWAG"] + self.stages["draw"] * draws)
+        reruns = {
+            label: trials * self.stages.get(branch, fits) / (_SIDE_BY_SIDE if branch in batched else 1)
+            for label, branch in labels.items()
+        }
+        return replace(self, stages=dict(self.stages) | reruns)
+
+    @staticmethod
+    def of(
+        parameters: RetrainParameters,
+        *,
+        rows: int,
+        features: int | None,
+        device: str,
+        timed: Mapping[str, float],
+        sampled: Mapping[str, int] | None = None,
+    ) -> Estimate:
+        """Estimates a retrain of `rows` rows.
+
+        Args:
+            sampled: records by split, once every row was read; a holdout is neither encoded nor trained on.
+        """
+        ingest, fit, config = parameters.data.ingest, parameters.fit, parameters.pseudo_posterior
+        if sampled is None:
+            records = rows if ingest.cap_per_code is None else min(rows, _LABELS * ingest.cap_per_code)
+            train = max(int(records * (1 - ingest.test_share)), 1)
+        else:
+            records, train = sampled["train"] + sampled["test"], sampled["train"]
+        formal = parameters.formal is not None
+        rounds = 0 if formal else len(parameters.rounds)
+        none = parameters.model.pooling == "none"
+        size, width = (0, features or 1) if none else encoders.shape(parameters.model.encoder)
+        if parameters.model.lexical != "none":
+            width += HASHED_COLUMNS  # about as many as titles have stems
+        width += sum(len(own) + 1 for own in read_value_lists(ingest.value_columns).values())
+        scale = size / 23e6
+        if parameters.model.trainable == "head":
+            trained = width * _LABELS
+            stages = {
+                "features": records / _ENCODE_PER_SECOND[device] * scale,
+                "fine-tune": fit.adamw.steps(train) / _HEAD_STEPS_PER_SECOND,
+                "SWAG": fit.sgd.steps(train) / _HEAD_STEPS_PER_SECOND,
+                "draw": train * trained / _PRODUCTS_PER_SECOND,
+                "epoch": train / _BATCH / _HEAD_STEPS_PER_SECOND,
+            }
+            disk = records * width * 4
+        else:
+            trained = size if parameters.model.trainable == "full" else size // 100
+            stages = {
+                "features": 0.0,
+                "fine-tune": train * scale * fit.adamw.epochs / _TRAIN_PER_SECOND[device],
+                "SWAG": train * scale * fit.sgd.epochs / _TRAIN_PER_SECOND[device],
+                "draw": train * scale / _ENCODE_PER_SECOND[device],
+                "epoch": train * scale / _TRAIN_PER_SECOND[device],
+            }
+            disk = 0
+        stages |= {
+            "risks": config.risk_draws * stages["draw"],
+            "sensitivity": config.sensitivity_draws * stages["draw"],
+        }
+        counts = {"features": 1, "fine-tune": rounds, "SWAG": rounds, "risks": int(not formal)}
+        counts["sensitivity"] = max(rounds - 1, 0)
+        disk += rounds * trained * 4 * (fit.swag.rank + 3) + trained * 16 + size * 4
+        return Estimate(records, train, trained, int(disk), stages, counts, timed)
+
+
 _MARGIN = 200 << 20
 """Bytes kept free beyond what the stages write."""
 
 
 def check(context: Context, parameters: RetrainParameters, *, to_release: bool = False) -> Estimate:
-    """Refuse what cannot work; return what it would take.
+    """Refuses a run that cannot succeed; returns its estimate.
 
     Args:
         to_release: the run plans a release, or makes one. What only measures needs neither budget nor approval.
@@ -41,14 +181,16 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
-    for name, file in parameters.data.codelists.items():
-        if parameters.model.prior == "titles" and file is None:
-            option = f"data.ingest.fields.{name}.codelist" if name else "--codelist"
-            raise InputError(f"model.prior: `titles` are the code list's: give {option}, or --prior none")
+    for name in (name for name, file in parameters.data.codelists.items() if file is None):
+        option = f"data.ingest.fields.{name}.codelist" if name else "--codelist"
+        if parameters.model.prior == "titles":
+            raise InputError(f"model.prior: `titles` need a code list. Give {option}, or --prior none")
+        if parameters.model.lexical == "titles":
+            raise InputError(f"model.lexical: `titles` need a code list. Give {option}, or set model.lexical=hashed")
     device = check_device(context)
     context.store.check()
     _check_shards(context, parameters)
-    estimate = estimated(context, parameters, device=device)
+    estimate = estimate_retrain(context, parameters, device=device)
     _check_demo(parameters)
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
@@ -57,20 +199,20 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes + _MARGIN:
         raise StorageError(
-            f"disk: {existing} has {free / 1e9:.1f} GB free, this run writes about {estimate.disk_bytes / 1e9:.1f} GB; "
-            "free space, lower swag.rank, or choose another --home"
+            f"disk: {existing} has {free / 1e9:.1f} GB free; this run writes about {estimate.disk_bytes / 1e9:.1f} GB. "
+            "To free space, remove files; or lower swag.rank, or choose another --home"
         )
     return estimate
 
 
-def estimated(
+def estimate_retrain(
     context: Context, parameters: RetrainParameters, *, device: str, sampled: Mapping[str, int] | None = None
 ) -> Estimate:
-    """What a retrain would take.
+    """Estimates a retrain.
 
     Args:
-        sampled: records by split, of who has read every row; else what an earlier ingest of the same file found, and
-            where there was none a guess from the first megabyte.
+        sampled: records by split, once every row was read; otherwise the figures of an earlier ingest of the file, or a
+            guess from the first megabyte.
 
     Raises:
         InputError: names the file, column or row and what to do.
@@ -91,118 +233,108 @@ def estimated(
 
 
 def check_device(context: Context) -> str:
-    """`cpu` or `cuda`.
+    """Returns `cpu` or `cuda`.
 
     Raises:
-        MechanismError: there is no such device.
+        MechanismError: the device does not exist.
     """
     try:
         kind = classifier.device_of(context.device).type
     except RuntimeError:
         kind = ""
     if kind not in DEVICES:
-        raise MechanismError(f"device: `{context.device}` is not known; use auto, cpu or cuda")
+        raise MechanismError(f"device: `{context.device}` does not exist. Use auto, cpu or cuda")
     if kind == "cuda" and not _has_cuda():
-        raise MechanismError("device: `cuda` was asked for, but torch sees no CUDA device; use `cpu` or `auto`")
+        raise MechanismError("device: torch finds no CUDA device. Use `cpu` or `auto`")
     return kind
 
 
 def _check_demo(parameters: RetrainParameters) -> None:
-    """The population of the invented narratives, which is released at once and under no policy, is theirs alone."""
-    if parameters.data.population == DEMO and not is_demo_data(parameters.source_path):
+    """Refuses other records under the population of the demo data, which needs no policy."""
+    if parameters.data.population == DEMO_POPULATION and not is_demo_data(parameters.source_path):
         raise InputError(
-            f"--population (data.population): {parameters.source_path.name} is not what `autocoder demo-data` writes, "
-            f"and the population {DEMO} is of that alone; say whose records these are: --population NAME"
+            f"--population (data.population): {parameters.source_path.name} is not the file that `autocoder "
+            f"demo-data` writes. The population {DEMO_POPULATION} is for that file only. "
+            "Name the population: --population NAME"
         )
 
 
 def _check_shards(context: Context, parameters: RetrainParameters) -> None:
-    """Shards can be asked for, and would come out as in one process."""
+    """Checks that shards are available and would give the result of one process."""
     if context.fan_out.shards == 1:
         return
     if precision(parameters.model, parameters.pseudo_posterior) != "float32":
         raise InputError(
-            "fan_out.shards: a risk pass in bfloat16 (pseudo_posterior.precision, model.precision) looks again at what "
-            "is near the maximum over all draws, which no shard knows; use float32 with shards"
+            "fan_out.shards: a risk pass in bfloat16 (pseudo_posterior.precision, model.precision) rechecks the values "
+            "near the maximum over all draws, and no shard has all draws. Use float32 with shards"
         )
-    with ShardRuns.at(context.fan_out.deployment, place_of(context)):
+    with ShardRuns.connect(context.fan_out.deployment, place_of(context)):
         pass
 
 
 def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release: bool) -> None:
-    """The policy can be read, has a cap for this population, its approvals can be had; the ledger opens.
+    """Checks that the ledger opens, and that the policy is readable and has a cap for this population.
 
-    Whether the budget suffices is known only when the cost is.
+    The budget cannot be checked before the cost is measured.
     """
-    wanted = parameters.release
-    policy = Policy.load(Path(wanted.policy).expanduser()) if wanted.policy else None
-    url = ledger_url(context, parameters.release)
-    if not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists():
-        ledger = Ledger.open(url, policy=policy)
+    settings = parameters.release
+    policy = Policy.load(Path(settings.policy).expanduser()) if settings.policy else None
+    ledger = Ledger.open_existing(ledger_url(context, parameters.release), policy=policy)
+    if ledger is not None:
         in_force = ledger.policy()
-        if wanted.supersedes is not None:
-            ledger.release(wanted.supersedes)
+        if settings.supersedes is not None:
+            ledger.release(settings.supersedes)
         if policy is not None and policy.digest != in_force.digest:
             raise InputError(
-                f"release.policy: {wanted.policy} is not the policy in force ({in_force.name}); "
-                "record it with `autocoder ledger change-policy`, or leave release.policy empty"
+                f"release.policy: {settings.policy} is not the policy in force ({in_force.name}). "
+                "Record it with `autocoder ledger change-policy`, or leave release.policy empty"
             )
         policy = in_force
-    elif wanted.supersedes is not None:
-        raise InputError(f"release.supersedes: {wanted.supersedes} is not in this ledger, which is not there yet")
+    elif settings.supersedes is not None:
+        raise InputError(f"release.supersedes: {settings.supersedes} is not in this ledger, which does not exist yet")
     policy = policy or Policy.load(None)
-    if not to_release or (parameters.data.ingest.kind != "text" and not wanted.enabled):
+    if not to_release or (parameters.data.ingest.kind != "text" and not settings.enabled):
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
         raise InputError(
-            f"data.population: policy {policy.name} has no budget for {parameters.data.population}; "
-            f"it knows {', '.join(sorted(policy.populations)) or 'none'}"
+            f"data.population: policy {policy.name} has no budget for {parameters.data.population}. "
+            f"It has budgets for: {', '.join(sorted(policy.populations)) or 'none'}"
         )
-    if wanted.enabled and wanted.deployment is None:
+    if settings.enabled and settings.deployment is None:
         _check_at_once(policy)
     if policy.require_clean_code and provenance().code_dirty:
-        raise InputError(f"policy {policy.name} releases only from committed code; commit the changes first")
+        raise InputError(f"policy {policy.name} releases only from committed code. Commit the changes first")
 
 
 def _check_at_once(policy: Policy) -> None:
-    """Nothing that the policy wants of the plan can be there when the training ends."""
-    wanted = [policy.approvals.wanted] if policy.approvals.minimum else []
-    wanted += ["an audit"] if policy.require_audit else []
-    if wanted:
+    """Refuses a release directly after training where the policy requires approvals or an audit of the plan."""
+    required = [policy.approvals.signatures_required] if policy.approvals.minimum else []
+    required += ["an audit"] if policy.require_audit else []
+    if required:
         raise InputError(
-            f"release.enabled: policy {policy.name} asks for {' and '.join(wanted)} of the plan, which there is after "
-            "the training; leave --release out (or give --plan-only), and go on with `autocoder audit PLAN`, "
+            f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the plan, which exists "
+            "only after training. Leave --release out (or give --plan-only), and go on with `autocoder audit PLAN`, "
             "`autocoder approve PLAN` and `autocoder release PLAN`"
         )
 
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
-    """What a release of this run's plan needs. A deployment hands its plan to another, whose worker alone signs."""
-    wanted, kind = parameters.release, parameters.data.ingest.kind
-    if wanted.enabled and kind != "text":
+    """Checks what a release of this run's plan needs. With a deployment, the deployment's worker signs."""
+    settings, kind = parameters.release, parameters.data.ingest.kind
+    if settings.enabled and kind != "text":
         raise InputError(
-            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it, and leave --release "
-            "out"
+            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it. Leave --release out"
         )
     if kind != "text":
         return
-    if wanted.enabled:
-        _check_lists(context, parameters)
-    if wanted.deployment is not None:
+    if settings.deployment is not None:
         return
-    if wanted.enabled and deployment.id and parameters.data.population != DEMO:
+    if settings.enabled and deployment.id and parameters.data.population != DEMO_POPULATION:
         raise InputError(
-            f"release.deployment: a deployment releases the population {DEMO} alone by itself; name the deployment "
-            "that waits for approvals and signs (release/release), or switch release.enabled off"
+            f"release.deployment: a deployment signs releases of the population {DEMO_POPULATION} only. Name the "
+            "deployment that waits for approvals and signs (release/release), or switch release.enabled off"
         )
-    publish.check(context, wanted)
-
-
-def _check_lists(context: Context, parameters: RetrainParameters) -> None:
-    """What the gate would refuse at the end, as far as it is certain before the records are ingested."""
-    dataset = data.ingest(parameters.data).find(context.store)
-    if publish.standing(context, parameters, dataset) is None:  # one that is there passed the gate, or is past it
-        code_lists.require(parameters, code_lists.of_parameters(context, parameters))
+    publish.check_signing(context, settings)
 
 
 def _has_cuda() -> bool:

@@ -1,16 +1,17 @@
-"""The one act by which anything leaves: reserve, draw once, bundle, commit, seal.
+"""Releases a plan: reserves, draws once, builds the bundle, commits, seals.
 
-Each step is found done after a crash: the reservation by the plan's key, the draw by its file, the bundle by its
-folder. A draw exists from the moment its file is in place, and nothing depends on it before; the file is put there by a
-link that fails if there is one already, so that there is never a second.
+A release resumes after a crash: it finds the reservation by the plan's key, the draw by its file, the bundle by its
+folder. A draw exists once its file is in place, and nothing depends on it earlier. A link puts the file there and fails
+if one exists, so that there is never a second.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from prefect import task
@@ -19,34 +20,40 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from mechanisms.model import checkpoint
-from mechanisms.privacy.claims import claim_of
 from storage.artifacts import ArtifactRef, file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.seal import seal, workspace_signer
 from storage.bundle.signing import Signer
 from storage.datasets import load_spaces
-from storage.egress.allowed import content_of, fields_in
+from storage.egress.allow_list import allowed_content, read_fields
 from storage.errors import InputError, StorageError
-from storage.ledger import Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
-from storage.ledger.journal import journals_of
-from storage.ledger.records import SAMPLE
+from storage.ledger.ledger import require_plan
+from storage.ledger.overlapping_releases import (
+    OverlappingRelease,
+    other_population_names,
+    overlapping_releases,
+    population_name_warning,
+)
+from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
-from storage.ledger.siblings import Sibling, other_names, others_names, siblings
 from tasks.bundle import fill, licence, thresholds
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
-from tasks.releasing.claims import claim_at, ledger_url, release_key, swag_event
+from tasks.releasing.checked_plan import check
+from tasks.releasing.claims import claim_at, release_key
+from tasks.releasing.ledger_access import existing_ledger, open_ledger
+from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.records import record_set
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 
 class Released(BaseModel):
-    """What a release returns: references and the row's public figures."""
+    """Holds what a release returns: references and the row's public figures."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,53 +68,73 @@ class Released(BaseModel):
     """In sentences: other names that the records were released under, and what partners will miss in the bundle."""
 
 
-def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
-    """The ledger of this run, under the policy of this run.
+def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
+    """Binds a plan to the ledger of this run, adds its selection disclosures and saves it; returns plan and file.
 
-    Raises:
-        ForeignLedger: it is not the one that this workspace used before, or it went back.
-    """
-    loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
-    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace))
-    if draws(context.workspace) and ledger.mark() is None:
-        raise StorageError(
-            f"ledger {ledger.database.name} is empty, and releases were drawn in this workspace; give the ledger that "
-            "they were charged to"
-        )
-    return ledger
-
-
-def keep_plan(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """Put a plan under the ledger of this run, where alone it is released, with what that knows of its choice, and save
-    it; return plan and file. A policy that this run was given holds from here on: for audit, approval and release too.
+    A policy given to this run is put in force, for audit, approval and release too.
     """
     ledger = open_ledger(context, settings)
+    # guard: a plan's policy is in force
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
-    kept = selection.stated(ledger, context, planned).under(ledger, context)
-    return kept, kept.save(context)
+    row = ledger.release_of(planned.plan)
+    if row is not None:  # the reservation has its plan, whatever another run of the same method would plan now
+        reserved = PlannedRelease.reserved(context, row)
+        return reserved, reserved.save(context)
+    planned = selection.with_disclosures(ledger, context, planned).bind(ledger, context)
+    return planned, planned.save(context)
 
 
-def check(context: Context, settings: BundleParameters) -> None:
-    """Refuse before anybody waits or trains what could not sign a bundle, or a licence that cannot be read.
+def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
+    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger.
+
+    Raises:
+        BudgetRefused: it was made under another ledger, or under one that was rolled back.
+        MechanismError: names what is wrong, and the command to type.
+    """
+    ledger = existing_ledger(context, settings)
+    if ledger is not None:
+        checked = check(planned, ledger)
+        checked.require_current(context)
+        if checked.released is None:
+            approval.require_read(checked, getattr(settings, "accept_texts", None))
+
+
+def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
+    """States a plan's selection again, from the ledger's rows; its fit and its claim stay. Returns plan and file.
+
+    Raises:
+        InputError: it is released already, and what partners were told stays.
+    """
+    planned = PlannedRelease.load(file)
+    ledger = open_ledger(context, settings)
+    released = ledger.release_of(planned.plan)
+    if released is not None:
+        raise InputError(f"plan {file}: it is release {released.release_id} already. There is nothing to renew")
+    planned.check(context)
+    unbound = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
+    return save_plan(context, unbound, settings)
+
+
+def check_signing(context: Context, settings: BundleParameters) -> None:
+    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts.
 
     Raises:
         InputError: names the field.
-        UnsoundBundle: the certificate has expired.
     """
-    if settings.licence is not None and settings.licence not in licence.SPDX:
-        licence.read(settings.licence)
+    licence.resolve(settings.licence)
+    if settings.onnx and find_spec("onnxruntime") is None:
+        raise InputError("release.onnx needs onnx and onnxruntime. Install the extra: pip install '.[onnx]'")
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
-        _signer(context, settings)  # else the workspace's own, which is made when needed
+        _signer(context, settings)  # without one, the workspace's key is made when needed
 
 
-def standing(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
-    """The ledger's row of the release that these parameters ask for, None where there is none yet. Creates nothing."""
-    url = ledger_url(context, parameters.release)
-    if dataset is None or (url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file()):
+def existing_release(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
+    """Returns the ledger's row of the release that these parameters request, None without one. Creates nothing."""
+    ledger = None if dataset is None else existing_ledger(context, parameters.release)
+    if dataset is None or ledger is None:
         return None
-    key = release_key(parameters, context.store.figures(dataset)["fingerprint"])
-    return open_ledger(context, parameters.release).find(key)
+    return ledger.find(release_key(parameters, context.store.figures(dataset)["fingerprint"]))
 
 
 # Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
@@ -121,57 +148,68 @@ def standing(context: Context, parameters: RetrainParameters, dataset: ArtifactR
     log_prints=False,
 )
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
-    """Release what is planned, or go on with, or return, the release that this plan already has.
+    """Releases a plan, or resumes or returns the release that the plan already has.
 
     Raises:
         BudgetRefused: the budget does not allow it, or an audit contradicts the claim.
         StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
     """
-    plan, candidate = planned.plan, planned.candidate
     with (
         private_errors("release"),
-        progress.failures_told("release"),
-        context.store.locked(f"release-{plan.idempotency_key[:32]}"),
+        progress.report_failures("release"),
+        context.store.lock(f"release-{planned.plan.idempotency_key[:32]}"),
     ):
         progress.started("release")
         started = time.monotonic()
         ledger = open_ledger(context, settings)
-        row = ledger.release_of(plan)
+        checked = check(planned, ledger)
+        row = checked.released
         if row is None:
-            ledger.require_here(plan)
+            ledger.require_here(planned.plan)
+        else:
+            # guard: the reservation has its plan
+            require_plan(row, planned.digest)
+            planned = PlannedRelease.reserved(context, row)
+        plan, candidate = planned.plan, planned.candidate
         planned.check(context)
-        signer, settings = _signer(context, settings), planned.output.settled(context, settings)
+        signer, settings = _signer(context, settings), planned.output.apply_to(settings)
         if row is None:
-            selection.check(ledger, context, planned)
+            checked.require_current(context)
+            approval.require_read(checked, settings.accept_texts)
             _require_undrawn(context, plan)
-            stands = approval.standing(context, ledger, planned)
-            records = record_set(context, candidate.dataset)
-            audit = gate.check(ledger, planned, records=records)
-            ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
-            others = siblings(ledger, plan, records=records)
-            fill.rehearse(context, anticipated(plan, audit=audit), candidate, settings, others)
+            status = approval.approval_status(context, checked)
+            records = save_record_set(context, candidate.dataset)
+            audit = gate.check(checked, records=records)
+            charges = ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
+            others = overlapping_releases(ledger, plan, records=records)
+            expected, stated = anticipated(plan, audit=audit), checked.policy.registry
+            deployment = None if stated is None else Deployment(expected, charges, stated, repeated=False)
+            # guard: a release is rehearsed before it is charged
+            fill.rehearse(context, expected, candidate, settings, others, planned.output.texts, deployment)
+            planned.keep(context)
             row = ledger.reserve(
-                plan, plan_digest=planned.digest, decisions=stands.decisions, audit=audit, records=records
+                plan, plan_digest=planned.digest, decisions=status.decisions, audit=audit, records=records
             )
         release_id = _require(row.release_id)
         if row.state == "burned":
             raise StorageError(
-                f"release {release_id} of this plan was burned ({row.reason}); choose another release.label"
+                f"release {release_id} of this plan was burned ({row.reason}). Choose another release.label"
             )
         reused = row.state == "committed"
         if row.state != "committed":
             progress.report("release", 1, 4)
-            draw = _draw_once(context, row, plan, candidate)
+            draw = _draw_once(context, row, planned)
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, planned)
             progress.report("release", 3, 4)
         earlier = _earlier(context, ledger, plan, row, candidate)
-        folder, digest = _bundle(context, row, candidate, settings, earlier)
+        deployment = Deployment.of(ledger, release_id)
+        folder, digest = _bundle(context, row, planned, settings, earlier, deployment)
         if row.state != "committed":
-            row = ledger.commit(release_id, bundle_digest=digest)
+            row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
         elif row.bundle_digest != digest:
             raise StorageError(
-                f"bundle {folder} is not what was committed: ledger row {row.sequence} has another digest"
+                f"bundle {folder} is not the committed one: ledger row {row.sequence} has another digest"
             )
         seal(folder, row, signer)
         figures = {
@@ -182,8 +220,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
-        named = others_names(plan, earlier)
-        warnings = [*([other_names(named, plan.population)] if named else []), *_of_thresholds(folder)]
+        named = other_population_names(plan, earlier)
+        warnings = [*([population_name_warning(named, plan.population)] if named else []), *_threshold_warnings(folder)]
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
             release_id=release_id,
@@ -197,38 +235,41 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         )
 
 
-def _of_thresholds(folder: Path) -> list[str]:
-    """What is to be said of a bundle's thresholds."""
-    said = []
-    for name in fields_in(folder) or ("",):
+def _threshold_warnings(folder: Path) -> list[str]:
+    """Returns the warnings about a bundle's thresholds."""
+    lines = []
+    for name in read_fields(folder) or ("",):
         file = folder / name / bundle.THRESHOLDS
-        known = thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
-        said += [f"{name}: {line}" if name else line for line in known]
-    return said
+        warnings = thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
+        lines += [f"{name}: {line}" if name else line for line in warnings]
+    return lines
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
-    """Refuse a plan that the ledger does not know and that was drawn here all the same: another ledger paid for it."""
+    """Refuses a plan that was drawn here but is not in this ledger: it was charged to another ledger."""
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
-                f"plan {plan.idempotency_key[:16]}: its draw lies in {draw.parent}, and this ledger has no release of "
-                "it; give the ledger that it was charged to, or choose another release.label"
+                f"plan {plan.idempotency_key[:16]}: its draw is in {draw.parent}, but this ledger has no release of "
+                "it. Give the ledger that charged it, or choose another release.label"
             )
 
 
-def _draw_once(context: Context, row: Row, plan: ReleasePlan, candidate: Candidate) -> Path:
+def _draw_once(context: Context, row: Row, planned: PlannedRelease) -> Path:
     release_id = _require(row.release_id)
     file = draw_path(context.workspace, release_id)
-    # One name for all: whoever died between writing it and linking it has drawn, and this is the draw.
+    # One name for all: a process that died between writing and linking it has drawn, and this is the draw.
     fresh = file.with_name("draw.new")
     if not file.is_file():
         if row.state == "drawn":
-            raise StorageError(f"release {release_id}: its draw is gone from {file}; restore it, or run ledger recover")
+            raise StorageError(
+                f"release {release_id}: its draw is gone from {file}. Restore it, or run `autocoder ledger recover`"
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         if not fresh.is_file():
-            described = {"release_id": release_id, "plan": plan.idempotency_key}
-            checkpoint.save(fresh, {"theta": candidate.take(context)}, described)
+            key, theta = planned.plan.idempotency_key, planned.candidate.take(context)
+            described = {"release_id": release_id, "plan": key, "plan_digest": planned.digest}
+            checkpoint.save(fresh, {"theta": theta}, described)
         with suppress(FileExistsError):
             os.link(fresh, file)
         checkpoint.sync(file.parent)
@@ -241,133 +282,84 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
     if row.state == "drawn":
         if row.draw_digest != digest:
             raise StorageError(
-                f"release {release_id}: the draw on the disk is not the one recorded; run ledger recover"
+                f"release {release_id}: the draw on the disk is not the recorded one. Run `autocoder ledger recover`"
             )
         return row
-    sensitivity = planned.candidate.sensitivity_at(context, _theta(draw))
+    theta = _drawn(context, draw, row, planned)
+    sensitivity = planned.candidate.sensitivity_at(context, theta)
     if sensitivity is None:
-        return ledger.mark_drawn(release_id, draw_digest=digest)
+        return ledger.mark_drawn(release_id, draw_digest=digest, plan_digest=planned.digest)
     epsilon = claim_at(sensitivity, planned.plan.event, planned.plan.claim).epsilon
-    return ledger.mark_drawn(release_id, draw_digest=digest, sensitivity=sensitivity, epsilon=epsilon)
+    return ledger.mark_drawn(
+        release_id, draw_digest=digest, plan_digest=planned.digest, sensitivity=sensitivity, epsilon=epsilon
+    )
 
 
 def _signer(context: Context, settings: BundleParameters) -> Signer | None:
-    """Who signs: nobody, the machine's key ($AUTOCODER_SIGNING_KEY), the key named, or the workspace's own."""
+    """Returns the signer: none, the machine's key ($AUTOCODER_SIGNING_KEY), the key in the settings, or the
+    workspace's.
+    """
     if settings.unsigned:
         return None
-    own = os.environ.get("AUTOCODER_SIGNING_KEY")
-    if own and settings.signing_key not in (None, own):
-        raise InputError("signing_key: the key of this machine is the one in AUTOCODER_SIGNING_KEY; leave it empty")
-    key = own or settings.signing_key
+    machine_key = os.environ.get("AUTOCODER_SIGNING_KEY")
+    if machine_key and settings.signing_key not in (None, machine_key):
+        raise InputError(
+            "signing_key: the key of this machine is set by AUTOCODER_SIGNING_KEY. Leave the setting empty"
+        )
+    key = machine_key or settings.signing_key
     if key is None:
         return workspace_signer(context.workspace.private, context.workspace.home)
-    certificate = settings.signing_certificate
-    signer = Signer(
-        Path(key).expanduser(),
-        None if certificate is None else Path(certificate).expanduser(),
-        tuple(Path(name).expanduser() for name in settings.certificate_chain),
-    )
+    signer = Signer(Path(key).expanduser())
     signer.check()
     return signer
 
 
 def _earlier(
     context: Context, ledger: Ledger, plan: ReleasePlan, row: Row, candidate: Candidate
-) -> tuple[Sibling, ...]:
-    """Other releases of these records that came before this one: the same whenever its bundle is built."""
+) -> tuple[OverlappingRelease, ...]:
+    """Returns earlier releases of these records; the same whenever the bundle is built."""
     reserved = next(one for one in ledger.history(_require(row.release_id)) if one.state == "reserved")
-    return siblings(ledger, plan, records=record_set(context, candidate.dataset), before=reserved.sequence)
+    return overlapping_releases(
+        ledger, plan, records=save_record_set(context, candidate.dataset), before=reserved.sequence
+    )
 
 
 def _bundle(
-    context: Context, row: Row, candidate: Candidate, settings: BundleParameters, others: Sequence[Sibling]
+    context: Context,
+    row: Row,
+    planned: PlannedRelease,
+    settings: BundleParameters,
+    others: Sequence[OverlappingRelease],
+    deployment: Deployment | None,
 ) -> tuple[Path, str]:
-    release_id = _require(row.release_id)
+    release_id, candidate = _require(row.release_id), planned.candidate
 
     def build(folder: Path) -> None:
-        theta = _theta(draw_path(context.workspace, release_id))
-        fill.fill(folder, context, row, candidate, theta, settings, others)
+        theta = _drawn(context, draw_path(context.workspace, release_id), row, planned)
+        fill.fill(folder, context, row, candidate, theta, settings, others, planned.output.texts, deployment)
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
-    standing = context.workspace.bundles / release_id
-    left = row.state == "drawn" and standing.is_dir()
-    if left and bundle.bundle_digest(standing) != announced_bundle(context.workspace, release_id):
-        raise StorageError(f"bundle {standing} is not what was built for this release; remove it and run again")
+    earlier = context.workspace.bundles / release_id
+    left = row.state == "drawn" and earlier.is_dir()
+    if left and bundle.bundle_digest(earlier) != announced_bundle(context.workspace, release_id):
+        raise StorageError(f"bundle {earlier} is not what was built for this release. Remove it and run again")
     spaces = load_spaces(context.store.open(candidate.dataset))
-    allowed = content_of([name for name in spaces if name])
+    allowed = allowed_content([name for name in spaces if name])
     return bundle.publish(
         context.workspace.bundles, release_id, allowed=allowed, build=build, expected=row.bundle_digest
     )
 
 
-def _theta(draw: Path) -> Tensor:
-    return checkpoint.load(draw)[0]["theta"]
-
-
-def record_internal(
-    context: Context,
-    parameters: RetrainParameters,
-    plan: ReleasePlan,
-    *,
-    dataset: ArtifactRef,
-    evaluated: ArtifactRef,
-    measured: Mapping[str, ArtifactRef | None],
-) -> None:
-    """Write what stays in the house to the ledger: scores on the test half, and each round's epsilon and Delta."""
-    copied = plan.model_dump(
-        include={
-            "population",
-            "cohorts",
-            "data_fingerprint",
-            "records_rounded",
-            "trust_model",
-            "code_commit",
-            "code_dirty",
-            "lock_digest",
-            "parameters_digest",
-            "requester",
-            "prefect_run_id",
-        }
-    )
-    ledger, store = open_ledger(context, parameters.release), context.store
-    sample = {SAMPLE: selection.sample_of(context, dataset)}
-    for name, ref in measured.items():
-        if ref is None:
-            continue
-        figures = store.figures(ref)
-        moments = plan.event.model_dump(include={"snapshots", "rank"})
-        event = swag_event(parameters, name, **moments, figures=figures)
-        claim = claim_of(
-            event,
-            delta=None,
-            privacy_unit=plan.claim.privacy_unit,
-            max_records_per_unit=plan.claim.max_records_per_unit,
-            unprotected_inputs=plan.claim.unprotected_inputs,
+def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> Tensor:
+    """Returns the drawn parameters, after a check that they are of the reserved plan's stage."""
+    tensors, described = checkpoint.load(draw)
+    if (described.get("release_id"), described.get("plan_digest")) != (row.release_id, planned.digest):
+        raise StorageError(
+            f"release {row.release_id}: {draw} is not a draw of the reserved plan. Run `autocoder ledger recover`"
         )
-        ledger.record(
-            Evaluation(
-                **copied,
-                label=f"sensitivity of the {name} posterior, no release",
-                idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
-                artifact_digests={"posterior": store.recipe(ref)["inputs"]["posterior"], "sensitivity": ref.sha256},
-                details=sample,
-                event=event,
-                claim=claim,
-            )
-        )
-        shown = {"epsilon": claim.epsilon, "guarantee": claim.guarantee_kind, "unit": claim.privacy_unit}
-        progress.finished(f"claim ({name})", shown, reused=False, seconds=0.0)
-    scores = store.figures(evaluated)
-    ledger.record(
-        Evaluation(
-            **copied,
-            label="internal evaluation on the test half",
-            idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
-            artifact_digests={"evaluation": evaluated.sha256},
-            # a share of 0 comes back from a manifest as an integer
-            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)} | sample,
-        )
-    )
+    # guard: a draw is of the reserved stage
+    planned.candidate.require_draw(context, tensors["theta"])
+    return tensors["theta"]
 
 
 def _require(value: str | None) -> str:

@@ -1,32 +1,35 @@
-"""Which of several mechanisms should be released: one function from figures to a verdict and a sentence.
+"""Recommends one of several mechanisms for release: one function from figures to a verdict and a sentence.
 
 The rules, in this order; `docs/choosing.md` says why.
 
-1. Out is what has no guarantee, what an audit contradicts, what the budget does not allow, and what nobody may release.
-2. Of the rest only formal claims are recommended. An asymptotic-local one never is: if there is no formal one left, the
-   answer is that nothing here should be released.
-3. Among them the best mean weighted F1 wins; of those that are not worse by more than the spread allows, the smallest
-   epsilon, then delta, then the better F1, then the name.
-4. What it loses against the best fit without privacy is said, or that nobody measured it. So is a missing audit.
+1. Branches without a guarantee, contradicted by an audit, over the budget, or not releasable are out.
+2. Of the rest only formal claims are recommended, never an asymptotic-local one. Without a formal claim left, the
+   answer is that nothing should be released.
+3. Among them the best mean weighted F1 wins; of those that are not worse by more than the errors of seeds and of test
+   records allow (`difference.py`), the smallest epsilon of one record replaced, then delta, then the better F1.
+4. The sentence states the loss against the best fit without privacy, or that it was not measured, and a missing audit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
+import numpy as np
 
-Verdict = Literal["fine", "look", "warning"]
+from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation, describe_guarantee
+from tasks.releasing.difference import Difference, Resampled
+
+Verdict = Literal["fine", "investigate", "warning"]
 AuditVerdict = Literal["contradicted", "not contradicted", "inconclusive"]
 CONTRADICTED: AuditVerdict = "contradicted"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of one branch at one claim."""
+    """Holds the figures of one branch at one claim."""
 
     name: str
     title: str
@@ -41,63 +44,86 @@ class Figures:
     delta: float | None = None
     relation: NeighbouringRelation = "add-remove"
     audit: AuditVerdict | None = None
-    """None: nobody measured it."""
+    """None: not measured."""
     lower_bound: float | None = None
-    """Epsilon that an audit found it to leak at least."""
+    """The lower bound of its audit on epsilon."""
     refused: str = ""
-    """Why the budget or a rule beside it would refuse it; empty: it would not, or that is not known."""
+    """Why the budget or another rule would refuse it; empty if none would, or if not checked."""
+    mechanism: str = ""
+    """Tag of its event."""
+    trainable: str = ""
+    """The part of the model that trained; empty where that is not recorded."""
+    epsilon_replaced: float | None = None
+    """The epsilon of one unit's values replaced, at the same delta; None where nothing finite is known or it was not
+    computed."""
+    resampled: Resampled = field(default_factory=dict, compare=False, repr=False)
+    """Scores on resamples of the test records; empty where there are none."""
+
+    def minus(self, other: Figures) -> Difference:
+        """Returns the difference in weighted F1 with its errors."""
+        mine, theirs = self.resampled.get("weighted_f1"), other.resampled.get("weighted_f1")
+        return Difference(
+            gap=self.weighted_f1 - other.weighted_f1,
+            of_seeds=math.hypot(self.spread, other.spread),
+            of_records=None if mine is None or theirs is None else float(np.std(mine - theirs, ddof=1)),
+        )
+
+    @property
+    def guarantee(self) -> str:
+        """Returns the kind with its condition."""
+        return describe_guarantee(self.kind, self.mechanism)
 
     @property
     def claim(self) -> str:
-        """Kind and figures in words."""
+        """Returns kind and figures in words."""
         if self.epsilon is None:
             return "no guarantee"
         delta = "δ not quantified" if self.delta is None else f"δ {self.delta:g}"
-        return f"{self.kind}, ε {self.epsilon:.4g}, {delta}, {self.relation}"
+        return f"{self.guarantee}, ε {self.epsilon:.4g}, {delta}, {self.relation}"
 
 
 LARGE = 0.1
-"""Share of the F1 without privacy from which a loss wants a look."""
+"""Share of the F1 without privacy from which a loss calls for review."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What is recommended, and the sentence that says so."""
+    """Holds the recommended branch, and the sentence that says so."""
 
     verdict: Verdict
     sentence: str
     chosen: Figures | None = None
     reference: Figures | None = None
-    """The best fit without privacy, that losses are told against."""
+    """The best fit without privacy, that losses are measured against."""
 
     @property
     def loses_little(self) -> bool:
-        """Whether what is recommended is known to lose no more than wants a look."""
+        """Checks whether the recommended branch loses at most the share that calls for review."""
         if self.chosen is None or self.reference is None:
             return False
         return self.reference.weighted_f1 - self.chosen.weighted_f1 <= LARGE * self.reference.weighted_f1
 
 
 def recommend(branches: Sequence[Figures]) -> Recommendation:
-    """The recommendation that these figures support; see the rules above. Their order does not matter."""
+    """Returns the recommendation that these figures support, by the rules above. Their order does not matter."""
     reference = max((one for one in branches if one.kind == "none"), key=_best, default=None)
-    allowed = [one for one in branches if one.kind == "formal" and not why_not(one)]
+    allowed = [one for one in branches if one.kind == "formal" and not exclusion_reason(one)]
     if not allowed:
         return Recommendation("warning", _nothing(branches), reference=reference)
     best = max(allowed, key=_best)
     chosen = min((one for one in allowed if _as_good(one, best)), key=_cheapest)
-    told = f"{loss_of(chosen, reference)}; {_measured(chosen)}"
-    score = f"weighted F1 {score_of(chosen)}"
+    reasons = f"{describe_loss(chosen, reference)}; {_measured(chosen)}"
+    score = f"weighted F1 {describe_score(chosen)}"
     return Recommendation(
-        "fine" if chosen.audit == "not contradicted" else "look",
-        f"Release {chosen.title} ({chosen.claim}): {score}, {told}.",
+        "fine" if chosen.audit == "not contradicted" else "investigate",
+        f"Release {chosen.title} ({chosen.claim}): {score}, {reasons}.",
         chosen=chosen,
         reference=reference,
     )
 
 
-def why_not(one: Figures) -> str:
-    """Why a branch may not be recommended, whatever its figures; empty where it may."""
+def exclusion_reason(one: Figures) -> str:
+    """Returns why a branch may not be recommended; empty where it may."""
     if one.kind == "none" or one.epsilon is None:
         return "no guarantee"
     if one.audit == CONTRADICTED:
@@ -105,18 +131,31 @@ def why_not(one: Figures) -> str:
     return one.refused or ("" if one.kind == "formal" else "asymptotic-local: estimated on these records, δ unknown")
 
 
-def loss_of(one: Figures, reference: Figures | None) -> str:
-    """How much worse it codes than the best fit without privacy, in words."""
+def describe_loss(one: Figures, reference: Figures | None) -> str:
+    """Describes the loss against the best fit without privacy."""
     if reference is None:
-        return "what it loses against a fit without privacy was not measured"
-    gap = reference.weighted_f1 - one.weighted_f1
-    share = f" ({abs(gap) / reference.weighted_f1:.1%})" if reference.weighted_f1 > 0 else ""
-    side = "below" if gap >= 0 else "above"
-    return f"{abs(gap):.3f}{share} {side} {reference.title} ({score_of(reference)})"
+        return "its loss against a fit without privacy was not measured"
+    apart = one.minus(reference)
+    shares = [f"{abs(apart.gap) / reference.weighted_f1:.1%}"] if reference.weighted_f1 > 0 else []
+    if apart.of_records is not None:
+        shares.append(f"standard error over test records {apart.of_records:.3f}")
+        shares += ["no conclusion"] * (not apart.conclusive)
+    share = f" ({'; '.join(shares)})" if shares else ""
+    side = "below" if apart.gap <= 0 else "above"
+    lacking = "" if reference.trainable == "full" else f", {_MISSING_REFERENCES.get(reference.trainable, _OTHERS)}"
+    return f"{abs(apart.gap):.3f}{share} {side} {reference.title} ({describe_score(reference)}{lacking})"
 
 
-def score_of(one: Figures) -> str:
-    """Mean and spread of the weighted F1."""
+_OTHERS = "the best that was compared; adapters or a whole encoder may do better"
+_MISSING_REFERENCES = {
+    "head": "a head; adapters or a whole encoder without privacy were not compared",
+    "lora": "with adapters; a whole encoder without privacy was not compared",
+}
+"""Fits without privacy that may do better than the reference, by the part that the reference trained."""
+
+
+def describe_score(one: Figures) -> str:
+    """Returns mean and spread of the weighted F1."""
     return f"{one.weighted_f1:.3f}" + (f" ± {one.spread:.3f} over {one.seeds} seeds" if one.seeds > 1 else "")
 
 
@@ -124,7 +163,7 @@ def _nothing(branches: Sequence[Figures]) -> str:
     formal = [one for one in branches if one.kind == "formal"]
     claimed = [one for one in branches if one.kind != "none"]
     if formal:
-        reasons = sorted({f"{one.title}: {why_not(one)}" for one in formal})
+        reasons = sorted({f"{one.title}: {exclusion_reason(one)}" for one in formal})
         return f"Nothing here should be released: {'; '.join(reasons)}."
     if not claimed:
         return "Nothing here should be released: no branch has a guarantee; compare a formal one."
@@ -135,7 +174,7 @@ def _nothing(branches: Sequence[Figures]) -> str:
 
 def _measured(one: Figures) -> str:
     if one.audit is None:
-        return "nobody has audited it"
+        return "it was not audited"
     bound = "" if one.lower_bound is None else f" (it leaks at least ε {one.lower_bound:.3g})"
     return f"its audit: {one.audit}{bound}"
 
@@ -145,11 +184,12 @@ def _best(one: Figures) -> tuple[float, float, float, str]:
 
 
 def _as_good(one: Figures, best: Figures) -> bool:
-    """Not told apart by twice the root of both variances; only seeds can say so."""
-    return best.weighted_f1 - one.weighted_f1 <= 2 * math.hypot(one.spread, best.spread)
+    """Checks that no conclusion says that the best is ahead; the others never exceed it."""
+    return not best.minus(one).conclusive
 
 
 def _cheapest(one: Figures) -> tuple[float, float, float, str]:
     assert one.epsilon is not None
-    # what holds for a record replaced holds for one more or less too, at the same figures
-    return one.epsilon, one.delta or 0.0, -one.weighted_f1, one.name
+    # like with like: one record replaced, which where it was not computed is one removed and one added
+    replaced = one.epsilon_replaced or (one.epsilon if one.relation == "replace-one" else 2 * one.epsilon)
+    return replaced, one.delta or 0.0, -one.weighted_f1, one.name

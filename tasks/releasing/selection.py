@@ -1,86 +1,71 @@
-"""How a release came to be chosen: lines of its claim that follow from facts, and that nobody states or leaves out.
+"""Derives the lines of a claim that disclose how its fit was selected; nobody can state or omit them by hand.
 
-The facts are the ledger's rows of fits on the same records, which nobody can take back, and the settings in the recipe
-of the fit. Records are the same where the rows' fingerprint is, or where their samples of marks share one: another seed
-of the sampling, another population or a record more does not make others of them.
+The facts are the ledger's rows of fits on the same records, which cannot be removed, and the settings in the recipe of
+the fit. Records are the same where the rows have the same fingerprint, or where their samples of marks overlap: another
+seed, another population name or an added record does not make them different.
 """
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mechanisms.errors import MechanismError
-from storage.artifacts import ArtifactRef
-from storage.ledger import Ledger, Row
+from storage.ledger import ComparisonFit, Diagnostics, Ledger, Row, SearchFit
 from storage.ledger.records import SAMPLE, same_records
-from tasks.parameters import RELEASED
+from tasks.catalogue import branch_bodies
+from tasks.parameters import RELEASE_BRANCH
 from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
-from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, LOOKED, PlannedRelease, looked
-from tasks.releasing.records import record_set
+from tasks.releasing.ledger_records import sample_of
+from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, SELECTION_DISCLOSURE, PlannedRelease, describe_selection
 from tasks.running.stage import Context
-
-_BRANCHES = Path(__file__).resolve().parents[2] / "deployments" / "branches.yaml"
-_COMPARED = re.compile(r"compare: (.+), seed \d+")
-_SEARCHED, _DIAGNOSED = "tuning for epsilon ", "epsilon at "
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the ledger knows of fits on some records."""
+class PriorAccess:
+    """Holds the ledger's earlier fits on the same records."""
 
     fits: frozenset[str]
     branches: frozenset[str]
     searched: bool
-    said: tuple[str, ...]
-    """Lines that rows of the planned fit itself hold."""
+    lines: tuple[str, ...]
+    """Unprotected inputs in the rows of the planned fit itself."""
 
     @staticmethod
-    def of(ledger: Ledger, planned: PlannedRelease, sample: Mapping[str, Any]) -> Seen:
-        """Look through the ledger's evaluations; audits, which measure a plan's own fit, are none."""
+    def of(ledger: Ledger, planned: PlannedRelease, sample: Mapping[str, Any]) -> PriorAccess:
+        """Collects the ledger's evaluations of the same records; audits of the plan's fit do not count."""
         made, same = planned.candidate, []
         for row in ledger.evaluations():
+            # guard: another sample of the same records is found
             if row.data_fingerprint == planned.plan.data_fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
-        own = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
-        of_it = [row for row in same if own & set(row.artifact_digests.values())]
+        candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
+        candidate_rows = [row for row in same if candidate & set(row.artifact_digests.values())]
         fits = [name for row in same for name in _fits(row)]
-        return Seen(
+        return PriorAccess(
             fits=frozenset([made.fitted.sha256, *fits]),
             branches=frozenset(_branch(row) for row in same if row.event is not None),
-            searched=any(row.label.startswith(_SEARCHED) for row in same),
-            said=tuple(dict.fromkeys(line for row in of_it for line in row.unprotected_inputs)),
+            searched=any(isinstance(row.subject, SearchFit) for row in same),
+            lines=tuple(dict.fromkeys(line for row in candidate_rows for line in row.unprotected_inputs)),
         )
 
 
-def sample_of(context: Context, dataset: ArtifactRef) -> dict[str, Any]:
-    """The sample of a data set's marks, for a row of what was computed from it."""
-    return dict(_sample(context, dataset))
-
-
-@lru_cache(maxsize=8)
-def _sample(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
-    return record_set(context, dataset).sample
-
-
-def stated(ledger: Ledger, context: Context, planned: PlannedRelease) -> PlannedRelease:
-    """The plan with the lines on its choice as the facts have them, in the place of whatever it says."""
+def with_disclosures(ledger: Ledger, context: Context, planned: PlannedRelease) -> PlannedRelease:
+    """Replaces the plan's lines on its selection by those that the facts support."""
     claim = planned.plan.claim
-    own = _own(context, planned)
-    others = [line for line in claim.unprotected_inputs if line not in own and not _of_choice(line)]
-    lines = (*own, *others, *_lines(ledger, context, planned))
+    inputs = _inputs(context, planned)
+    others = [line for line in claim.unprotected_inputs if line not in inputs and not _is_disclosure(line)]
+    lines = (*inputs, *others, *_lines(ledger, context, planned))
     plan = planned.plan.model_copy(update={"claim": claim.model_copy(update={"unprotected_inputs": lines})})
     return planned.model_copy(update={"plan": plan})
 
 
 def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
-    """Refuse a plan whose lines are others than the facts of now, as one edited by hand or outdated would.
+    """Refuses a plan whose lines differ from the current facts, such as one edited by hand or outdated.
 
     Raises:
         MechanismError: names what is missing or wrong; nothing was charged.
@@ -88,77 +73,99 @@ def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
     """
     for ref in (planned.candidate.dataset, planned.candidate.fitted):
         context.store.open(ref)
-    said = planned.plan.claim.unprotected_inputs
-    true = (*_own(context, planned), *_lines(ledger, context, planned))
-    if said != true:
-        wrong = "; ".join([*(f"without `{x}`" for x in true if x not in said), *_unknown(said, true)])
-        raise MechanismError(
-            f"release plan: unprotected_inputs are not what its fit and the ledger's rows on these records say "
-            f"({wrong or 'another order'}); plan again: other fits or audits of these records were recorded since. Run "
-            "the command that made the plan again (finished stages are used), then release"
-        )
+    stated = planned.plan.claim.unprotected_inputs
+    actual = (*_inputs(context, planned), *_lines(ledger, context, planned))
+    if stated == actual:
+        return
+    if all(_is_disclosure(line) for line in {*stated} ^ {*actual}):
+        raise MechanismError(_outdated(planned, stated, actual, file=planned.file(context)))
+    wrong = "; ".join([*(f"without `{x}`" for x in actual if x not in stated), *_unsupported(stated, actual)])
+    raise MechanismError(
+        f"release plan: unprotected_inputs differ from what its fit and the ledger's rows on these records support "
+        f"({wrong or 'another order'}). Plan again: run the command that made the plan, which reuses finished stages"
+    )
 
 
-def _unknown(said: tuple[str, ...], true: tuple[str, ...]) -> list[str]:
-    number = sum(line not in true for line in said)
-    return [f"with {number} that nothing bears out"] if number else []
+def _outdated(planned: PlannedRelease, stated: tuple[str, ...], actual: tuple[str, ...], *, file: Path) -> str:
+    """Says in words why a plan is out of date, and the command that states it again."""
+    before, now = _number(stated), _number(actual)
+    fits = f" (the ledger has {now} fits of them, the plan names {before})" if before != now else ""
+    others = {SEARCHED: "settings were searched on them", CHOSEN_AFTER_COMPARISON: "mechanisms were compared on them"}
+    also = "".join(f"; {text}" for line, text in others.items() if line in actual and line not in stated)
+    return (
+        f"this plan is out of date: the same records were used again since{fits}{also}. Partners are told this, so the "
+        "plan must state it. Nothing was charged. State it again, which takes seconds and needs approvals again: "
+        f"`autocoder plan renew {shlex.quote(str(file))}`. Then release it"
+    )
 
 
-def _own(context: Context, planned: PlannedRelease) -> tuple[str, ...]:
+def _number(lines: tuple[str, ...]) -> str:
+    """Returns the number of fits that a plan names."""
+    named = [match[1] for match in map(SELECTION_DISCLOSURE.fullmatch, lines) if match]
+    return named[0] if len(named) == 1 else "none"
+
+
+def _unsupported(stated: tuple[str, ...], actual: tuple[str, ...]) -> list[str]:
+    number = sum(line not in actual for line in stated)
+    return [f"with {number} unsupported"] if number else []
+
+
+def _inputs(context: Context, planned: PlannedRelease) -> tuple[str, ...]:
     facts = context.store.figures(planned.candidate.dataset)
-    return unprotected_inputs(facts, weights=planned.plan.event.risk_weights)
+    return unprotected_inputs(facts, weights=planned.plan.event.risk_weights, model=planned.candidate.model)
 
 
 def _lines(ledger: Ledger, context: Context, planned: PlannedRelease) -> tuple[str, ...]:
     made = planned.candidate
-    seen = Seen.of(ledger, planned, sample_of(context, made.dataset))
+    prior = PriorAccess.of(ledger, planned, sample_of(context, made.dataset))
     settings = context.store.recipe(made.fitted)["config"].get("mechanism", {})
     tuned = [line for lines, ways in _tuned() for line in lines if any(_holds(way, settings) for way in ways)]
     weighted = made.measured is not None and planned.plan.event.risk_weights
     holds = {
-        SEARCHED: SEARCHED in seen.said or (weighted and seen.searched),
-        MATCHED: MATCHED in seen.said,
-        **{line: line in seen.said or line in tuned for lines, _ in _tuned() for line in lines},
-        CHOSEN_AFTER_COMPARISON: len(seen.branches) > 1,
-        looked(len(seen.fits)): True,
+        SEARCHED: SEARCHED in prior.lines or (weighted and prior.searched),
+        MATCHED: MATCHED in prior.lines,
+        **{line: line in prior.lines or line in tuned for lines, _ in _tuned() for line in lines},
+        CHOSEN_AFTER_COMPARISON: len(prior.branches) > 1,
+        describe_selection(len(prior.fits)): True,
     }
-    return tuple(line for line, told in holds.items() if told)
+    return tuple(line for line, applies in holds.items() if applies)
 
 
-def _of_choice(line: str) -> bool:
-    known = {SEARCHED, CHOSEN_AFTER_COMPARISON, *(line for lines, _ in _tuned() for line in lines)}
-    return line in known or LOOKED.fullmatch(line) is not None
+def _is_disclosure(line: str) -> bool:
+    disclosures = {SEARCHED, CHOSEN_AFTER_COMPARISON, *(line for lines, _ in _tuned() for line in lines)}
+    return line in disclosures or SELECTION_DISCLOSURE.fullmatch(line) is not None
 
 
 def _fits(row: Row) -> list[str]:
-    """The fits that a row tells the figures of, each by the digest that it has in every such row."""
-    told = row.artifact_digests
+    """Returns the fits that a row has figures of, each by the digest that every such row uses."""
+    artifacts = row.artifact_digests
     if row.event is not None:
-        return [told.get("fit") or told.get("posterior") or str(row.idempotency_key or row.sequence)]
-    return [f"{row.sequence} {name}" for name in row.details if name.startswith(_DIAGNOSED)]
+        return [artifacts.get("fit") or artifacts.get("posterior") or str(row.idempotency_key or row.sequence)]
+    refits = row.subject.refits if isinstance(row.subject, Diagnostics) else 0
+    return [f"{row.sequence} {number}" for number in range(refits)]
 
 
 def _branch(row: Row) -> str:
-    compared = _COMPARED.fullmatch(row.label)
-    return RELEASED if compared is None else compared[1]
+    return row.subject.branch if isinstance(row.subject, ComparisonFit) else RELEASE_BRANCH
 
 
 @cache
 def _tuned() -> tuple[tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]], ...]:
-    """Of the branches that ship: what their settings took from records, and the settings, on features and on tokens.
+    """Returns, for the branches that ship, their unprotected inputs and settings, on features and on tokens.
 
     Whoever fits with these settings has it from there, under whatever name.
     """
-    branches: Any = yaml.safe_load(_BRANCHES.read_text(encoding="utf-8"))
     return tuple(
         (tuple(body["unprotected"]), (body["mechanism"], body["mechanism"] | body.get("on_tokens", {})))
-        for name, body in branches.items()
-        if not name.startswith("x-") and body.get("unprotected")
+        for body in branch_bodies().values()
+        if body.get("unprotected")
     )
 
 
-def _holds(settings: Any, found: Any) -> bool:
-    """Whether what is found has all of these settings, whatever else it has."""
+def _holds(settings: Any, configuration: Any) -> bool:
+    """Checks whether a configuration has all of these settings."""
     if isinstance(settings, Mapping):
-        return isinstance(found, Mapping) and all(n in found and _holds(v, found[n]) for n, v in settings.items())
-    return bool(settings == found)
+        return isinstance(configuration, Mapping) and all(
+            n in configuration and _holds(v, configuration[n]) for n, v in settings.items()
+        )
+    return bool(settings == configuration)

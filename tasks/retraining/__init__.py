@@ -1,1 +1,1 @@
-"""The main job: what a retrain makes of its records, and what of it is released."""
+"""Runs a retrain: from records to a release plan, and its dry run."""

@@ -1,1 +1,1 @@
-"""How a stage runs: its key, its lock, its progress, its failures, its code."""
+"""Runs stages: key, lock, progress, failures, code version."""

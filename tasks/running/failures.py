@@ -1,7 +1,7 @@
-"""Nothing of a record in an exception: Prefect stores the text of every one that leaves a task.
+"""Keeps records out of exceptions: Prefect stores the text of every one that leaves a task.
 
-Errors of our own carry text made to be shown. Of any other only its type and the place in *our* code is told: the text
-of a library's error may quote the value it choked on.
+Errors of our own carry text made to be shown. For any other exception only its type and the location in our code are
+shown: the text of a library's error may quote the value that caused it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from storage import core_dumps
 from storage.errors import StorageError
 
 _ROOT = Path(__file__).resolve().parents[2]
-_DISK = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only"}
+_DISK = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+}
 
 
 class StageError(RuntimeError):
-    """A stage failed for a reason that is not the user's input; the text names the place, never a value."""
+    """Reports an unforeseen failure of a stage; the text names the location in the code, never a value."""
 
 
 SAFE = (MechanismError, StorageError, StageError)
@@ -35,7 +39,7 @@ SAFE = (MechanismError, StorageError, StageError)
 
 @contextmanager
 def private_errors(stage: str) -> Iterator[None]:
-    """Turn whatever is raised inside into an error that is safe to store; a process that dies leaves no dump either.
+    """Turns whatever is raised inside into an error that is safe to store; a process that dies leaves no dump either.
 
     Raises:
         StorageError: the disk is full or unwritable.
@@ -47,16 +51,18 @@ def private_errors(stage: str) -> Iterator[None]:
     except SAFE:
         raise
     except Exception as error:
-        disk = _disk_trouble(error)
+        disk = _disk_failure(error)
         if disk is None:
-            raise StageError(f"{stage}: {_kind(error)} at {_place(error)}; run again to resume, or report it") from None
-        raise StorageError(f"{stage}: {disk}; free space or fix it, then run again") from None
+            raise StageError(
+                f"{stage}: {_kind(error)} at {_place(error)}. Run again to resume, or report it."
+            ) from None
+        raise StorageError(f"{stage}: {disk}. Free space or repair the disk, then run again.") from None
 
 
-def _disk_trouble(error: Exception) -> str | None:
-    """What the system said, with the file where it is known; None for an error of another kind.
+def _disk_failure(error: Exception) -> str | None:
+    """Returns the system's message, with the file if there is one; None for an error of another kind.
 
-    Safetensors and Arrow give the system's error as words alone, the former in a type of its own.
+    Safetensors and Arrow give the system's error only as text, Safetensors in a separate type.
     """
     number, file = None, ""
     if isinstance(error, OSError):
@@ -73,7 +79,7 @@ def _disk_trouble(error: Exception) -> str | None:
 
 
 def _kind(error: Exception) -> str:
-    """Its type; of values that a model refused also which fields, by our names alone."""
+    """Returns the type; for a validation error also the fields, by our names alone."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
     fields = {str(entry["loc"][0]) for entry in error.errors() if entry["loc"] and entry["type"] != "extra_forbidden"}
@@ -81,7 +87,7 @@ def _kind(error: Exception) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame of ours."""
+    """Returns file and line of the innermost frame of our code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_ROOT)]
     ours = [f for f in frames if ".venv" not in Path(f.filename).parts]
     frame = (ours or frames or traceback.extract_tb(error.__traceback__))[-1]

@@ -1,4 +1,4 @@
-"""Which code, which library versions: what a ledger row says about the software behind it."""
+"""Identifies the software behind a ledger row: code and library versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Provenance:
-    """Commit of the code, whether the tree differed from it, digest of the lock file."""
+    """Holds the commit, whether the tree differed from it, and the digest of the lock file."""
 
     code_commit: str
     code_dirty: bool
@@ -24,24 +24,26 @@ class Provenance:
 
 @cache
 def provenance() -> Provenance:
-    """Of the running code; `unknown` and dirty where it is neither a git checkout nor an image built from one."""
+    """Returns that of the running code; `unknown` and dirty outside of a git checkout or an image built from one."""
     lock = _ROOT / "requirements.lock"
     commit = _git("rev-parse", "HEAD")
     if commit is None:
-        commit, dirty = _built_from(_ROOT / "COMMIT")
+        commit, dirty = _image_commit(_ROOT / "COMMIT")
     else:
         dirty = _git("status", "--porcelain") != ""
     return Provenance(code_commit=commit, code_dirty=dirty, lock_digest=file_digest(lock) if lock.is_file() else None)
 
 
-def _built_from(file: Path) -> tuple[str, bool]:
-    """The commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
+def _image_commit(file: Path) -> tuple[str, bool]:
+    """Returns the commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
     described = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     match = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
     return ("unknown", True) if match is None else (match[1], match[2] is not None)
 
 
 def _git(*arguments: str) -> str | None:
+    if not (_ROOT / ".git").exists():  # an installed wheel: a repository further up is somebody else's
+        return None
     try:
         process = subprocess.run(
             ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=30, check=True

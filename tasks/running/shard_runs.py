@@ -1,4 +1,4 @@
-"""Runs of the deployment that computes shards, as the Prefect server has them; what is asked of one."""
+"""Starts, watches and cancels the runs of the deployment that computes shards."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, TypeVar
+from itertools import count, pairwise
+from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
 import httpx
@@ -16,110 +16,142 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
+from storage.artifacts import ArtifactRef
 from storage.errors import InputError, StorageError
 
 _OUTAGE_SECONDS = 600.0
-"""How long a server may not answer before the pass gives up; workers go on meanwhile."""
+"""Longest outage of the server that a pass survives; workers go on meanwhile."""
 _PAGE = 200
-_AT_ONCE = 50
-"""Runs whose state the server sets in one request."""
+_BATCH = 50
+"""Runs whose state one request sets."""
 _SET_STATES: Any = "/flow_runs/bulk_set_state"
-"""Prefect's client has no method for it, nor the type of its routes."""
+"""A route for which Prefect's client has neither method nor type."""
 T = TypeVar("T")
+S = TypeVar("S", bound=BaseModel)
 
 
-class Asked(BaseModel, frozen=True, extra="forbid"):
-    """What the run of a shard is told: numbers, settings, digests. Nothing of a record."""
+class Part(BaseModel, frozen=True, extra="forbid"):
+    """Selects consecutive units of one computation: draws of a pass, reruns of an audit, pieces of a table."""
 
+    first: int = Field(default=0, ge=0, title="First", description="Number of the first unit, from 0.")
+    end: int = Field(ge=1, le=1_000_000, title="End", description="Number of the first unit that is left out.")
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.end <= self.first:
+            raise ValueError("end must be above first")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Returns the number of units."""
+        return self.end - self.first
+
+    def split(self, shards: int, *, chunk: int = 1) -> list[Self]:
+        """Splits into consecutive shards of nearly the same size, each of whole chunks; at most one per chunk."""
+        chunks = -(-self.size // chunk)
+        shards = min(shards, chunks)
+        cuts = [self.first + chunk * (chunks * i // shards) for i in range(shards)] + [self.end]
+        return [self.model_copy(update={"first": first, "end": end}) for first, end in pairwise(cuts)]
+
+
+class StageRequest(BaseModel, Generic[S], frozen=True, extra="forbid", title="Shard"):
+    """Requests a shard by its settings and the digests of its inputs. It holds nothing of a record."""
+
+    settings: S = Field(title="Settings", description="Of the shard; their fields say what it computes.")
+    inputs: dict[str, ArtifactRef] = Field(default={}, title="Inputs", description="Stages that it reads.")
     key: str = Field(
         pattern=r"^[0-9a-f]{32}$",
         title="Key",
-        description="Of its output; a worker whose code is another version would give it another, and refuses.",
+        description="Key of the output. A worker whose code is another version computes another key and refuses.",
     )
 
 
 @dataclass
 class ShardRuns:
-    """Starts, watches and cancels runs. Survives a server that does not answer for a while."""
+    """Starts, watches and cancels runs; survives an outage of the server."""
 
     client: SyncPrefectClient
     deployment: UUID
     place: Mapping[str, Any]
-    """Parameters that every run gets beside its shard: where it works."""
+    """Parameters that every run gets in addition to its shard: workspace and device."""
+    queue: str | None = None
+    """Queue of the runs, in place of the deployment's."""
 
     @classmethod
     @contextmanager
-    def at(cls, deployment: str, place: Mapping[str, Any]) -> Iterator[ShardRuns]:
-        """The runs of a deployment, by its name.
+    def connect(cls, deployment: str, place: Mapping[str, Any], queue: str | None = None) -> Iterator[ShardRuns]:
+        """Opens the runs of a deployment, by its name.
 
         Raises:
-            InputError: no server is named, or it knows no such deployment.
+            InputError: no server is configured, or it has no such deployment.
         """
         if not PREFECT_API_URL.value():
-            raise InputError("shards: to be computed by workers they need Prefect's server; set PREFECT_API_URL")
+            raise InputError("shards: workers need Prefect's server. Set PREFECT_API_URL.")
         with get_client(sync_client=True) as client:
             try:
-                found = _patiently(lambda: client.read_deployment_by_name(deployment))
+                served = _retry(lambda: client.read_deployment_by_name(deployment))
             except ObjectNotFound:
                 raise InputError(
-                    f"shards: the server knows no deployment {deployment}; apply it with `autocoder deploy`"
+                    f"shards: the server has no deployment {deployment}. Apply it with `autocoder deploy`."
                 ) from None
-            yield cls(client, found.id, place)
+            yield cls(client, served.id, place, queue)
 
-    def start(self, asked: Asked, *, label: str) -> str:
-        """Ask for a shard, or adopt the run that was asked for it and goes on; return the run's id.
+    def start(self, request: StageRequest[Any], *, label: str) -> str:
+        """Starts the run of a shard, or adopts one that is still going; returns the run's id.
 
-        Runs are named by the shard's key and a number: whoever asks for the same shard gets the same run. One that has
-        ended is not adopted, nor one that is being cancelled: that is not its end yet, but no output will come of it.
+        Runs are named by the shard's key and a number, so that the same request gets the same run. Runs that have ended
+        or are being cancelled are not adopted: no output will come of them.
         """
-        parameters = {"shard": asked.model_dump(mode="json"), **self.place}
+        parameters = {"shard": request.model_dump(mode="json"), **self.place}
         for number in count(1):
-            made = _patiently(
+            run = _retry(
                 lambda number=number: self.client.create_flow_run_from_deployment(
                     self.deployment,
                     parameters=parameters,
-                    name=f"{label} ({asked.key[:8]}, {number})",
-                    idempotency_key=f"{asked.key}-{number}",
+                    name=f"{label} ({request.key[:8]}, {number})",
+                    idempotency_key=f"{request.key}-{number}",
+                    work_queue_name=self.queue,
                 )
             )
-            if made.state is None or not (made.state.is_final() or made.state.is_cancelling()):
-                return str(made.id)
+            if run.state is None or not (run.state.is_final() or run.state.is_cancelling()):
+                return str(run.id)
         raise AssertionError  # count never ends
 
     def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
-        """State and message of each run; one that is missing has been deleted."""
-        found: dict[str, tuple[StateType | None, str]] = {}
+        """Returns state and message of each run; a missing run was deleted."""
+        states: dict[str, tuple[StateType | None, str]] = {}
         for start in range(0, len(runs), _PAGE):
             page = [UUID(run) for run in runs[start : start + _PAGE]]
-            chosen = FlowRunFilter(id=FlowRunFilterId(any_=page))
-            for run in _patiently(
-                lambda chosen=chosen: self.client.read_flow_runs(flow_run_filter=chosen, limit=_PAGE)
+            flow_runs = FlowRunFilter(id=FlowRunFilterId(any_=page))
+            for run in _retry(
+                lambda flow_runs=flow_runs: self.client.read_flow_runs(flow_run_filter=flow_runs, limit=_PAGE)
             ):
-                said = run.state.message if run.state is not None else None
-                found[str(run.id)] = (run.state_type, said or "")
-        return found
+                message = run.state.message if run.state is not None else None
+                states[str(run.id)] = (run.state_type, message or "")
+        return states
 
     def cancel(self, runs: Sequence[str]) -> None:
-        """Take back what was asked for: at once what has not begun, by its worker what has.
+        """Cancels runs: those that have not started at once, the others through their workers.
 
-        In few requests, since a run that is cancelled has seconds. A server that does not answer is left alone.
+        Uses few requests, since a run that is cancelled has seconds. Gives up if the server does not answer.
         """
-        state = {"type": StateType.CANCELLING.value, "name": "Cancelling", "message": "no longer asked for"}
-        for start in range(0, len(runs), _AT_ONCE):
-            chosen = {"id": {"any_": list(runs[start : start + _AT_ONCE])}}
+        state = {"type": StateType.CANCELLING.value, "name": "Cancelling", "message": "no longer needed"}
+        for start in range(0, len(runs), _BATCH):
+            runs_filter = {"id": {"any_": list(runs[start : start + _BATCH])}}
             try:
-                self.client.request("POST", _SET_STATES, json={"flow_runs": chosen, "state": state})
+                self.client.request("POST", _SET_STATES, json={"flow_runs": runs_filter, "state": state})
             except (httpx.HTTPError, PrefectHTTPStatusError):
                 return
 
 
-def _patiently(request: Callable[[], T]) -> T:
-    """Ask until the server answers.
+def _retry(request: Callable[[], T]) -> T:
+    """Repeats a request until the server answers.
 
     Raises:
-        StorageError: it did not for ten minutes, or refuses us.
+        StorageError: no answer for ten minutes, or a refusal.
     """
     deadline = time.monotonic() + _OUTAGE_SECONDS
     while True:
@@ -131,9 +163,11 @@ def _patiently(request: Callable[[], T]) -> T:
                 raise
             if status < httpx.codes.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
                 raise StorageError(
-                    f"Prefect server: it answers {status} to a shard's request; look at its log"
+                    f"Prefect server: status {status} for a shard's request. Check the server's log."
                 ) from None
         except httpx.HTTPError as error:
             if time.monotonic() > deadline:
-                raise StorageError(f"Prefect server: no answer ({type(error).__name__}); run again to go on") from None
+                raise StorageError(
+                    f"Prefect server: no answer ({type(error).__name__}). Run again to resume."
+                ) from None
         time.sleep(2)

@@ -1,14 +1,14 @@
-"""Parts of a long work, each a run of a deployment on whichever worker is free; whoever asked for them waits.
+"""Computes the shards of a large stage as runs of a deployment, on whichever worker is free, and waits for them.
 
-Through Prefect go numbers, settings and digests; what is found out about records stays where the parts leave it. A part
-that is there is not asked for, one whose run died is asked for again, and one that no worker takes is computed here.
+Only numbers, settings and digests pass through Prefect; results about records stay where the shards write them.
 
+    a shard is finished already                 it is not requested
     a shard's run died, failed, was cancelled
-    or deleted                                  asked for again, `attempts` times in all; the others go on
-    two workers got the same shard              on one workspace the second waits and finds it; else the first counts
-    the asking run died                         shards that run go on; taken up again, it finds what is finished and
-                                                adopts the runs that are on their way (they are named by shard)
-    no worker serves the pool                   after `patience_seconds` the asking run computes shard by shard
+    or deleted                                  requested again, `attempts` times in all; the others go on
+    two workers got the same shard              in one workspace the second reuses it; otherwise the first counts
+    the requesting run died                     shards that run go on; resumed, it reuses what is finished and adopts
+                                                the runs in progress (they are named by shard)
+    no worker serves the pool                   after `patience_seconds` the requesting run computes shard by shard
 """
 
 from __future__ import annotations
@@ -17,164 +17,193 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from prefect.client.schemas.objects import StateType
-from pydantic import Field
+from pydantic import BaseModel
 
 from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
-from tasks.parameters import Spread
-from tasks.running.shard_runs import Asked, ShardRuns
-from tasks.running.stage import Context, Step, run_step
+from tasks.parameters import ShardSettings
+from tasks.running.shard_runs import Part, ShardRuns, StageRequest
+from tasks.running.stage import Context, Step, Work, run_step
+
+DEPLOYMENT = "shard/shard"
+"""Computes shards on the pool `cpu`; the setting of a pass over draws names the one of the pool `gpu`."""
+P = TypeVar("P", bound=Part)
 
 _LOST = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
 _WAITING = (StateType.SCHEDULED, StateType.PENDING)
 _POLL_SECONDS = (0.5, 5.0)
-"""Between two looks at the runs: the first, growing to the last."""
+"""First and longest pause between two polls of the runs."""
 
 
 class Shard(Protocol):
-    """One part: what its run is told, whether its output is there, and how it is computed here."""
+    """Describes one part of a stage: its request, its output, and its computation in this process."""
 
     @property
     def label(self) -> str:
-        """Name of its run; of no record."""
+        """Names its run, without anything of a record."""
         ...
 
     @property
     def size(self) -> int:
-        """How much of the whole it is."""
+        """Gives its share of the whole, in units of progress."""
         ...
 
     @property
-    def nowhere(self) -> str:
-        """Where its output is looked for, and what to set where it does not arrive."""
+    def location(self) -> str:
+        """Names where its output is expected, and what to set if it does not arrive."""
         ...
 
     @property
-    def asked(self) -> Asked:
-        """What its run is told."""
+    def request(self) -> StageRequest[Any]:
+        """Holds the parameters of its run."""
         ...
 
-    def found(self) -> bool:
-        """Whether its output is there."""
+    def is_finished(self) -> bool:
+        """Checks that its output exists."""
         ...
 
     def compute(self) -> object:
-        """Do it in this process."""
+        """Computes it in this process."""
         ...
-
-
-class StageAsked(Asked, frozen=True, extra="forbid"):
-    """A shard that is a stage of the private store: the digests of what it reads."""
-
-    inputs: dict[str, ArtifactRef] = Field(title="Inputs", description="References of the stages it reads.")
-
-    @staticmethod
-    def told(step: Step, context: Context) -> dict[str, Any]:
-        """Inputs and key of a stage."""
-        inputs = {name: ref for name, ref in step.inputs.items() if ref is not None}
-        return {"inputs": inputs, "key": step.key(context.store)}
 
 
 @dataclass(frozen=True)
 class StageShard:
-    """A shard that is a stage of the private store."""
+    """Implements a shard as a stage of the private store."""
 
     context: Context
     step: Step
-    asked: Asked
+    settings: BaseModel
     size: int = 1
-    nowhere: str = "this workspace; give all workers the same AUTOCODER_STORAGE, or a workspace that they all see"
+    location: str = "this workspace. Give all workers the same AUTOCODER_STORAGE or one shared workspace"
+
+    @property
+    def request(self) -> StageRequest[Any]:
+        """Returns settings, inputs and key of the stage."""
+        inputs = {name: ref for name, ref in self.step.inputs.items() if ref is not None}
+        return StageRequest[Any](settings=self.settings, inputs=inputs, key=self.step.key(self.context.store))
 
     @property
     def label(self) -> str:
-        """The stage's."""
+        """Returns the stage's label."""
         return self.step.label
 
-    def found(self) -> bool:
-        """Whether the stage is finished, here or where machines share stages."""
+    def is_finished(self) -> bool:
+        """Checks for the finished stage, in this workspace or in the shared store."""
         return self.step.find(self.context.store) is not None
 
     def compute(self) -> ArtifactRef:
-        """Run the stage."""
+        """Runs the stage."""
         return run_step(self.context, self.step)
 
 
-def compute(context: Context, asked: StageAsked, step_of: Callable[[Mapping[str, ArtifactRef]], Step]) -> ArtifactRef:
-    """Do what was asked for, on a worker: fetch the inputs, run the stage.
+def compute(
+    context: Context, request: StageRequest[Any], step_of: Callable[[Context, Any, dict[str, ArtifactRef]], Step]
+) -> ArtifactRef:
+    """Computes a requested shard on a worker: fetches the inputs, runs the stage.
 
     Raises:
-        StorageError: an input is nowhere to be had, or this worker's code is another version.
+        StorageError: an input is missing, or this worker's code is another version.
     """
     store = context.store
-    step = step_of({name: store.adopt(ref) for name, ref in asked.inputs.items()})
-    if step.key(store) != asked.key:
-        raise StorageError("shard: this worker's code or libraries are another version than the asking run's; upgrade")
+    step = step_of(context, request.settings, {name: store.adopt(ref) for name, ref in request.inputs.items()})
+    if step.key(store) != request.key:
+        raise StorageError(
+            "shard: this worker's code or libraries differ from those of the requesting run. Upgrade the worker."
+        )
     return run_step(context, step)
 
 
 def place_of(context: Context) -> dict[str, Any]:
-    """Where the run of a stage's shard works. Workers that share a place have workspaces of their own."""
+    """Returns workspace and device for the run of a shard; workers on a shared store use separate workspaces."""
     return {"home": None if context.store.shared else context.home, "device": context.device}
 
 
-def alone(context: Context) -> Context:
-    """The same without shards."""
+def without_shards(context: Context) -> Context:
+    """Returns the context with a single shard."""
     return context.model_copy(update={"fan_out": context.fan_out.model_copy(update={"shards": 1})})
 
 
+def run_parts(
+    work: Work, parts: Sequence[P], step_of: Callable[[P, dict[str, ArtifactRef]], Step], *, deployment: str
+) -> list[Path]:
+    """Lets workers compute the parts of a stage, each a stage with the same inputs; returns their outputs in order.
+
+    Raises:
+        StorageError: a shard was lost too often, its output is missing, or the server does not answer.
+    """
+    context, store = without_shards(work.context), work.context.store
+    shards = [StageShard(context, step_of(part, dict(work.refs)), part, part.size) for part in parts]
+    finish(shards, work.context.fan_out, work.progress, place_of(context), deployment=deployment)
+    outputs = [(shard.label, shard.step.find(store)) for shard in shards]
+    for label, ref in outputs:
+        if ref is None:  # a maximum over fewer draws would understate Delta
+            raise StorageError(f"{label}: its output was removed before it was merged. Run again")
+    return [store.open(ref) for _, ref in outputs if ref is not None]
+
+
 def finish(
-    shards: Sequence[Shard], settings: Spread, deployment: str, place: Mapping[str, Any], progress: Progress
+    shards: Sequence[Shard],
+    settings: ShardSettings,
+    progress: Progress,
+    place: Mapping[str, Any],
+    *,
+    deployment: str = DEPLOYMENT,
+    queue: str | None = None,
 ) -> None:
-    """Return when every shard's output is there.
+    """Returns when every shard's output exists.
 
     Args:
-        deployment: by name, whose runs compute them.
-        place: parameters that each run gets beside its shard.
-        progress: is told of the sizes of those that are there, and of all.
+        progress: receives the size of the finished shards, and of all.
+        place: parameters that each run gets in addition to its shard.
+        deployment: name of the deployment whose runs compute them.
+        queue: in place of the deployment's.
 
     Raises:
         StorageError: a shard was lost too often, its output does not arrive, or the server does not answer.
     """
-    _Round(shards, settings, deployment, place, progress).finish()
+    _Round(shards, settings, progress, place, deployment, queue).finish()
 
 
 @dataclass
 class _Open:
-    """One that is not there yet: the run that computes it, and how often it was asked for."""
+    """Tracks a shard that is not finished: its run, and how often it was requested."""
 
     shard: Shard
     run: str = ""
     state: StateType | None = None
-    asked: int = 0
+    requests: int = 0
 
 
 @dataclass
 class _Round:
-    """Shards on their way."""
+    """Drives the shards that are not finished."""
 
     shards: Sequence[Shard]
-    settings: Spread
-    deployment: str
-    place: Mapping[str, Any]
+    settings: ShardSettings
     progress: Progress
+    place: Mapping[str, Any]
+    deployment: str
+    queue: str | None
     open: list[_Open] = field(default_factory=list)
 
     def finish(self) -> None:
-        self.open = [_Open(shard) for shard in self.shards if not shard.found()]
+        self.open = [_Open(shard) for shard in self.shards if not shard.is_finished()]
         if not self.open:
             return
-        self._tell()
-        with ShardRuns.at(self.deployment, self.place) as runs, self._none_left_behind(runs):
+        self._report()
+        with ShardRuns.connect(self.deployment, self.place, self.queue) as runs, self._cancel_on_error(runs):
             for one in self.open:
-                self._ask(one, runs)
+                self._request(one, runs)
             patience = self.settings.patience_seconds
             pause, changed = _POLL_SECONDS[0], time.monotonic()
             while self.open:
-                if self._look(runs):
+                if self._poll(runs):
                     pause, changed = _POLL_SECONDS[0], time.monotonic()
                     continue
                 waited = time.monotonic() - changed
@@ -187,54 +216,56 @@ class _Round:
                 time.sleep(pause)
                 pause = min(pause * 1.3, _POLL_SECONDS[1])
 
-    def _ask(self, one: _Open, runs: ShardRuns) -> None:
-        one.asked += 1
-        one.run = runs.start(one.shard.asked, label=one.shard.label)
+    def _request(self, one: _Open, runs: ShardRuns) -> None:
+        one.requests += 1
+        one.run = runs.start(one.shard.request, label=one.shard.label)
         one.state = StateType.SCHEDULED
 
-    def _look(self, runs: ShardRuns) -> bool:
-        """Ask the server for the runs' states; act on those that ended. Whether anything changed."""
+    def _poll(self, runs: ShardRuns) -> bool:
+        """Reads the runs' states and acts on those that ended; returns True if anything changed."""
         states = runs.states([one.run for one in self.open])
         changed = False
         for one in list(self.open):
-            state, said = states.get(one.run, (None, "its run was deleted"))
+            state, message = states.get(one.run, (None, "its run was deleted"))
             changed |= state is not one.state
             one.state = state
             if state is StateType.COMPLETED:
                 self._close(one)
             elif state is None or state in _LOST:
-                self._again(one, said, runs)
+                self._repeat(one, message, runs)
         return changed
 
     def _close(self, one: _Open) -> None:
-        if not one.shard.found():
+        if not one.shard.is_finished():
             raise StorageError(
-                f"{one.shard.label}: its run ended, but its output is not in {one.shard.nowhere}, and run again"
+                f"{one.shard.label}: the run ended without output in {one.shard.location}. Then run again."
             )
         self.open.remove(one)
-        self._tell()
+        self._report()
 
-    def _again(self, one: _Open, said: str, runs: ShardRuns) -> None:
+    def _repeat(self, one: _Open, message: str, runs: ShardRuns) -> None:
         attempts = self.settings.attempts
-        if one.asked >= attempts:
-            raise StorageError(f"{one.shard.label}: lost {attempts} times, at last: {said or one.state}; run again")
-        self._ask(one, runs)
+        if one.requests >= attempts:
+            raise StorageError(
+                f"{one.shard.label}: lost {attempts} times; last reason: {message or one.state}. Run again."
+            )
+        self._request(one, runs)
 
     def _take(self, one: _Open, runs: ShardRuns) -> None:
-        """Compute one here; its run, if it begins all the same, waits for us or finds the output."""
+        """Computes a shard in this process; its run, if it starts all the same, waits or reuses the output."""
         runs.cancel([one.run])
         one.shard.compute()
         self._close(one)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         total = sum(shard.size for shard in self.shards)
         self.progress(total - sum(one.shard.size for one in self.open), total)
 
     @contextmanager
-    def _none_left_behind(self, runs: ShardRuns) -> Iterator[None]:
-        """Where it ends early, shards that have not begun are not computed.
+    def _cancel_on_error(self, runs: ShardRuns) -> Iterator[None]:
+        """Cancels the shards that have not started if the block raises.
 
-        Those at work may end after an error, to be found by the next try; who stops it takes them along.
+        Running shards go on after an error, for the next attempt to reuse; an interrupt cancels them too.
         """
         try:
             yield

@@ -1,6 +1,6 @@
-"""How a stage runs: found finished and reused, or computed under its lock, resumable, with private errors.
+"""Runs a stage, or reuses its finished output: under a lock, resumable, with private errors.
 
-A `Step` says what a stage depends on, apart from doing it, so that a dry run can tell which stages would be reused.
+A `Step` declares what a stage depends on, so that a dry run can list the stages that would be reused.
 """
 
 from __future__ import annotations
@@ -8,31 +8,33 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from prefect import Task
-from prefect.cache_policies import NO_CACHE
-from prefect.task_runners import ThreadPoolTaskRunner
-from prefect.utilities.annotations import quote
 from pydantic import BaseModel
 
 from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef, Stage, Store
 from storage.code_version import code_version
 from storage.paths import Workspace
-from storage.shared import VARIABLE, Shared
+from storage.shared_store import VARIABLE, SharedStore
 from tasks.parameters import FanOut
 from tasks.running import progress
 from tasks.running.failures import private_errors
+from tasks.running.flow_run import in_flow_run
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 Device = Literal["auto", "cpu", "cuda"]
-"""What a form of the page offers."""
+"""Devices that a form offers."""
 
 
 class Context(BaseModel, frozen=True, extra="forbid"):
-    """Where a run works and on what device. Not part of any key: it does not change what is computed."""
+    """Holds workspace and device of a run. Not part of any key: it does not change what is computed."""
 
     home: str
     device: str = "auto"
@@ -40,19 +42,19 @@ class Context(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def workspace(self) -> Workspace:
-        """The folders of this run."""
+        """Returns the folders of this run."""
         return Workspace(Path(self.home))
 
     @property
     def store(self) -> Store:
-        """The private store of stage outputs, shared between machines where AUTOCODER_STORAGE says so."""
+        """Returns the private store of stage outputs, shared between machines if AUTOCODER_STORAGE is set."""
         url = os.environ.get(VARIABLE)
-        return Store(self.workspace.private, Shared(url) if url else None)
+        return Store(self.workspace.private, SharedStore(url) if url else None)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage's body is given: where to write, what to read, whom to tell."""
+    """Holds the arguments of a stage's body: output folder, inputs, progress."""
 
     stage: Stage
     context: Context
@@ -62,17 +64,17 @@ class Work:
     label: str = ""
 
     def sized(self, records: int) -> None:
-        """Say how many records pass through the model in the whole stage; progress becomes a rate by it."""
+        """Reports how many records pass through the model in the whole stage, which turns progress into a rate."""
         progress.sized(self.label, records)
 
     @property
     def out(self) -> Path:
-        """Folder for what is kept."""
+        """Returns the output folder."""
         return self.stage.out
 
     @property
     def scratch(self) -> Path:
-        """Folder for checkpoints; survives a kill, goes when the stage is finished."""
+        """Returns the folder for checkpoints, which survives a kill and is removed when the stage ends."""
         return self.stage.work
 
 
@@ -82,12 +84,13 @@ Body = Callable[[Work], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """One stage to run: name, everything its output depends on, and the function that does it.
+    """Declares a stage: name, everything its output depends on, and its function.
 
-    An input of None is one that does not exist yet, which only a dry run meets.
+    An input of None does not exist yet, which only a dry run meets.
 
     Args:
-        modules: where the code lies that the output depends on; the body's own module, unless others are named.
+        modules: code that the output depends on; by default the body's module.
+        record_digests: digests of records that belong to the configuration, by name.
     """
 
     name: str
@@ -96,25 +99,32 @@ class Step:
     inputs: Mapping[str, ArtifactRef | None]
     body: Body = field(compare=False)
     modules: tuple[str, ...] = ()
+    record_digests: Mapping[str, str] = field(default_factory=dict)
+
+    def full_config(self, store: Store) -> dict[str, Any]:
+        """Returns the configuration with the digests of records, under the workspace's key."""
+        return {**self.config, **{name: store.keyed(value) for name, value in self.record_digests.items()}}
 
     @property
     def code(self) -> str:
-        """Version of the code behind this step."""
+        """Returns the version of the code behind this step."""
         return code_version(*(self.modules or (self.body.__module__,)))
 
     def find(self, store: Store) -> ArtifactRef | None:
-        """The finished stage, or None when it would have to run."""
-        return None if None in self.inputs.values() else store.find(self.name, self.key(store))
+        """Returns the finished stage, or None if it would have to run."""
+        if None in self.inputs.values() or (self.record_digests and not store.has_key):
+            return None
+        return store.find(self.name, self.key(store))
 
     def key(self, store: Store) -> str:
-        """The key of its output; all inputs must be there."""
+        """Returns the key of its output; all inputs must exist."""
         digests = {name: ref.sha256 for name, ref in self.inputs.items() if ref is not None}
-        return store.key(self.name, config=self.config, inputs=digests, code=self.code)
+        return store.key(self.name, config=self.full_config(store), inputs=digests, code=self.code)
 
 
 def run_step(context: Context, step: Step) -> ArtifactRef:
-    """Run one step, or find it finished; return the reference of its output."""
-    with private_errors(step.label), progress.failures_told(step.label):
+    """Runs one step, or reuses its output; returns the reference of the output."""
+    with private_errors(step.label), progress.report_failures(step.label):
         started = time.monotonic()
         progress.started(step.label)
         store = context.store
@@ -122,7 +132,7 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         if missing := step.inputs.keys() - refs:
             raise ValueError(f"step {step.name} lacks its input {', '.join(missing)}")
         digests = {name: ref.sha256 for name, ref in refs.items()}
-        with store.stage(step.name, config=step.config, inputs=digests, code=step.code) as stage:
+        with store.stage(step.name, config=step.full_config(store), inputs=digests, code=step.code) as stage:
             reused = stage.ref is not None
             if stage.ref is None:
                 work = Work(
@@ -141,7 +151,10 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
 
 
 def _task(step: Step) -> Task[..., ArtifactRef]:
-    """A step as a Prefect task. Retries are the flow's: a stage resumes from its own files."""
+    """Wraps a step as a Prefect task. Retries are the flow's: a stage resumes from its files."""
+    from prefect import Task
+    from prefect.cache_policies import NO_CACHE
+
     return Task(
         run_step,
         name=step.name,
@@ -155,15 +168,28 @@ def _task(step: Step) -> Task[..., ArtifactRef]:
 
 
 def submit(context: Context, step: Step) -> ArtifactRef:
-    """Run a step as a Prefect task run of its own name."""
+    """Runs a step, within a flow run as a task run of that name."""
+    if not in_flow_run():
+        return run_step(context, step)
+    from prefect.utilities.annotations import quote
+
     # quote: Prefect must not walk through the step in search of futures
     return _task(step)(context, cast(Step, quote(step)))
 
 
 def submit_all(context: Context, steps: Sequence[Step], *, slots: int) -> None:
-    """Run independent steps as task runs, at most `slots` at once."""
-    # read by all of them, and Python's parser, which finds it, is not safe in several threads: find it here, once
+    """Runs independent steps, at most `slots` at once; within a flow run as task runs."""
+    # computed once before the threads start: Python's parser, which it uses, is not safe in several threads
     _ = [step.code for step in steps]
+    if not in_flow_run():
+        with ThreadPoolExecutor(slots) as pool:
+            # each in a copy of the context, which holds the listeners
+            for done in [pool.submit(copy_context().run, run_step, context, step) for step in steps]:
+                done.result()
+        return
+    from prefect.task_runners import ThreadPoolTaskRunner
+    from prefect.utilities.annotations import quote
+
     with ThreadPoolTaskRunner(max_workers=slots) as runner:
         futures = [
             runner.submit(_task(step), parameters={"context": context, "step": cast(Step, quote(step))})

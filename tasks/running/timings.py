@@ -1,6 +1,6 @@
-"""What stages took in this workspace, as a multiple of the rough estimate: what the next estimate is corrected by.
+"""Records the time of stages as a multiple of the rough estimate, to correct the next estimate.
 
-One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed from its beginning.
+One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed as a whole.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tasks.running.progress import Listener
 
 _FILE = "timings.json"
 _BRIEF = 0.2
-"""Seconds: what is estimated below them tells nothing of the machine."""
+"""Seconds; shorter estimates tell nothing of the machine."""
 
 
 def read(private: Path) -> dict[str, float]:
-    """Multiples by kind of stage; none where nothing was timed, or the file is no longer whole."""
+    """Reads multiples by kind of stage; empty if nothing was timed or the file is damaged."""
     with suppress(OSError, ValueError):
         content = json.loads((private / _FILE).read_text(encoding="utf-8"))
         return {str(kind): float(value) for kind, value in content.items() if 0 < float(value) < 1e6}
@@ -28,12 +28,12 @@ def read(private: Path) -> dict[str, float]:
 
 
 def kind_of(label: str) -> str:
-    """The kind of stage that a label is of: without round or seed, but with the branch that an audit reruns."""
+    """Returns the kind of stage of a label: without round or seed, but with the branch that an audit reruns."""
     return label if label.startswith("audit trials") else label.partition(" (")[0].partition(", seed")[0]
 
 
 class TimingsListener(Listener):
-    """Keeps how long each kind of stage takes.
+    """Records how long each kind of stage takes.
 
     Args:
         rough: estimated seconds of one stage, by kind.
@@ -42,21 +42,21 @@ class TimingsListener(Listener):
     def __init__(self, private: Path, rough: Mapping[str, float]) -> None:
         self._private, self._rough = private, rough
         self._resumed: set[str] = set()
-        self._seen: set[str] = set()
+        self._reported: set[str] = set()
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """A stage whose first word is of its middle goes on from a checkpoint, and its time is not that of a whole."""
-        if label not in self._seen:
-            self._seen.add(label)
+        """Marks a stage as resumed if its first report is past the beginning: its time is not that of a whole."""
+        if label not in self._reported:
+            self._reported.add(label)
             if total and done > 0.2 * total:
                 self._resumed.add(label)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Keep the time of a stage that was computed as a whole."""
+        """Records the time of a stage that was computed as a whole."""
         kind = kind_of(label)
         rough = self._rough.get(kind, 0.0)
         if reused or label in self._resumed or rough < _BRIEF:
             return
         with suppress(OSError):
-            known = read(self._private) | {kind: round(seconds / rough, 3)}
-            write_atomically(self._private / _FILE, json.dumps(known, sort_keys=True).encode())
+            multiples = read(self._private) | {kind: round(seconds / rough, 3)}
+            write_atomically(self._private / _FILE, json.dumps(multiples, sort_keys=True).encode())

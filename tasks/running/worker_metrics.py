@@ -1,10 +1,10 @@
-"""What a worker measures, for Prometheus: how long stages take, how fast records pass, GPU memory.
+"""Measures workers for Prometheus: duration of stages, records per second, GPU memory.
 
-A run is a process of its own that may end before anybody scrapes it, so nothing listens in it. It leaves its figures in
-the private workspace, one text file a host in Prometheus' own format, counters added to under a lock; `autocoder
-metrics` hands them on (flows/commands/metrics.py). A figure that can't be written never fails a run.
+A run may end before it is scraped, so it serves nothing itself. It writes its figures into the private workspace, one
+text file per host in Prometheus' format, counters added under a lock; `autocoder metrics` serves them
+(flows/commands/metrics.py). A figure that cannot be written never fails a run.
 
-No count of records is kept: the rate is rounded to two digits, so that with the time it doesn't tell one.
+No count of records is stored: the rate is rounded to two digits, so that rate and time do not give one.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ COUNTERS = {
     "autocoder_stage_seconds": "seconds spent computing stages that ended well",
 }
 GAUGES = {
-    "autocoder_stage_last_seconds": "seconds that the newest computed one took",
-    "autocoder_stage_progress_ratio": "how far the newest one is, 0 to 1",
-    "autocoder_stage_records_per_second": "records through the model a second, two digits",
+    "autocoder_stage_last_seconds": "seconds that the newest computed stage took",
+    "autocoder_stage_progress_ratio": "progress of the newest stage, 0 to 1",
+    "autocoder_stage_records_per_second": "records through the model per second, two digits",
     "autocoder_stage_gpu_memory_peak_bytes": "most GPU memory allocated in the stage",
-    "autocoder_stage_updated_timestamp_seconds": "its last sign of life, seconds since 1970",
+    "autocoder_stage_updated_timestamp_seconds": "time of the last report, seconds since 1970",
 }
 _SECONDS_BETWEEN_WRITES = 5.0
-_SIDE_BY_SIDE = 120.0
-"""Seconds: stages heard of so much earlier than the newest of their flow are of another run."""
-_KEPT_DAYS = 7
-"""Of a host that is heard of no more, such as a container that another has replaced."""
-_KEPT_SERIES = 500
-"""Of one name: labels of stages hold branch names and seeds, which must not grow for ever."""
+_SAME_RUN_SECONDS = 120.0
+"""Stages whose last report is this much older than the newest of their flow belong to another run."""
+_RETENTION_DAYS = 7
+"""Retention of a host that reports no more, such as a replaced container."""
+_MAX_SERIES = 500
+"""Series per name: labels hold branch names and seeds, whose number must stay bounded."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def folder(private: Path) -> Path:
-    """Where the files of all hosts lie."""
+    """Returns the folder of all hosts' files."""
     return private / "metrics"
 
 
 class Families(Collector):
-    """Samples of any number of hosts as Prometheus' families; one name is one family, whoever measured it."""
+    """Exposes the samples of all hosts as Prometheus families, one per name."""
 
     def __init__(self, samples: Mapping[Key, float]) -> None:
         self._samples = samples
 
     def collect(self) -> Iterator[Metric]:
-        """The families, each with its samples."""
+        """Yields the families, each with its samples."""
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
                 family = kind(name, text)
-                for (own, labels), value in self._samples.items():
-                    if own == name:
+                for (series, labels), value in self._samples.items():
+                    if series == name:
                         suffix = "_total" if kind is CounterMetricFamily else ""
                         family.add_sample(name + suffix, dict(labels), value)
                 if family.samples:
@@ -75,11 +75,11 @@ class Families(Collector):
 
 
 def read(private: Path) -> dict[Key, float]:
-    """Samples of all hosts; a file that is no longer whole is left out, and one of a host long gone."""
+    """Reads the samples of all hosts; skips damaged files and those past retention."""
     samples: dict[Key, float] = {}
     for file in sorted(folder(private).glob("*.prom")):
         with suppress(OSError, ValueError):
-            if time.time() - file.stat().st_mtime < _KEPT_DAYS * 86_400:
+            if time.time() - file.stat().st_mtime < _RETENTION_DAYS * 86_400:
                 samples |= _parse(file.read_text(encoding="utf-8"))
     return samples
 
@@ -94,47 +94,47 @@ def _parse(text: str) -> dict[Key, float]:
 
 
 @dataclass(frozen=True)
-class AtWork:
-    """A stage that was begun and has not ended."""
+class RunningStage:
+    """Describes a stage that has started and not ended."""
 
     flow: str
     host: str
     stage: str
     share: float
     seconds_since: float
-    """Since it was last heard of."""
+    """Since its last report."""
 
 
-def at_work(private: Path) -> list[AtWork]:
-    """Stages of the newest work of each flow and host that were begun and did not end, as their process left them.
+def running_stages(private: Path) -> list[RunningStage]:
+    """Returns the stages of the newest run of each flow and host that started and did not end.
 
-    Whether that process lives is not told: one that was killed leaves the same, and is heard of no more.
+    A killed process leaves the same entry, whose last report then grows old.
     """
     samples = read(private)
-    heard: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    reports: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for (name, labels), when in samples.items():
         if name == "autocoder_stage_updated_timestamp_seconds":
-            own = dict(labels)
+            label = dict(labels)
             share = samples.get(("autocoder_stage_progress_ratio", labels), 1.0)
-            heard.setdefault((own["flow"], own["host"]), []).append((when, share, own["stage"]))
-    found = []
-    for (flow, host), stages in sorted(heard.items()):
+            reports.setdefault((label["flow"], label["host"]), []).append((when, share, label["stage"]))
+    running = []
+    for (flow, host), stages in sorted(reports.items()):
         newest = max(when for when, _, _ in stages)
-        found += [
-            AtWork(flow, host, stage, share, max(0.0, time.time() - when))
+        running += [
+            RunningStage(flow, host, stage, share, max(0.0, time.time() - when))
             for when, share, stage in sorted(stages)
-            if share < 1 and newest - when < _SIDE_BY_SIDE
+            if share < 1 and newest - when < _SAME_RUN_SECONDS
         ]
-    return found
+    return running
 
 
 @contextmanager
-def _adding(private: Path, host: str) -> Iterator[dict[Key, float]]:
-    """Samples of this host, to change; written when the block ends, one process at a time."""
-    here = folder(private)
-    here.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = here / f"{host}.prom"
-    with (here / f"{host}.lock").open("w") as handle:
+def _update(private: Path, host: str) -> Iterator[dict[Key, float]]:
+    """Yields this host's samples for update; writes them when the block ends, one process at a time."""
+    metrics = folder(private)
+    metrics.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = metrics / f"{host}.prom"
+    with (metrics / f"{host}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         samples: dict[Key, float] = {}
         with suppress(OSError, ValueError):
@@ -146,19 +146,21 @@ def _adding(private: Path, host: str) -> Iterator[dict[Key, float]]:
 
 
 def _newest(samples: Mapping[Key, float]) -> dict[Key, float]:
-    """Those of the stages that were heard of last."""
-    heard = {labels: value for (name, labels), value in samples.items() if name.endswith("_timestamp_seconds")}
-    if len(heard) <= _KEPT_SERIES:
+    """Returns the samples of the stages that reported last."""
+    reported = {labels: value for (name, labels), value in samples.items() if name.endswith("_timestamp_seconds")}
+    if len(reported) <= _MAX_SERIES:
         return dict(samples)
-    kept = set(sorted(heard, key=lambda labels: heard[labels])[-_KEPT_SERIES:])
+    newest = set(sorted(reported, key=lambda labels: reported[labels])[-_MAX_SERIES:])
     return {
-        key: value for key, value in samples.items() if tuple(label for label in key[1] if label[0] != "result") in kept
+        key: value
+        for key, value in samples.items()
+        if tuple(label for label in key[1] if label[0] != "result") in newest
     }
 
 
 @dataclass
 class _Stage:
-    """A stage at work in this process."""
+    """Tracks a running stage of this process."""
 
     started: float = field(default_factory=time.monotonic)
     records: int | None = None
@@ -167,7 +169,7 @@ class _Stage:
     written: float = 0.0
 
     def rate(self) -> float | None:
-        """Records a second since the first report, so that neither set-up nor what was resumed counts."""
+        """Returns records per second since the first report, without set-up and resumed steps."""
         if self.records is None or self.first is None or self.last is None:
             return None
         seconds, steps = self.last[0] - self.first[0], self.last[1] - self.first[1]
@@ -177,12 +179,12 @@ class _Stage:
 
 
 class MetricsListener(Listener):
-    """Writes what it hears of a flow's stages to this host's file, every few seconds and at each end.
+    """Writes the events of a flow's stages to this host's file, every few seconds and at each end.
 
     Args:
         private: the private workspace.
         flow: name of the flow, a label of every figure.
-        host: another name for this host; tests give one.
+        host: name of this host, for tests.
     """
 
     def __init__(self, private: Path, flow: str, *, host: str | None = None) -> None:
@@ -191,18 +193,18 @@ class MetricsListener(Listener):
         self._stages: dict[str, _Stage] = {}
 
     def started(self, label: str) -> None:
-        """The clock starts; so does the count of GPU memory."""
+        """Starts the clock and the peak of GPU memory."""
         self._stages[label] = _Stage()
         self._write(label, self._stages[label], {"autocoder_stage_progress_ratio": 0.0}, result=None)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
     def sized(self, label: str, records: int) -> None:
-        """How many records pass through the model in the whole stage."""
+        """Stores the number of records of the whole stage."""
         self._stage(label).records = records
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Progress, written every few seconds."""
+        """Writes progress every few seconds."""
         stage, now = self._stage(label), time.monotonic()
         if not total:
             return
@@ -213,37 +215,37 @@ class MetricsListener(Listener):
             self._write(label, stage, {"autocoder_stage_progress_ratio": round(done / total, 3)}, result=None)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """The end of a stage; its figures stay out."""
+        """Writes the end of a stage, without its figures."""
         stage = self._stages.pop(label, _Stage())
-        own: dict[str, float] = {"autocoder_stage_progress_ratio": 1.0}
+        values: dict[str, float] = {"autocoder_stage_progress_ratio": 1.0}
         if not reused:
-            own["autocoder_stage_last_seconds"] = round(seconds, 3)
-        self._write(label, stage, own, result="reused" if reused else "computed")
+            values["autocoder_stage_last_seconds"] = round(seconds, 3)
+        self._write(label, stage, values, result="reused" if reused else "computed")
 
     def failed(self, label: str) -> None:
-        """A stage that ended in an error, which was told: it is neither at work nor interrupted."""
+        """Writes a failure: the stage is neither running nor interrupted."""
         self._write(label, self._stages.pop(label, _Stage()), {}, result="failed")
 
     def _stage(self, label: str) -> _Stage:
         return self._stages.setdefault(label, _Stage())
 
-    def _write(self, label: str, stage: _Stage, own: dict[str, float], *, result: str | None) -> None:
-        own["autocoder_stage_updated_timestamp_seconds"] = round(time.time())
+    def _write(self, label: str, stage: _Stage, values: dict[str, float], *, result: str | None) -> None:
+        values["autocoder_stage_updated_timestamp_seconds"] = round(time.time())
         if result != "reused":
             rate = stage.rate()
             if rate is not None:
-                own["autocoder_stage_records_per_second"] = rate
+                values["autocoder_stage_records_per_second"] = rate
             if torch.cuda.is_available():
-                own["autocoder_stage_gpu_memory_peak_bytes"] = torch.cuda.max_memory_allocated()
+                values["autocoder_stage_gpu_memory_peak_bytes"] = torch.cuda.max_memory_allocated()
         labels = (("flow", self._flow), ("host", self._host), ("stage", label))
-        # A full disk ends the stage by itself, with its own words; this must not hide them.
-        with suppress(OSError), _adding(self._private, self._host) as samples:
+        # A full disk ends the stage with its own message, which this must not hide.
+        with suppress(OSError), _update(self._private, self._host) as samples:
             if result == "failed":
                 samples.pop(("autocoder_stage_progress_ratio", labels), None)
-            samples |= {(name, labels): float(value) for name, value in own.items()}
+            samples |= {(name, labels): float(value) for name, value in values.items()}
             if result is not None:
                 ended = ("autocoder_stage_runs", tuple(sorted((*labels, ("result", result)))))
                 samples[ended] = samples.get(ended, 0.0) + 1
             if result == "computed":
                 spent = ("autocoder_stage_seconds", labels)
-                samples[spent] = samples.get(spent, 0.0) + own["autocoder_stage_last_seconds"]
+                samples[spent] = samples.get(spent, 0.0) + values["autocoder_stage_last_seconds"]

@@ -13,24 +13,36 @@ from planned_chain import nothing_charged, planned_chain
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NonPrivateEvent
 from storage.artifacts import ArtifactRef
-from storage.ledger import Evaluation
+from storage.ledger import ComparisonFit, Evaluation, SearchFit, Sensitivity, Subject
 from tasks.fitting import data
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import publish, reading, rows
+from tasks.releasing import ledger_access, ledger_records, plan_page, publish
 from tasks.releasing.claims import MATCHED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
 
+DECLARES = (
+    (
+        "how a fit was chosen is in its statement",
+        "lines left out, another number; ten seeds, another sample, another population, another "
+        "registry's key; a comparison, a search, tuned settings under another name, a target of the "
+        "records; fits looked at after the approval",
+        "another ledger; audits and a release under way count nothing",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]
+REFUSED = "unprotected_inputs differ|this plan is out of date"
 TUNED = "hyperparameters: found on the training half of public OSHA severe injury reports"
 
 
-def look(context: Context, planned: PlannedRelease, number: int, label: str, **changes: Any) -> None:
+def look(context: Context, planned: PlannedRelease, number: int, subject: Subject | None, **changes: Any) -> None:
     """The ledger's row of one more fit on the plan's records whose scores somebody saw."""
     plan = planned.plan
     told: dict[str, Any] = {
-        "label": label,
+        "subject": subject,
         "population": plan.population,
         "cohorts": plan.cohorts,
         "data_fingerprint": plan.data_fingerprint,
@@ -38,15 +50,15 @@ def look(context: Context, planned: PlannedRelease, number: int, label: str, **c
         "claim": plan.claim,
         "requester": "operator",
         "artifact_digests": {"fit": f"{number:064x}"},
-        "idempotency_key": f"look {number} {label}",
+        "idempotency_key": f"look {number} {subject}",
     }
-    publish.open_ledger(context, BundleParameters()).record(Evaluation(**told | changes))
+    ledger_access.open_ledger(context, BundleParameters()).record(Evaluation(**told | changes))
 
 
 def replanned(context: Context, planned: PlannedRelease) -> PlannedRelease:
     """What planning again writes, in whose claim nothing was stated by hand."""
     unmarked = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
-    return publish.keep_plan(context, unmarked, BundleParameters())[0]
+    return publish.save_plan(context, unmarked, BundleParameters())[0]
 
 
 def lines(planned: PlannedRelease) -> tuple[str, ...]:
@@ -60,7 +72,7 @@ def released_without(context: Context, planned: PlannedRelease, left_out: Callab
     assert len(kept) < len(lines(planned)), "nothing was left out"
     claim = planned.plan.claim.model_copy(update={"unprotected_inputs": kept})
     edited = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": claim})})
-    with pytest.raises(MechanismError, match="unprotected_inputs"):
+    with pytest.raises(MechanismError, match=REFUSED):
         publish.release.fn(context, edited, BundleParameters())
     assert nothing_charged(context)
 
@@ -78,7 +90,7 @@ def test_the_number_left_out_or_another(made: Made) -> None:
     stated, content = fits(planned), planned.model_dump(mode="json")
     for other in (f" among {stated + 1} ", " among 0 ", " among no "):
         text = json.dumps(content).replace(f" among {stated} ", other)
-        with pytest.raises(MechanismError, match="unprotected_inputs"):
+        with pytest.raises(MechanismError, match=REFUSED):
             publish.release.fn(context, PlannedRelease.model_validate_json(text), BundleParameters())
     assert nothing_charged(context)
 
@@ -91,8 +103,8 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     first = replanned(context, planned)
     before = fits(first)
     for seed in [*range(10), 3]:
-        look(context, planned, 100 + seed, "sensitivity of the weighted posterior, no release")
-    with pytest.raises(MechanismError, match="unprotected_inputs"):
+        look(context, planned, 100 + seed, Sensitivity(round="weighted"))
+    with pytest.raises(MechanismError, match=REFUSED):
         publish.release.fn(context, first, BundleParameters())
     assert nothing_charged(context)
     again = replanned(context, planned)
@@ -104,16 +116,44 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path) -> None:
     """`plan show` and Prefect's pages speak against what the release refuses; away from its records nobody can tell."""
     context, planned = made
     first, file = replanned(context, planned), tmp_path / "plan.json"
-    fresh = reading.read(context, first, file=file)
+    fresh = plan_page.load_plan_page(context, first, file=file)
     assert "outdated" not in {one.key for one in fresh.answers}
-    look(context, planned, 600, "sensitivity of the weighted posterior, no release")
-    (told,) = (one for one in reading.read(context, first, file=file).answers if one.key == "outdated")
+    look(context, planned, 600, Sensitivity(round="weighted"))
+    (told,) = (one for one in plan_page.load_plan_page(context, first, file=file).answers if one.key == "outdated")
     assert told.verdict == "warning"
-    assert "plan again: other fits or audits of these records were recorded since" in told.text
-    assert "outdated" not in {one.key for one in reading.read(context, replanned(context, planned), file=file).answers}
+    before, now = fits(first), fits(first) + 1
+    assert f"out of date: the same records were used again since (the ledger has {now} fits" in told.text
+    assert f"the plan names {before})" in told.text
+    assert "outdated" not in {
+        one.key for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
+    }
     url = f"sqlite:///{context.workspace.home / 'ledger.db'}"
-    away = reading.read(Context(home=str(tmp_path / "officer")), first, file=file, url=url)
+    away = plan_page.load_plan_page(Context(home=str(tmp_path / "officer")), first, file=file, url=url)
     assert "outdated" not in {one.key for one in away.answers}
+
+
+def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
+    """Before a server starts, in words and with the command; the renewed one states the facts.
+
+    A plan that is current stays as it is, with its approvals.
+    """
+    context, planned = made
+    first = replanned(context, planned)
+    publish.require_current(context, first, BundleParameters())
+    look(context, planned, 700, ComparisonFit(branch="dp-sgd", seed=1), event=NonPrivateEvent(epochs=1), claim=None)
+    look(context, planned, 701, SearchFit(target_epsilon=4, round="weighted"))
+    with pytest.raises(MechanismError, match="out of date") as refused:
+        publish.require_current(context, first, BundleParameters())
+    text, file = str(refused.value), first.file(context)
+    assert f"the ledger has {fits(first) + 2} fits of them, the plan names {fits(first)}" in text
+    assert f"`autocoder plan renew {file}`" in text
+    assert "Nothing was charged" in text
+    assert "unprotected" not in text
+    renewed, written = publish.renew_plan(context, file, BundleParameters())
+    assert (written, fits(renewed)) == (file, fits(first) + 2)
+    assert PlannedRelease.load(file) == renewed
+    publish.require_current(context, renewed, BundleParameters())
+    assert publish.renew_plan(context, file, BundleParameters())[0].digest == renewed.digest
 
 
 def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Chosen) -> None:
@@ -127,10 +167,10 @@ def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Ch
     )
     dataset = run_step(context, data.ingest(other.data))
     assert context.store.figures(dataset)["fingerprint"] != planned.plan.data_fingerprint
-    rows.record(
+    ledger_records.record_evaluation(
         context,
         other,
-        label="compare: dp-sgd, seed 1",
+        subject=ComparisonFit(branch="dp-sgd", seed=1),
         dataset=dataset,
         refs={"fit": ref("e"), "measures": ref("f")},
         details={"weighted_f1": 0.5},
@@ -145,7 +185,14 @@ def test_a_comparison_that_nobody_mentions(made: Made) -> None:
     """Two branches were scored on these records: the line follows, for a retrain's plan too."""
     context, planned = made
     for number, branch in enumerate(("dp-sgd", "non-private")):
-        look(context, planned, 200 + number, f"compare: {branch}, seed 1", event=NonPrivateEvent(epochs=1), claim=None)
+        look(
+            context,
+            planned,
+            200 + number,
+            ComparisonFit(branch=branch, seed=1),
+            event=NonPrivateEvent(epochs=1),
+            claim=None,
+        )
     again = replanned(context, planned)
     assert any("after a comparison" in line for line in lines(again))
     released_without(context, again, lambda line: "after a comparison" in line)
@@ -154,7 +201,7 @@ def test_a_comparison_that_nobody_mentions(made: Made) -> None:
 def test_a_search_that_nobody_mentions(made: Made) -> None:
     """c and k were found by fits on these records, and then given by hand."""
     context, planned = made
-    look(context, planned, 300, "tuning for epsilon 4: weighted")
+    look(context, planned, 300, SearchFit(target_epsilon=4, round="weighted"))
     again = replanned(context, planned)
     assert any("for a target epsilon" in line for line in lines(again))
     released_without(context, again, lambda line: "for a target epsilon" in line)
@@ -166,7 +213,7 @@ def test_settings_that_were_tuned_under_another_name(
     """A branch of one's own with the tuned settings and no line: the fit's settings tell, whatever it is called."""
     context, planned = made
     real = context.store.recipe
-    tuned = {"kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 10.0, "momentum": 0.9, "epochs": 20}
+    tuned = {"kind": "dp-sgd", "optimiser": "sgd", "learning_rate": 3.0, "momentum": 0.9, "epochs": 40}
     tuned |= {"sampling_prob": 1.0, "clip": 1.0}
 
     def recipe(self: Any, of: ArtifactRef) -> dict[str, Any]:
@@ -188,7 +235,7 @@ def test_a_target_from_the_records(made: Made) -> None:
     context, planned = made
     matched = planned.plan.claim.model_copy(update={"unprotected_inputs": (*lines(planned), MATCHED)})
     digests = {"fit": planned.candidate.fitted.sha256}
-    look(context, planned, 400, "compare: dp-sgd, seed 1", claim=matched, artifact_digests=digests)
+    look(context, planned, 400, ComparisonFit(branch="dp-sgd", seed=1), claim=matched, artifact_digests=digests)
     with pytest.raises(MechanismError, match="taken from the records"):
         publish.release.fn(context, replanned(context, planned), BundleParameters())
     assert nothing_charged(context)
@@ -198,8 +245,8 @@ def test_fits_on_other_records_count_nothing(made: Made) -> None:
     """Nor do audits, handovers and the like: whoever audits a plan need not plan again."""
     context, planned = made
     before = replanned(context, planned)
-    look(context, planned, 500, "compare: dp-sgd, seed 1", data_fingerprint="0" * 64)
-    look(context, planned, 501, "audit: dp-sgd, seed 1", kind="audit")
+    look(context, planned, 500, ComparisonFit(branch="dp-sgd", seed=1), data_fingerprint="0" * 64)
+    look(context, planned, 501, None, label="audit: dp-sgd, seed 1", kind="audit")
     assert replanned(context, planned) == before
 
 
@@ -223,7 +270,15 @@ def test_another_key_while_the_others_are_looked_at(
     dataset = run_step(context, data.ingest(other.data))
     told: dict[str, Any] = {"details": {}, "event": planned.plan.event, "claim": planned.plan.claim}
     refs = {"fit": ref("a")}
-    rows.record(context, other, label="compare: sad, seed 1", dataset=dataset, refs=refs, prefect_run_id=None, **told)
+    ledger_records.record_evaluation(
+        context,
+        other,
+        subject=ComparisonFit(branch="sad", seed=1),
+        dataset=dataset,
+        refs=refs,
+        prefect_run_id=None,
+        **told,
+    )
     monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
     assert fits(replanned(context, planned)) == before + 1
 
@@ -234,9 +289,10 @@ def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path)
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
     planned = planned_chain(context, parameters)
-    kept, _ = publish.keep_plan(context, planned, parameters.release)
-    ledger = publish.open_ledger(context, BundleParameters())
+    kept, _ = publish.save_plan(context, planned, parameters.release)
+    ledger = ledger_access.open_ledger(context, BundleParameters())
+    kept.keep(context)
     ledger.reserve(kept.plan, plan_digest=kept.digest)
-    look(context, kept, 1, "compare: dp-sgd, seed 1")
+    look(context, kept, 1, ComparisonFit(branch="dp-sgd", seed=1))
     released = publish.release.fn(context, kept, BundleParameters())
     assert publish.release.fn(context, kept, BundleParameters()) == released

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,19 @@ from starlette.testclient import TestClient
 from flows.commands.serve import TrustOptions, Watch, _verified
 from service.app import Settings, create_app
 from service.clients import Clients, State
-from storage.bundle.revocations import Revocations, Revoked
-from storage.ledger.heads import load_private_key, load_public_key, new_keys, public_pem
+from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
+from storage.ledger.heads import load_private_key, new_keys
 from tasks.coding.coder import Coder
+
+DECLARES = (
+    (
+        "who is shut out is out; what is revoked codes no more",
+        "a key taken out, new, broken for a moment; one client's rate at another's cost; a revocation, an"
+        " older, foreign, broken or missing list while it runs; a list that is not renewed",
+        "up to ten seconds; what was coded before",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 A, B = "a" * 20, "b" * 20
 CODE = {"narratives": "Employee fell."}
@@ -45,7 +53,7 @@ def until(client: TestClient, wanted: int, key: str = A) -> Any:
 
 def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
     """What `serve` looks at."""
-    chosen: dict[str, Any] = {"verify_key": sealed.verifier.key} | trust
+    chosen: dict[str, Any] = {"verify_key": sealed.trust.pinned} | trust
     options = TrustOptions(**chosen)
     return Watch(State(Clients.read(keys.read_text())), keys, options, _verified(sealed.folder, options))
 
@@ -101,32 +109,35 @@ def test_each_client_has_a_rate_of_its_own(sealed: Sealed, keys: Path) -> None:
         assert client.post("/code", json=CODE, headers={"X-API-Key": B}).status_code == 200
 
 
-def write_list(file: Path, sealed: Sealed, number: int, *, revoked: bool, key: Any = None) -> None:
-    """A signed list."""
-    row = sealed.row
-    entry = Revoked(
+def write(file: Path, sealed: Sealed, version: int, *, revoked: bool, key: Any = None, days: int = 9) -> None:
+    """Writes roots up to a version, signed by the workspace's key or another; the last one expires after some days."""
+    row, signing = sealed.row, load_private_key(sealed.signer.key)
+    entry = RevokedRelease(
         release_id=str(row.release_id), bundle_digest=str(row.bundle_digest), revoked_on="2026-11-21", reason="an error"
     )
-    signing = key or load_private_key(sealed.signer.key)
-    made = Revocations(number=number, stated_on="2026-11-21", revoked=(entry,) if revoked else ()).signed(signing)
-    file.write_text(made.model_dump_json())
+    roots = (Root.first(signing.public_key()),)
+    for number in range(2, version + 1):
+        last = number == version
+        roots = with_next_root(roots, revoked=(entry,) if revoked and last else (), days=days if last else 9)
+        roots = (*roots[:-1], roots[-1].signed_by((last and key) or signing))
+    write_roots(file, roots)
 
 
 def test_a_release_that_is_revoked_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
-    """Codes no more and says why, to load balancers too; no older, broken or foreign list brings it back."""
-    file = tmp_path / "revocations.json"
-    write_list(file, sealed, 1, revoked=False)
-    watch = watching(sealed, keys, revocations=file)
+    """Codes no more and says why, to load balancers too; no older, broken or foreign file brings it back."""
+    file = tmp_path / "roots.json"
+    write(file, sealed, 2, revoked=False)
+    watch = watching(sealed, keys, roots=file, state=tmp_path / "state")
     with serving(sealed.folder, watch, watch.state) as client:
         until(client, 200)
-        write_list(file, sealed, 2, revoked=True)
+        write(file, sealed, 3, revoked=True)
         assert "revoked on 2026-11-21: an error" in until(client, 503).json()["detail"]
         assert client.get("/health").status_code == 503
         assert "an error" in client.get("/version", headers={"X-API-Key": A}).json()["withdrawn"]
     thief = load_private_key(new_keys(tmp_path / "thief")[0])
     for attack in (
-        lambda: write_list(file, sealed, 1, revoked=False),
-        lambda: write_list(file, sealed, 9, revoked=False, key=thief),
+        lambda: write(file, sealed, 2, revoked=False),
+        lambda: write(file, sealed, 9, revoked=False, key=thief),
         lambda: file.write_text("{}"),
         file.unlink,
     ):
@@ -134,32 +145,17 @@ def test_a_release_that_is_revoked_while_it_is_served(sealed: Sealed, keys: Path
         assert watch().withdrawn
 
 
-def test_the_agencys_list_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
-    """Revoked by the list: withdrawn. A folder that is taken away, or a list that is not renewed, lets it code until
-    the list's time is over, and no longer.
-    """
-    from storage.bundle.roles import Listed, new_root, publish, sign_root
-    from storage.bundle.trust import Entry
-
-    folder, key = tmp_path / "trust", load_private_key(sealed.signer.key)
-    roles = {role: [key.public_key()] for role in ("root", "targets", "snapshot", "timestamp")}
-    new_root(folder, keys=roles, thresholds={}, days=100)
-    assert sign_root(folder, key) == 0
-    pem = public_pem(load_public_key(Path(str(sealed.verifier.key)))).decode()
-    good = Listed(str(sealed.row.bundle_digest), 1, Entry(key=pem), {})
-    release = str(sealed.row.release_id)
-    publish(folder, {release: good}, release_keys=[key], list_keys=[key], days=30)
-    trust = {"verify_key": None, "root": folder / "1.root.json", "repository": folder, "state": tmp_path / "state"}
-    watch = watching(sealed, keys, **trust)
+def test_roots_that_are_not_renewed_while_it_is_served(sealed: Sealed, keys: Path, tmp_path: Path) -> None:
+    """A file that is taken away lets it code until the roots' last day, and no longer; expired ones do not."""
+    file = tmp_path / "roots.json"
+    write(file, sealed, 2, revoked=False)
+    watch = watching(sealed, keys, roots=file, state=tmp_path / "state")
     assert watch().withdrawn is None
-    folder.rename(tmp_path / "away")
+    file.rename(tmp_path / "away")
     assert watch().withdrawn is None
-    watch._good_until = datetime.now(UTC) - timedelta(seconds=1)
-    assert "out of date" in str(watch().withdrawn)
-    (tmp_path / "away").rename(folder)
+    watch._last_day = "2026-01-01"
+    assert "are expired" in str(watch().withdrawn)
+    (tmp_path / "away").rename(file)
     assert watch().withdrawn is None
-    gone = replace(good, entry=Entry(key=pem, revoked_on="2026-11-21", reason="an error"))
-    publish(folder, {release: gone}, release_keys=[key], list_keys=[key], days=30)
-    assert "an error" in str(watch().withdrawn)
-    publish(folder, {}, release_keys=[key], list_keys=[key], days=30)
-    assert "not on the agency's list" in str(watch().withdrawn)
+    write(file, sealed, 3, revoked=False, days=-1)
+    assert "is expired since" in str(watch().withdrawn)

@@ -15,7 +15,17 @@ import pytest
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
 from storage.paths import Workspace
-from storage.shared import Shared
+from storage.shared_store import SharedStore
+
+DECLARES = (
+    (
+        "no file lies open",
+        "ledgers behind links that lead nowhere, in a circle, over two; shared storage with seven modes, "
+        "by links and URLs; Prefect's folder; core dumps, to files and to programs",
+        "what was open before, and access lists; S3's rights; swap",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +68,7 @@ def test_a_shared_storage_that_is_open(tmp_path: Path, mode: int, link: bool) ->
         (tmp_path / "link").symlink_to(place)
     for url in [str(tmp_path / "link") if link else str(place), f"file://{place}"]:
         with pytest.raises(InputError, match="chmod o-rwx"):
-            Shared(url)
+            SharedStore(url)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o770, 0o2770, 0o750])
@@ -67,8 +77,8 @@ def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
     place = tmp_path / "stages"
     place.mkdir()
     place.chmod(mode)
-    Shared(str(place))
-    Shared(str(tmp_path / "new"))
+    SharedStore(str(place))
+    SharedStore(str(tmp_path / "new"))
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
 

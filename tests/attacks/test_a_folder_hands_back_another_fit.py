@@ -21,6 +21,16 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FeatureColumn, FeatureSchema
 from mechanisms.own_models import dp_sgd
 
+DECLARES = (
+    (
+        "a folder continues its own fit alone",
+        "a fit of another event, of other records, labels or start under the claim of a quiet plan, "
+        "killed half-way; a folder without identity; reading from an identity whose records it is of",
+        "whoever writes the folder and its identity by hand",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 N, WIDTH, CLASSES = 60, 4, 2
 KINDS = sorted(
     {

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from ledger_sites import Site, make_plan
+from ledger_sites import Site
+from releases import make_plan
+
+DECLARES = (
+    (
+        "`verify` detects hollow guards",
+        "triggers and functions that do nothing, never fire, or were added; rules; a writer for its caller",
+        "an owner who puts them back before anybody looks",
+    ),
+    (
+        "a row among the running totals closes no cohort",
+        "totals of nobody, and too low",
+        "",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 APPEND = "CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row"
 HOLLOW_SQLITE = {
@@ -53,18 +68,18 @@ def test_hollow_triggers_and_functions_of_postgresql(postgres_site: Site) -> Non
     import sqlalchemy as sa
     from sqlalchemy.pool import NullPool
 
-    from storage.ledger import guards
+    from storage.ledger import triggers
 
     engine = sa.create_engine(postgres_site.owner_url, poolclass=NullPool)
     with engine.connect() as connection:
-        assert guards.changed(connection) == []
+        assert triggers.changed(connection) == []
         for name, statements in HOLLOW_POSTGRESQL.items():
             with connection.begin_nested() as undo:
                 for statement in statements:
                     connection.exec_driver_sql(statement)
-                assert guards.changed(connection), name
+                assert triggers.changed(connection), name
                 undo.rollback()
-        assert guards.changed(connection) == []
+        assert triggers.changed(connection) == []
     assert postgres_site.open().verify().notes == ()
 
 

@@ -16,6 +16,16 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.own import clipping_of, maker_of
 from mechanisms.own_models import dp_sgd, swag_ppm
 
+DECLARES = (
+    (
+        "a torch module of one's own takes no record past the noise",
+        "a record noted in a parameter that is not trained, while training or after, at once or after a "
+        "while; one record so large that sums and norms overflow, in eight kinds of module",
+        "what the module's own program keeps elsewhere: globals, files, attributes of a class",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 CE, CLIP = nn.functional.cross_entropy, 0.5
 
 

@@ -1,147 +1,243 @@
-"""Would win: a training narrative in a bundle, in a shape that a person can read back and the gate did not see."""
+"""Would win: a training narrative in a bundle, in a spelling that a person can read back and a search does not see.
+
+Nothing searches for spellings. What an operator can hand in (titles, codes, names, an encoder's tokens) is listed whole
+in the plan that is signed, and other words than those of templates and published lists pass no gate.
+"""
 
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import json
+import lzma
 import quopri
-import random
-import unicodedata
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sealed_bundle import Sealed
 
-from storage.bundle.folder import CARD, UnsoundBundle
-from storage.demo_data import narratives
+from storage.bundle.folder import CARD, CODELIST, UnsoundBundle
+from storage.codelist import Code
 from storage.egress import gate
-from storage.egress.decoding import readings
-from storage.egress.sequences import SequenceFilter
+from storage.egress.gate import Expected
+from storage.egress.words import unknown_words
+from tasks.bundle.texts import own_texts
 
-KEY = b"k" * 32
+DECLARES = (
+    (
+        "no text leaves that nobody signed",
+        "74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes, encodings and "
+        "compressed; each as title, code, classification, cohort, token of an encoder, and in every document",
+        "what an officer signs without reading it; what a policy's `registry` states; numbers: codes without "
+        "titles, and digits and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is "
+        "signed by its digest; what is spread over the low bits of weights",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
-CHINESE = "工人在清洗搅拌机时左手被卷入叶片造成两根手指骨折"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_CODES = ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+MORSE = dict(zip(LETTERS, _CODES.split(" "), strict=True))
+
+
+def b64(content: str | bytes) -> str:
+    """Base64."""
+    return base64.b64encode(content if isinstance(content, bytes) else content.encode()).decode()
+
+
+def base(digits: str) -> Callable[[str], str]:
+    """The text as one number to a base."""
+
+    def spell(text: str) -> str:
+        number, written = int.from_bytes(text.encode(), "big"), ""
+        while number:
+            number, digit = divmod(number, len(digits))
+            written += digits[digit]
+        return written
+
+    return spell
+
+
+def shifted(start: int, *, upper: int | None = None) -> Callable[[str], str]:
+    """Letters from another place of Unicode."""
+
+    def spell(text: str) -> str:
+        capital = start if upper is None else upper
+        return "".join(
+            chr(capital + ord(c) - 65) if "A" <= c <= "Z" else chr(start + ord(c) - 97) if "a" <= c <= "z" else c
+            for c in text
+        )
+
+    return spell
+
+
+def raw_deflate(text: str) -> bytes:
+    """Deflate without a header."""
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(text.encode()) + packer.flush()
+
+
+ALNUM = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ" + LETTERS
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "a number before each word": lambda t: " ".join(f"{n}. {word}" for n, word in enumerate(t.split(), start=1)),
+    "a bullet before each word": lambda t: " ".join(f"\u2022 {word}" for word in t.split()),
+    "a word of cover after each word": lambda t: " ".join(f"{word} data" for word in t.split()),
+    "each letter twice": lambda t: "".join(c * 2 for c in t),
+    "x after each letter": lambda t: "".join(f"{c}x" for c in t),
+    "without spaces": lambda t: t.replace(" ", ""),
+    "backwards": lambda t: t[::-1],
+    "hyphens": "-".join,
+    "zero-width spaces": "\u200b".join,
+    "tag characters": lambda t: "".join(chr(0xE0000 + ord(c)) for c in t),
+    "variation selectors": lambda t: "".join(chr(0xE0100 + ord(c)) for c in t),
+    "zero-width bits": lambda t: "".join("\u200b\u200c"[int(bit)] for c in t for bit in f"{ord(c):08b}"),
+    "Hangul fillers": "\u3164".join,
+    "halfwidth fillers": "\uffa0".join,
+    "other accents": lambda t: "".join(f"{c}\u0301" if c in "aeiou" else c for c in t),
+    "wide letters": lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
+    "small capitals": lambda t: t.lower().translate(str.maketrans("aeinrt", "\u1d00\u1d07\u026a\u0274\u0280\u1d1b")),
+    "upside down": lambda t: t[::-1].translate(str.maketrans("aehmrtw", "\u0250\u01dd\u0265\u026f\u0279\u0287\u028d")),
+    "negative circled": shifted(0x1F150, upper=0x1F150),
+    "negative squared": shifted(0x1F170, upper=0x1F170),
+    "circled": shifted(0x24D0, upper=0x24B6),
+    "regional indicators": shifted(0x1F1E6, upper=0x1F1E6),
+    "mathematical bold": shifted(0x1D41A, upper=0x1D400),
+    "cyrillic look-alikes": lambda t: t.translate(str.maketrans("aeopcx", "\u0430\u0435\u043e\u0440\u0441\u0445")),
+    "base64": b64,
+    "base64 in lines": lambda t: base64.encodebytes(t.encode()).decode(),
+    "base64 for addresses": lambda t: base64.urlsafe_b64encode(t.encode()).decode().rstrip("="),
+    "base64 four times": lambda t: b64(b64(b64(b64(t)))),
+    "base64 backwards": lambda t: b64(t)[::-1],
+    "base64 of UTF-16": lambda t: b64(t.encode("utf-16")),
+    "base64 of UTF-32": lambda t: b64(t.encode("utf-32")),
+    "base64 of EBCDIC": lambda t: b64(t.encode("cp500")),
+    "gzip": lambda t: b64(gzip.compress(t.encode(), mtime=0)),
+    "zlib": lambda t: b64(zlib.compress(t.encode())),
+    "raw deflate": lambda t: b64(raw_deflate(t)),
+    "bz2": lambda t: b64(bz2.compress(t.encode())),
+    "xz": lambda t: b64(lzma.compress(t.encode())),
+    "base32": lambda t: base64.b32encode(t.encode()).decode(),
+    "base32 in lower case": lambda t: base64.b32encode(t.encode()).decode().lower(),
+    "base32 hex": lambda t: base64.b32hexencode(t.encode()).decode(),
+    "base32 of Crockford": base("0123456789ABCDEFGHJKMNPQRSTVWXYZ"),
+    "base36": base("0123456789" + LETTERS),
+    "base45": base("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ $%*+-./:"),
+    "base58": base("".join(c for c in ALNUM if c not in "0OIl")),
+    "base62": base(ALNUM),
+    "base85": lambda t: base64.b85encode(t.encode()).decode(),
+    "ascii85": lambda t: base64.a85encode(t.encode()).decode(),
+    "uuencode": lambda t: "".join(chr(32 + (byte & 63)) + chr(32 + (byte >> 6)) for byte in t.encode()),
+    "hexadecimal": lambda t: t.encode().hex(),
+    "hexadecimal with hyphens": lambda t: t.encode().hex("-"),
+    "hexadecimal with dots": lambda t: t.encode().hex("."),
+    "0x": lambda t: " ".join(f"0x{byte:02x}" for byte in t.encode()),
+    "octal": lambda t: "".join(f"\\{byte:03o}" for byte in t.encode()),
+    "seven bits": lambda t: " ".join(f"{byte:07b}" for byte in t.encode()),
+    "eight bits": lambda t: " ".join(f"{byte:08b}" for byte in t.encode()),
+    "decimal": lambda t: " ".join(str(byte) for byte in t.encode()),
+    "a=1": lambda t: " ".join(str(LETTERS.index(c) + 1) for c in t.lower() if c in LETTERS),
+    "percent": lambda t: "".join(f"%{byte:02X}" for byte in t.encode()),
+    "a page's escapes": lambda t: "".join(f"&#{ord(c)};" for c in t),
+    "\\u": lambda t: "".join(f"\\u{ord(c):04x}" for c in t),
+    "\\U": lambda t: "".join(f"\\U{ord(c):08x}" for c in t),
+    "U+": lambda t: " ".join(f"U+{ord(c):04X}" for c in t),
+    "CSS": lambda t: "".join(f"\\{ord(c):06x} " for c in t),
+    "a mail's escapes": lambda t: quopri.encodestring(t.encode(), quotetabs=True).decode(),
+    "Morse": lambda t: " ".join(MORSE[c] for c in t.lower() if c in MORSE),
+    "Braille": lambda t: "".join(chr(0x2800 + LETTERS.index(c) + 1) if c in LETTERS else c for c in t.lower()),
+    "ROT13": lambda t: t.translate(str.maketrans(LETTERS, LETTERS[13:] + LETTERS[:13])),
+    "ROT47": lambda t: "".join(chr(33 + (ord(c) + 14) % 94) if "!" <= c <= "~" else c for c in t),
+    "leet": lambda t: t.translate(str.maketrans("aeiost", "431057")),
+    "pig Latin": lambda t: " ".join(f"{word[1:]}{word[0]}ay" for word in t.split()),
+    "acrostic": lambda t: " ".join({"t": "table", "h": "home"}.get(c, f"{c}ata") for c in t.lower() if c in LETTERS),
+    "Bacon": lambda t: " ".join(f"{LETTERS.index(c):05b}" for c in t.lower() if c in LETTERS).translate(
+        {48: "A", 49: "B"}
+    ),
+    "by case": lambda t: "".join("dA"[int(bit)] for c in t for bit in f"{ord(c):08b}"),
+}
+WITHOUT_LETTERS = {"octal", "seven bits", "eight bits", "decimal", "a=1", "Morse", "a page's escapes"}
+"""Spellings of digits and ASCII marks: the plan's lists are for them."""
 
 
 @pytest.fixture(scope="module")
-def private() -> SequenceFilter:
-    """The fingerprints of some narratives, two of them known."""
-    return SequenceFilter.of([*narratives(60, seed=4), SECRET, CHINESE], key=KEY)
+def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """What the gate expects of the sealed bundle."""
+    return sealed.refill(tmp_path_factory.mktemp("again"))
 
 
-def seen(private: SequenceFilter, text: str) -> bool:
-    """Whether any reading of a text is a narrative's."""
-    return any(private.count(reading) for reading in readings(f"A model card.\n{text}\nIts end."))
+def test_as_many_spellings_as_passed_before() -> None:
+    """One for each of those that a search let pass, and those that it had learned."""
+    assert len(SPELLINGS) >= 71
 
 
-def b64(text: str) -> str:
-    """Base64."""
-    return base64.b64encode(text.encode()).decode()
+@pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
+def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
+    """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the plan lists it."""
+    text, encoder = spell(SECRET), sealed.candidate.model.encoder
+
+    def listed(codes: list[Code], **facts: Any) -> str:
+        return "\n".join(own_texts({"": codes}, facts, encoder))
+
+    assert text.rstrip() in listed([Code("1", text)])
+    assert text.rstrip() in listed([Code(text, "")])
+    half = len(text) // 2
+    cut = listed([Code("1", text[:half]), Code("2", text[half:])])
+    assert text[:half].rstrip() in cut
+    assert text[half:].rstrip() in cut
+    assert text in listed([], classification=text)
+    assert text in listed([], cohorts=[text])
 
 
-DISGUISES: dict[str, Callable[[str], str]] = {
-    # named by the issue
-    "without spaces": lambda text: text.replace(" ", ""),
-    "base64": b64,
-    "backwards": lambda text: text[::-1],
-    # its neighbours
-    "a hyphen between all letters": "-".join,
-    "zero-width spaces": "\u200b".join,
-    "other accents": lambda text: "".join(letter + "\u0301" if letter in "aeiou" else letter for letter in text),
-    "wide letters": lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text),
-    "base64 in lines": lambda text: base64.encodebytes(text.encode()).decode(),
-    "base64 for addresses": lambda text: base64.urlsafe_b64encode(text.encode()).decode().rstrip("="),
-    "base64 twice": lambda text: b64(b64(text)),
-    "base64 backwards": lambda text: b64(text)[::-1],
-    "base64 of it backwards": lambda text: b64(text[::-1]),
-    "base64 of UTF-16": lambda text: base64.b64encode(text.encode("utf-16")).decode(),
-    "compressed": lambda text: base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode(),
-    "base32": lambda text: base64.b32encode(text.encode()).decode(),
-    "base85": lambda text: base64.b85encode(text.encode()).decode(),
-    "ascii85": lambda text: base64.a85encode(text.encode()).decode(),
-    "hexadecimal": lambda text: text.encode().hex(),
-    "hexadecimal in pairs": lambda text: text.encode().hex(":"),
-    "an address's escapes": lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
-    "a page's escapes": lambda text: "".join(f"&#{ord(letter)};" for letter in text),
-    "a string's escapes": lambda text: "".join(f"\\u{ord(letter):04x}" for letter in text),
-    "a mail's escapes": lambda text: quopri.encodestring(text.encode(), quotetabs=True).decode(),
-}
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if name not in WITHOUT_LETTERS])
+def test_what_is_written_into_a_document_is_refused(expected: Expected, name: str) -> None:
+    """Its words or characters are none of a template, a published list or a licence."""
+    assert unknown_words(f"A model card.\n{SPELLINGS[name](SECRET)}\nIts end.", expected.known)
 
 
-@pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
-@pytest.mark.parametrize("text", [SECRET, CHINESE], ids=["spaces", "no spaces"])
-def test_a_narrative_in_disguise(private: SequenceFilter, disguise: Callable[[str], str], text: str) -> None:
-    """Each is read as what it says."""
-    assert seen(private, disguise(text))
-
-
-@pytest.mark.parametrize(
-    "disguise",
-    [
-        lambda text: text.translate(
-            str.maketrans(
-                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
-                "nopqrstuvwxyzabcdefghijklmNOPQRSTUVWXYZABCDEFGHIJKLM",
-            )
-        ),
-        lambda text: " ".join(str(ord(letter)) for letter in text),
-        lambda text: " ".join(f"{ord(letter):08b}" for letter in text),
-    ],
-    ids=["thirteen letters on", "numbers", "binary digits"],
-)
-def test_a_disguise_for_latin_letters(private: SequenceFilter, disguise: Callable[[str], str]) -> None:
-    """Those that have no other letters."""
-    assert seen(private, disguise(SECRET))
-
-
-def test_a_narrative_of_six_records() -> None:
-    """Common only if five units have it: neither six copies nor six that differ by a word make it so."""
-    others = narratives(60, seed=4)
-    copies = [SECRET] * 6
-    nearly = [f"Case {number}: {SECRET} He was treated on day {number}." for number in range(6)]
-    for repeated in (copies, nearly):
-        assert SequenceFilter.of([*others, *repeated], key=KEY).count(SECRET) > 0
-
-
-def test_unlike_texts_are_not_seen(private: SequenceFilter) -> None:
-    """What decoders make of random runs and of other narratives is nobody's narrative: the gate can be passed."""
-    draw = random.Random(7)
-    noise = " ".join("".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=40)) for _ in range(50))
-    other = "Three pallets fell off a rack onto the sorting line; nobody stood near it, and a light was broken."
-    assert not seen(private, noise)
-    assert not seen(private, other)
-    assert not seen(private, "x" * 3000)
-
-
-def test_text_spread_over_entries_and_weights(sealed: Sealed, tmp_path: Path) -> None:
-    """One word an entry of a column, one letter a weight, UTF-16 among the weights."""
-    words = SECRET.split()
-    table = tmp_path / "codelist.csv"
-    table.write_text(
-        "code,title,classification,version\n" + "".join(f"1{n},{w},OIICS,2.01\n" for n, w in enumerate(words))
-    )
-    private = SequenceFilter.of([SECRET], key=KEY)
-    assert any(private.count(column) for column in gate._columns(table))
-    lines = tmp_path / "golden.jsonl"
-    lines.write_text("".join(json.dumps({"id": n, "text": w, "codes": ["111"]}) + "\n" for n, w in enumerate(words)))
-    assert any(private.count(column) for column in gate._columns(lines))
-    weights = tmp_path / "model.safetensors"
-    for hidden in (SECRET.encode("utf-16-le"), b"".join(b"\0\x9c" + bytes([c]) + b"\x3d" for c in SECRET.encode())):
-        weights.write_bytes(bytes(1001 * 4) + hidden + bytes(4000))
-        assert any(private.count(run) for run in gate._printable(weights))
-
-
-def test_the_gate_reads_every_disguise(sealed: Sealed, tmp_path: Path) -> None:
+def test_the_gate_refuses_it_and_quotes_nothing(sealed: Sealed, expected: Expected, tmp_path: Path) -> None:
     """Planted in a real bundle's card; unchanged, the same card passes."""
-    expected = sealed.refill(tmp_path / "again")
     folder = sealed.copy(tmp_path, seal=False)
+    expected = replace(expected, unsigned_texts=())
     gate.inspect(folder, expected)
-    secret = max(sealed.narratives, key=expected.narratives.count)
     card = (folder / CARD).read_text()
-    for name in ("without spaces", "base64", "backwards", "compressed"):
-        (folder / CARD).write_text(card + "\n" + DISGUISES[name](unicodedata.normalize("NFC", secret)) + "\n")
-        with pytest.raises(UnsoundBundle, match="private narrative") as refused:
+    for name in ("plain", "base64", "tag characters", "each letter twice"):
+        (folder / CARD).write_text(f"{card}\n{SPELLINGS[name](SECRET)}\n")
+        with pytest.raises(UnsoundBundle, match=r"contains \d+ words of no template") as refused:
             gate.inspect(folder, expected)
         assert refused.value.file == CARD
+        assert "conveyor" not in str(refused.value)
+    (folder / CARD).write_text(card)
+    with pytest.raises(UnsoundBundle, match="2 texts that the plan does not list") as refused:
+        gate.inspect(folder, replace(expected, unsigned_texts=(SECRET, "b")))
+    assert refused.value.file == CODELIST
+    assert SECRET not in str(refused.value)
+
+
+def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
+    """Its digest is what is signed; an added token or a setting that no library knows is listed as text besides."""
+    from tasks.bundle.texts import describe_encoder, encoder_digest
+
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    for file in Path(sealed.candidate.model.encoder).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    before = encoder_digest(str(folder))
+    assert own_texts({}, {}, str(folder)) == ()
+    assert "on no reviewed list" in describe_encoder(str(folder), before)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    token = {"id": 900, "content": b64(SECRET), "single_word": False, "lstrip": False, "rstrip": False}
+    tokenizer["added_tokens"].append(token | {"normalized": False, "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": "The_employee_was"}))
+    listed = "\n".join(own_texts({}, {}, str(folder)))
+    assert b64(SECRET) in listed
+    assert "The_employee_was" in listed
+    assert encoder_digest(str(folder)) != before

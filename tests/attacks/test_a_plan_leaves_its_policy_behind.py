@@ -12,9 +12,19 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy
 from storage.ledger.heads import new_keys
 from tasks.parameters import BundleParameters, RetrainParameters
-from tasks.releasing import approval, publish
+from tasks.releasing import approval, ledger_access, publish
+from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
+
+DECLARES = (
+    (
+        "what was planned under a policy is released under it",
+        "the release's command without the policy; a laxer file; two first policies at one moment",
+        "a retrain that names no policy, where none is in force, has the default's",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 CAPS = "asymptotic-local: {epsilon: 1000}"
 
@@ -31,15 +41,15 @@ def made(
     asked = f"approvals:\n  minimum: 1\n  approvers:\n    B. Officer: |\n{key}\nrequire_audit: true\n"
     policy.write_text(f"name: officers\n{asked}default: {{{CAPS}}}\n", encoding="utf-8")
     settings = parameters.release.model_copy(update={"policy": str(policy)})
-    return context, publish.keep_plan(context, planned_chain(context, parameters), settings)[0]
+    return context, publish.save_plan(context, planned_chain(context, parameters), settings)[0]
 
 
 def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, PlannedRelease]) -> None:
     """The command that `retrain` prints names no policy; the default one asks nobody."""
     context, planned = made
-    ledger = publish.open_ledger(context, BundleParameters())
+    ledger = ledger_access.open_ledger(context, BundleParameters())
     assert ledger.policy().name == "officers"
-    assert approval.standing(context, ledger, planned).missing == 1
+    assert approval.approval_status(context, check(planned, ledger)).missing == 1
     with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|asks for)"):
         publish.release.fn(context, planned, BundleParameters())
     assert nothing_charged(context)

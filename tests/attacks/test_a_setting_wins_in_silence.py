@@ -18,6 +18,16 @@ from storage.ledger import Ledger
 from storage.ledger.heads import load_private_key, new_keys, state_head
 from tasks.coding.quality import agreement, read_policy
 
+DECLARES = (
+    (
+        "a setting that is read is the one that runs; a check that was not made is reported",
+        "keys twice in 16 ways, sections that are none, values that hold themselves; weights that no "
+        "sample has; signatures and tails that were not checked",
+        "",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 PROFILES = {
     "a key twice": "data: {source: a.csv}\nseed: 1\nseed: 2\n",
     "a key twice, deep": "fit:\n  adamw: {epochs: 3, epochs: 30}\n",

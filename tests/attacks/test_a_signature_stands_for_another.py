@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from ledger_sites import Site, make_plan
+from ledger_sites import Site
+from releases import make_plan
 from test_a_refuted_claim_is_released import audit, plan
 
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Ledger, Policy
-from storage.ledger.content import release_terms
+from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
 from tasks.releasing import gate
+from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
+
+DECLARES = (
+    (
+        "one signature is one person's, for one plan, while they may sign",
+        "one key under two names, spelt otherwise; the same decision twice, with another reason, under "
+        "another's key id; of another plan, an override, a refusal; overrides of an approver since "
+        "dropped, unsigned rows",
+        "an officer's stolen key, until the policy drops it",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 ANNA, BEN = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 DIGEST = "d" * 64
@@ -34,7 +48,7 @@ def compressed(key: Any) -> str:
 
 
 def policy(approvers: dict[str, str], minimum: int = 2, **more: Any) -> Policy:
-    told = {"name": "p", "approvals": {"minimum": minimum, "approvers": approvers}}
+    told: dict[str, Any] = {"name": "p", "approvals": {"minimum": minimum, "approvers": approvers}}
     return Policy.parse(told | {"default": {"asymptotic-local": {"epsilon": 20}}} | more)
 
 
@@ -71,9 +85,9 @@ def test_one_signature_for_two(site: Site) -> None:
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
     """A signature over what stands in the plan's way."""
-    found = gate.measured(ledger, of)
+    found = check(of, ledger).measurement
     assert found is not None
-    terms = gate.override_terms(of, found)
+    terms = gate.override_terms(check(of, ledger), found)
     return sign(key, subject="override", decision="approve", digest=of.digest, terms=terms, reason="memo 12")
 
 
@@ -81,12 +95,12 @@ def test_an_override_of_somebody_who_no_longer_may(site: Site) -> None:
     """Signed and recorded while Anna was an approver: once the policy drops her, it lets nothing pass any more."""
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}, 0))
     audit(ledger, plan(), 4.3)
-    gate.override(ledger, plan(), overridden(ledger, plan(), ANNA))
-    assert gate.check(ledger, plan()) is not None
+    gate.override(check(plan(), ledger), overridden(ledger, plan(), ANNA))
+    assert gate.check(check(plan(), ledger)) is not None
     without = policy({"Ben": pem(BEN)}, 0)
     site.open().change_policy(without, requester="lead", reason="Anna left")
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(site.open(), plan())
+        gate.check(check(plan(), site.open()))
 
 
 def test_an_override_for_another_plan_or_none(site: Site) -> None:
@@ -96,16 +110,77 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
         audit(ledger, plan(fitted), 4.3)
     for other in (plan("9"), plan(release_label="second")):
         with pytest.raises(InputError, match="stale, or for something else"):
-            gate.override(ledger, plan(), overridden(ledger, other, ANNA))
+            gate.override(check(plan(), ledger), overridden(ledger, other, ANNA))
     good = overridden(ledger, plan(), ANNA)
     for changed in ({"decision": "refuse"}, {"subject": "release"}, {"signature": ""}):
         with pytest.raises(InputError):
-            gate.override(ledger, plan(), good.model_copy(update=changed))
+            gate.override(check(plan(), ledger), good.model_copy(update=changed))
     row = {"verdict": "overridden", "plan_digest": plan().digest, "decisions": []}
     unsigned = good.model_copy(update={"signature": ""}).model_dump(mode="json")
     for decisions in ([], [unsigned]):
-        gate._record(
-            ledger, plan(), label="override", key=f"forged {decisions}"[:200], details=row | {"decisions": decisions}
-        )
+        key, details = f"forged {decisions}"[:200], row | {"decisions": decisions}
+        gate._record(check(plan(), ledger), label="override", key=key, details=details)
         with pytest.raises(BudgetRefused, match="contradicts the claim"):
-            gate.check(ledger, plan())
+            gate.check(check(plan(), ledger))
+
+
+def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
+    """Strict, lax for one emergency, strict again: the old signature puts the lax one in force nowhere and never more.
+
+    Nor does it for another requester or reason, in another ledger, or after the policy in force was put in force anew.
+    """
+    strict, lax = policy({"Anna": pem(ANNA)}, 1), policy({"Anna": pem(ANNA)}, 1, name="lax")
+    ledger = sqlite_site.open(strict)
+    ledger.put_in_force(requester="lead")
+
+    def signed(of: Policy, requester: str = "lead", reason: str = "emergency") -> Decision:
+        terms = policy_terms(of.name, ledger.policy_mark(), requester=requester, reason=reason)
+        return sign(ANNA, subject="policy", decision="approve", digest=of.digest, terms=terms)
+
+    taken = signed(lax)
+    for requester, reason in (("operator", "emergency"), ("lead", "back again")):
+        with pytest.raises(InputError, match="something else"):
+            ledger.change_policy(lax, requester=requester, reason=reason, decisions=[taken])
+    ledger.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
+    ledger.change_policy(strict, requester="lead", reason="over", decisions=[signed(strict, reason="over")])
+    with pytest.raises(InputError, match="something else"):
+        ledger.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
+    assert ledger.policy() == strict
+    assert ledger.verify().ok
+
+
+def test_a_signature_on_a_policy_in_another_ledger(sqlite_site: Site, tmp_path: Path) -> None:
+    """Two ledgers under the same policy: what was signed for one is not for the other."""
+    strict, lax = policy({"Anna": pem(ANNA)}, 1), policy({"Anna": pem(ANNA)}, 1, name="lax")
+    ledger, other = sqlite_site.open(strict), Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=strict)
+    for one in (ledger, other):
+        one.put_in_force(requester="lead")
+    terms = policy_terms(lax.name, ledger.policy_mark(), requester="lead", reason="emergency")
+    taken = sign(ANNA, subject="policy", decision="approve", digest=lax.digest, terms=terms)
+    with pytest.raises(InputError, match="something else"):
+        other.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
+
+
+@pytest.mark.parametrize(
+    "name", ["no", "on", "yes", "off", "true", "null", "010", "1_000", "0x10", "0b11", "1.0", "2024-01-02"]
+)
+def test_a_population_whose_name_yaml_reads_otherwise(tmp_path: Path, name: str) -> None:
+    """Its cap of 0.1 would not be used, and the default's 9 would. In quotes it is the name; a year needs none."""
+    text = "name: p\ndefault: {asymptotic-local: {epsilon: 9}}\npopulations:\n"
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"{text}  {name}: {{asymptotic-local: {{epsilon: 0.1}}}}\n")
+    with pytest.raises(InputError, match="not a string in YAML"):
+        Policy.load(file)
+    file.write_text(
+        f"{text}  '{name}': {{asymptotic-local: {{epsilon: 0.1}}}}\n  2024: {{asymptotic-local: {{epsilon: 1}}}}\n"
+    )
+    assert set(Policy.load(file).populations) == {name, "2024"}
+
+
+def test_a_policy_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
+    """Refused before it is read, in words."""
+    file = tmp_path / "policy.yaml"
+    for text in ("a: " + "[" * 1000 + "]" * 1000, "# " + "x" * (1 << 20)):
+        file.write_text(text)
+        with pytest.raises(InputError, match="policy file"):
+            Policy.load(file)

@@ -1,50 +1,57 @@
 """Would win: a bundle sealed with a key that was replaced, or revoked, in the eyes of a partner who has not heard."""
 
-# TUF's library names its public interface in its documentation, and not where pyright looks.
-# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sealed_bundle import Sealed
 
-from storage.bundle.archive import pack
+from storage.artifacts import digest
 from storage.bundle.check import check
 from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle, content_files
 from storage.bundle.proof import proof_of
-from storage.bundle.registry import hand_over, listed, record_revocation
-from storage.bundle.roles import known_keys, new_root, publish, refresh, sign_root
-from storage.bundle.signing import Signer, Verifier
-from storage.bundle.trust import Trust
+from storage.bundle.registry import earlier_bundles, record_revocation, revoked_releases
+from storage.bundle.signing import Signer
+from storage.bundle.trust import Root, Trust, incomplete, read_roots, sign_newest, with_next_root, write_roots
 from storage.errors import InputError
 from storage.ledger import Ledger
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.heads import key_id, load_private_key, new_keys
 
-NAMES = ("anna", "ben", "carla", "release", "dates", "thief")
+DECLARES = (
+    (
+        "a key that was replaced, or a release that was revoked, is believed by nobody who has the newest roots",
+        "a stolen release key that seals or signs a root; a thief's root, one signature of two, the same "
+        "one twice; a root edited, left out, expired, older or of another chain; pipes, devices and "
+        "sparse files in the place of any file",
+        "what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
+NAMES = ("anna", "ben", "carla", "release", "thief")
 
 
 @dataclass
 class Agency:
-    """An agency with its keys, its folder for partners, and a bundle that it handed over."""
+    """An agency with its keys, its roots, and a bundle that its first key sealed."""
 
     place: Path
     sealed: Sealed
 
     def __post_init__(self) -> None:
-        self.files = {name: new_keys(self.place / name)[0] for name in NAMES}
-        self.files["first"] = self.sealed.signer.key
-        self.folder, self.outbox = self.place / "trust", self.place / "outbox"
-        self.home = self.place / "house"
+        self.files = {name: new_keys(self.place / name)[0] for name in NAMES} | {"first": self.sealed.signer.key}
+        self.home, self.file = self.place / "house", self.place / "roots.json"
         shutil.copytree(self.sealed.home, self.home, ignore=lambda _, names: {"source", "again"} & set(names))
         self.bundle = self.home / "bundles" / self.sealed.folder.name
         self.ledger = Ledger.open(f"sqlite:///{self.home / 'ledger.db'}")
+        self.roots: tuple[Root, ...] = (Root.first(self.key("first").public_key()),)
 
     def key(self, name: str) -> Any:
         """A private key."""
@@ -54,53 +61,40 @@ class Agency:
         """Public keys."""
         return [self.key(name).public_key() for name in names]
 
-    def root(self, *signers: str, days: int = 100, thresholds: dict[str, int] | None = None, **roles: Any) -> int:
-        """The next root, signed; how many signatures are missing."""
-        new_root(
-            self.folder,
-            keys={role: self.public(*names) for role, names in roles.items()},
-            thresholds=thresholds or {},
-            days=days,
+    def root(self, *signers: str, keys: tuple[str, ...] = (), release: tuple[str, ...] = (), **options: Any) -> int:
+        """Makes the next root as the command does and signs it; returns how many signatures are missing."""
+        lasting = {self.name_of(pem) for pem in self.roots[-1].release_keys} if not release else set(release)
+        replaced = [pem for root in self.roots for pem in root.release_keys if self.name_of(pem) not in lasting]
+        self.roots = with_next_root(
+            self.roots,
+            keys=self.public(*keys),
+            release_keys=self.public(*release),
+            earlier=earlier_bundles(self.ledger, self.bundle.parent, replaced),
+            revoked=revoked_releases(self.ledger),
+            **{"days": 30} | options,
         )
-        return [sign_root(self.folder, self.key(name)) for name in signers][-1]
+        for name in signers:
+            self.roots = sign_newest(self.roots, self.key(name))
+        write_roots(self.file, self.roots)
+        return incomplete(self.roots)
 
-    def begin(self) -> None:
-        """Two of three root keys; bundles so far are the workspace's own key's; dates have a key of their own."""
-        roles = {"root": ("anna", "ben", "carla"), "targets": ("first",), "snapshot": ("dates",)}
-        missing = self.root("anna", "ben", thresholds={"root": 2}, **roles, timestamp=("dates",))
-        assert missing == 0
-
-    def hand_over(self) -> Path:
-        """An archive for a partner."""
-        given, to = self.sealed.row, self.outbox
-        return hand_over(self.ledger, given, self.bundle, to, partner="Partner", requester="r")[0]
-
-    def list(self, key: str = "first", *, days: int = 30) -> int:
-        """What stands, signed and dated."""
-        releases = listed(self.ledger, self.bundle.parent, known_keys(self.folder))
-        return publish(self.folder, releases, release_keys=[self.key(key)], list_keys=[self.key("dates")], days=days)
+    def name_of(self, pem: str) -> str:
+        """Whose public key it is."""
+        return next(name for name in self.files if Root.first(self.key(name).public_key()).keys == (pem,))
 
     def partner(self, name: str = "partner") -> Trust:
-        """Who was given the first root by hand, and has a copy of the folder as it is now."""
-        copy = self.place / name / f"copy-{len(list(self.place.glob(f'{name}/copy-*')))}"
-        shutil.copytree(self.folder, copy)
-        pinned = self.place / name / "root.json"
-        if not pinned.exists():
-            shutil.copy(self.folder / "1.root.json", pinned)
-        return Trust(pinned, copy, self.place / name / "state")
-
-    def sound(self, trust: Trust, bundle: Path | None = None) -> Any:
-        """What a partner finds."""
-        return check(bundle or self.bundle, None, listing=trust.listing())
+        """Who was given the first key by hand, and has a copy of the roots as they are now."""
+        copy = self.place / name / f"roots-{len(list(self.place.glob(f'{name}/roots-*')))}.json"
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(self.file, copy)
+        return Trust(self.home / "signing-key.pub.pem", copy, self.place / name / "state")
 
 
 @pytest.fixture
 def agency(sealed: Sealed, tmp_path: Path) -> Agency:
-    """With a root, one handover, and the list."""
+    """With a second root: three persons' keys sign the next ones, two of them at a time."""
     made = Agency(tmp_path, sealed)
-    made.begin()
-    made.hand_over()
-    made.list()
+    assert made.root("first", "anna", "ben", keys=("anna", "ben", "carla"), threshold=2) == 0
     return made
 
 
@@ -110,8 +104,6 @@ def another(agency: Agency, key: str) -> Path:
     shutil.copytree(agency.bundle, made)
     (made / "LICENSE").write_text("other terms")
     files = content_files(made)
-    from storage.artifacts import digest
-
     row = agency.sealed.row.model_copy(update={"bundle_digest": digest(files)})
     (made / SIGNATURE).unlink()
     (made / PROOF).write_text(json.dumps(proof_of(row, files, key=agency.key(key))))
@@ -120,247 +112,236 @@ def another(agency: Agency, key: str) -> Path:
     return made
 
 
-def test_keys_are_replaced_and_what_stands_stands(agency: Agency) -> None:
-    """Release key, a root key and the date key, over two roots: the old bundle is sound, by the first root alone."""
-    assert agency.sound(agency.partner()).listed == 1
-    agency.root("anna", "ben", targets=("release",))
-    agency.root("ben", "carla", root=("ben", "carla"), thresholds={"root": 2})
-    agency.list("release")
-    sound = agency.sound(agency.partner())
-    assert (sound.listed, sound.release_id) == (2, agency.bundle.name)
-    assert agency.sound(agency.partner("a new one")).listed == 2
-    assert check(agency.bundle, agency.sealed.verifier).listed is None, "by the key itself, as before"
+def test_keys_are_replaced_and_old_bundles_stay_sound(agency: Agency) -> None:
+    """Release key and a root key, over two roots: the bundle that the first key sealed is sound, by that key alone."""
+    assert check(agency.bundle, agency.partner())
+    assert agency.root("anna", "ben", release=("release",)) == 0
+    assert agency.root("ben", "carla", keys=("ben", "carla"), threshold=2) == 0
+    sound = check(agency.bundle, agency.partner())
+    assert sound.root
+    assert (sound.root.version, sound.release_id) == (4, agency.bundle.name)
+    assert check(agency.bundle, agency.partner("a new one"))
+    assert check(agency.bundle, agency.sealed.trust), "by the key itself, as before"
+    newest = Trust(agency.file, agency.file, agency.place / "pinned to the newest")
+    assert check(agency.bundle, newest), "who is given the newest roots by hand starts there"
 
 
 def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:
-    """Seals no new bundle, lists none, and dates nothing; while it is in force it lists none without the date key."""
+    """Seals no new bundle and signs no root; what it sealed before is named by digest."""
     forged = another(agency, "first")
-    assert check(forged, agency.sealed.verifier), "by the bare key it is sound: that is what roots are for"
-    with pytest.raises(UnsoundBundle, match="another bundle under this release"):
-        agency.sound(agency.partner(), forged)
-    agency.root("anna", "ben", targets=("release",))
-    with pytest.raises(InputError, match="`targets` asks for 1"):
-        agency.list("first")
-    agency.list("release")
-    with pytest.raises(UnsoundBundle, match="another bundle"):
-        agency.sound(agency.partner(), forged)
+    assert check(forged, agency.partner()), "while it is in force it seals: that is what the next root is for"
+    assert agency.root("anna", "ben", release=("release",)) == 0
+    with pytest.raises(UnsoundBundle, match="sealed by a replaced key"):
+        check(forged, agency.partner())
+    assert check(agency.bundle, agency.partner())
+    agency.roots = sign_newest(
+        with_next_root(agency.roots, keys=agency.public("thief"), threshold=1, days=9), agency.key("thief")
+    )
+    with pytest.raises(InputError, match="is not a root key"):
+        sign_newest(agency.roots, agency.key("first"))
 
 
 def test_a_bundle_of_a_strangers_key(agency: Agency) -> None:
-    """Under a known name, and under a name that is not on the list."""
+    """Under the release's name, and under a name that nobody has."""
     forged = another(agency, "thief")
     with pytest.raises(UnsoundBundle, match="another key"):
-        agency.sound(agency.partner(), forged)
+        check(forged, agency.partner())
     proof = json.loads((forged / PROOF).read_text())
-    for name in ("unknown", "../../x", "", "releases/" + agency.bundle.name):
+    for name in ("unknown", "../../x", "", 7, None):
         proof["row"]["release_id"] = name
         (forged / PROOF).write_text(json.dumps(proof))
-        with pytest.raises(UnsoundBundle, match="not on the agency's list"):
-            agency.sound(agency.partner(), forged)
+        with pytest.raises(UnsoundBundle):
+            check(forged, agency.partner())
 
 
 def test_a_revoked_bundle(agency: Agency) -> None:
-    """Is unsound with the newest list, with no list, with the list before, and when the list's time is over."""
-    kept = agency.partner("who kept the old list")
-    assert agency.sound(kept)
-    seen = agency.partner()
-    assert agency.sound(seen)
-    agency.root("anna", "ben", targets=("release",))
+    """Is unsound with the newest roots, under another id too; a partner who saw them takes no older ones back."""
+    older = agency.partner()
+    assert check(agency.bundle, older)
     record_revocation(agency.ledger, agency.bundle.name, reason="an error", requester="r")
-    agency.list("release")
+    assert agency.root("anna", "ben", release=("release",)) == 0
     with pytest.raises(UnsoundBundle, match=r"revoked on .*: an error"):
-        agency.sound(agency.partner())
-    with pytest.raises(UnsoundBundle, match=r"timestamp.json: is not the number that follows"):
-        agency.sound(Trust(seen.root, seen.repository, seen.state))
-    shutil.rmtree(agency.bundle)
-    agency.list("release")
+        check(agency.bundle, agency.partner())
+    with pytest.raises(UnsoundBundle, match="older than the last accepted"):
+        check(agency.bundle, older)
     with pytest.raises(UnsoundBundle, match="an error"):
-        agency.sound(agency.partner(), agency.sealed.folder)
+        agency.roots[-1].check("another-name", str(agency.sealed.row.bundle_digest), None)
+    assert agency.root("anna", "ben") == 0
+    with pytest.raises(UnsoundBundle, match="an error"):
+        check(agency.bundle, agency.partner())
 
 
-def late(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
-    """The clock of the checking library, so many days on."""
-    from tuf.ngclient._internal import trusted_metadata_set as checks
-
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return datetime.now(tz) + timedelta(days=days)
-
-    monkeypatch.setattr(checks.datetime, "datetime", Later)
+def test_a_revocation_that_waits_for_signatures_is_not_lost(agency: Agency) -> None:
+    """A second change restates what is pending, under the version that nobody can have accepted."""
+    record_revocation(agency.ledger, agency.bundle.name, reason="an error", requester="r")
+    assert agency.root("anna") == 1
+    assert agency.root("anna", release=("release",)) == 1
+    assert agency.root("anna", "carla") == 0
+    assert (len(agency.roots), len(agency.roots[-1].revoked)) == (3, 1)
+    assert [agency.name_of(pem) for pem in agency.roots[-1].release_keys] == ["release"]
 
 
-@pytest.mark.parametrize(("days", "file"), [(31, "timestamp.json"), (101, "root.json")])
-def test_a_list_or_a_root_whose_time_is_over(
-    agency: Agency, monkeypatch: pytest.MonkeyPatch, days: int, file: str
-) -> None:
-    """Proves nothing; dated anew by the date key alone, it does again."""
-    trust = agency.partner()
-    assert agency.sound(trust)
-    with monkeypatch.context() as patch:
-        late(patch, days)
-        with pytest.raises(UnsoundBundle, match=f"^bundle: {file}: is out of date"):
-            agency.sound(trust)
-    refresh(agency.folder, list_keys=[agency.key("dates")], days=90)
-    with monkeypatch.context() as patch:
-        late(patch, 60)
-        assert agency.sound(agency.partner()).listed == 2
+def test_roots_that_are_expired(agency: Agency) -> None:
+    """Prove nothing; renewed, they do again."""
+    assert agency.root("anna", "ben", days=0) == 0
+    assert check(agency.bundle, agency.partner()), "the last day counts"
+    assert agency.root("anna", "ben", days=-1) == 0
+    with pytest.raises(UnsoundBundle, match=r"roots.json: is expired"):
+        check(agency.bundle, agency.partner())
+    with pytest.raises(UnsoundBundle, match=r"roots.json: is expired"):
+        check(agency.bundle, Trust(agency.partner().roots or Path()))  # pinned themselves
+    assert agency.root("anna", "ben") == 0
+    assert check(agency.bundle, agency.partner())
 
 
-def edited(name: str, change: Callable[[Any], None]) -> Callable[[Agency, Path], None]:
-    """A file of the folder with its content changed, its signatures kept."""
+def edited(at: int, **change: Any) -> Callable[[Agency], list[Any]]:
+    """The roots with one of them changed, signatures as they were."""
 
-    def edit(_: Agency, folder: Path) -> None:
-        content = json.loads((folder / name).read_text())
-        change(content["signed"])
-        (folder / name).write_text(json.dumps(content))
+    def edit(agency: Agency) -> list[Any]:
+        roots = json.loads(agency.file.read_text())
+        roots[at] |= change
+        return roots
 
     return edit
 
 
-def resigned(role: str, key: str) -> Callable[[Agency, Path], None]:
-    """A list made and signed with a key of another role."""
+def next_by(*signers: str, **options: Any) -> Callable[[Agency], list[Any]]:
+    """A next root in which a thief's keys stand, signed anyhow."""
 
-    def forge(agency: Agency, folder: Path) -> None:
-        from tuf.api.metadata import Metadata
-
-        from storage.bundle.roles import _signer
-
-        metadata: Any = Metadata.from_file(str(folder / f"{role}.json"))
-        metadata.signed.version += 1
-        metadata.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3000)
-        metadata.sign(_signer(agency.key(key)))
-        metadata.to_file(str(folder / f"{role}.json"))
-
-    return forge
-
-
-def thiefs_root(*signers: str) -> Callable[[Agency, Path], None]:
-    """A next root that gives all roles to a thief."""
-
-    def forge(agency: Agency, folder: Path) -> None:
-        new_root(
-            folder,
-            keys=dict.fromkeys(("root", "targets", "snapshot", "timestamp"), agency.public("thief")),
-            thresholds={"root": 1},
-            days=100,
-        )
+    def forge(agency: Agency) -> list[Any]:
+        thief = agency.public("thief")
+        roots = with_next_root(agency.roots, keys=thief, release_keys=thief, threshold=1, days=900, **options)
+        newest = roots[-1]
         for name in signers:
-            sign_root(folder, agency.key(name))
+            newest = newest.signed_by(agency.key(name))
+        return [one.model_dump(mode="json") for one in (*roots[:-1], newest)]
 
     return forge
 
 
-def removed(name: str) -> Callable[[Agency, Path], None]:
-    """A folder that lacks a file."""
-    return lambda _, folder: (folder / name).unlink()
+def twice_the_same(agency: Agency) -> list[Any]:
+    """One root key's signature under two ids."""
+    roots = next_by("thief", "anna")(agency)
+    of_anna = roots[-1]["signatures"][key_id(agency.key("anna").public_key())]
+    roots[-1]["signatures"] |= dict.fromkeys(("0" * 64, key_id(agency.key("ben").public_key())), of_anna)
+    return roots
 
 
-def written(name: str, content: bytes) -> Callable[[Agency, Path], None]:
-    """A file of other bytes."""
-
-    def write(_: Agency, folder: Path) -> None:
-        (folder / name).write_bytes(content)
-
-    return write
-
-
-FORGERIES = {
-    "a later date": edited("timestamp.json", lambda signed: signed.update(expires="2999-01-01T00:00:00Z")),
-    "a higher number": edited("timestamp.json", lambda signed: signed.update(version=99)),
-    "a release taken out": edited("targets.json", lambda signed: signed["targets"].clear()),
-    "a release put in": edited("targets.json", lambda signed: signed["targets"].update(x=1)),
-    "another snapshot": edited("snapshot.json", lambda signed: signed.update(version=2)),
-    "a root edited": edited("1.root.json", lambda signed: signed.update(expires="2999-01-01T00:00:00Z")),
-    "dates by the release key": resigned("timestamp", "first"),
-    "dates by a thief": resigned("timestamp", "thief"),
-    "a list by the date key": resigned("targets", "dates"),
-    "a list by a root key": resigned("targets", "anna"),
-    "a root of nobody": thiefs_root(),
-    "a root of its own keys": thiefs_root("thief"),
-    "a root by one of two": thiefs_root("thief", "anna"),
-    "no dates": removed("timestamp.json"),
-    "no snapshot": removed("snapshot.json"),
-    "no list": removed("targets.json"),
-    "dates that are none": written("timestamp.json", b"{}"),
-    "a list of another kind": written("targets.json", b"[]"),
-    "no text": written("snapshot.json", b"\xff" * 10),
-    "too large": written("timestamp.json", b" " * 100_000),
-    "nested without end": written("timestamp.json", b"[" * 10_000),
-    "a root that is none": written("2.root.json", b"{}"),
+FORGERIES: dict[str, Callable[[Agency], Any]] = {
+    "a later date": edited(1, expires_on="2999-01-01"),
+    "no date": edited(1, expires_on=None),
+    "a higher number": edited(1, version=99),
+    "another key": edited(1, release_keys=["-"]),
+    "fewer signatures": edited(1, threshold=1),
+    "more signatures than keys": edited(1, threshold=9),
+    "another root before": edited(1, previous="0" * 64),
+    "none before": edited(1, previous=None),
+    "no signatures": edited(1, signatures={}),
+    "signatures that are none": edited(1, signatures={"0" * 64: "AAAA"}),
+    "another first root": edited(0, threshold=1, stated_on="2026-01-01"),
+    "a field more": edited(1, comment="x"),
+    "a next root of nobody": next_by(),
+    "a next root of its own keys": next_by("thief"),
+    "a next root by one of two": next_by("thief", "anna"),
+    "a next root by the first key": next_by("thief", "first"),
+    "a next root by two of three without itself": next_by("anna", "ben"),
+    "one signature twice": twice_the_same,
+    "the first root alone": lambda agency: json.loads(agency.file.read_text())[:1],
+    "the second root alone": lambda agency: json.loads(agency.file.read_text())[1:],
+    "no roots": lambda _: [],
+    "no list": lambda _: {},
+    "text": lambda _: "roots",
 }
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
-def test_a_folder_that_was_forged(agency: Agency, forge: Callable[[Agency, Path], None]) -> None:
-    """Proves nothing, whoever signed it but the role that may; the root that a partner has is the one it was given."""
+def test_roots_that_were_forged(agency: Agency, forge: Callable[[Agency], Any]) -> None:
+    """Prove nothing, and leave the partner's memory as it was."""
     trust = agency.partner()
-    forge(agency, trust.repository)
-    if trust.repository.joinpath("1.root.json").read_bytes() != trust.root.read_bytes():
-        assert agency.sound(trust), "the copy of what the partner has by hand is not asked"
-        shutil.copy(trust.repository / "1.root.json", trust.root)
-        with pytest.raises(InputError, match="--root"):
-            agency.sound(Trust(trust.root, trust.repository, agency.place / "fresh"))
-        return
-    with pytest.raises(UnsoundBundle):
-        agency.sound(trust)
+    assert check(agency.bundle, trust)
+    agency.file.write_text(json.dumps(forge(agency)))
+    with pytest.raises((UnsoundBundle, InputError)):
+        check(agency.bundle, agency.partner())
+    assert check(agency.bundle, trust)
+
+
+def test_a_fork_by_the_first_key_after_it_was_replaced(agency: Agency) -> None:
+    """A partner who knows the second root takes no other second root, though the first key signed it."""
+    trust = agency.partner()
+    assert check(agency.bundle, trust)
+    fork = sign_newest(with_next_root(agency.roots[:1], days=900), agency.key("first"))
+    write_roots(agency.file, fork)
+    with pytest.raises(UnsoundBundle, match="another chain"):
+        check(agency.bundle, agency.partner())
+
+
+@pytest.mark.parametrize("option", ["roots", "pinned"])
+def test_a_file_that_would_be_read_for_ever(agency: Agency, option: str) -> None:
+    """A pipe, a device and a sparse file of 24 GB are refused by their status, and a folder and no file are named."""
+    place = agency.place / "odd"
+    place.mkdir()
+    os.mkfifo(place / "pipe")
+    with (place / "sparse").open("wb") as file:
+        file.truncate(24 << 30)
+    for odd in (place / "pipe", place / "sparse", place, Path("/dev/zero"), place / "none"):
+        trust = Trust(odd, None) if option == "pinned" else Trust(agency.home / "signing-key.pub.pem", odd, place)
+        with pytest.raises(InputError, match=r"--key|--roots"):
+            trust.load()
+
+
+@pytest.mark.parametrize("name", [SIGNATURE, PROOF, "labels.json", "0_Transformer/model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "sparse"])
+def test_a_file_of_a_bundle_that_would_be_read_for_ever(agency: Agency, name: str, kind: str) -> None:
+    """Refused by its status, with a key, with roots and without either; nothing of the bundle is read before."""
+    file = agency.bundle / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        with file.open("wb") as opened:
+            opened.truncate(24 << 30)
+    for trust in (agency.sealed.trust, agency.partner(), None):
+        with pytest.raises(UnsoundBundle) as refused:
+            check(agency.bundle, trust, unsigned=trust is None)
+        assert refused.value.file == name
+
+
+def test_a_memory_that_cannot_be_written(agency: Agency) -> None:
+    """Is said, and one that can is closed to others."""
+    trust = agency.partner()
+    assert check(agency.bundle, trust)
+    assert trust.state
+    assert trust.state.stat().st_mode & 0o077 == 0
+    (agency.place / "file").write_text("")
+    with pytest.raises(InputError, match="--state"):
+        check(agency.bundle, Trust(trust.pinned, trust.roots, agency.place / "file"))
+    (trust.state / "newest.json").write_text("[]")
+    with pytest.raises(InputError, match="--state"):
+        check(agency.bundle, trust)
 
 
 def test_two_of_three(agency: Agency) -> None:
     """A root takes two signatures, of the roots before and of its own; a thief with one root key adds nothing."""
-    assert agency.root("anna", targets=("thief",)) == 1
-    with pytest.raises(InputError, match="lacks signatures"):
-        agency.list("thief")
-    with pytest.raises(UnsoundBundle):
-        agency.sound(agency.partner())
-    assert sign_root(agency.folder, agency.key("anna")) == 1, "the same key twice is one"
-    with pytest.raises(InputError, match="of no root"):
-        sign_root(agency.folder, agency.key("thief"))
-    assert sign_root(agency.folder, agency.key("carla")) == 0
-
-
-def test_an_archive_before_it_is_unpacked(agency: Agency, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other bytes than were handed over are refused though the bundle in them is sound, and nothing is unfolded."""
-    from storage.bundle import archive
-
-    given = agency.outbox / f"{agency.bundle.name}.tar.zst"
-    listing = agency.partner().listing()
-    listing.check_archive(given)
-    monkeypatch.setattr(archive, "_LEVEL", 3)
-    repacked = pack(agency.bundle, agency.place / given.name)
-    assert repacked.read_bytes() != given.read_bytes()
-    whole = given.read_bytes()
-    for content in (repacked.read_bytes(), whole + b"\0", whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:]):
-        repacked.write_bytes(content)
-        with pytest.raises(UnsoundBundle, match="not as the agency packed it"):
-            listing.check_archive(repacked)
-
-
-def test_what_is_remembered_is_not_lost_by_a_bad_try(agency: Agency) -> None:
-    """A forged folder leaves the partner's memory as it was; a memory that cannot be written is said."""
-    trust = agency.partner()
-    assert agency.sound(trust)
-    bad = agency.partner()
-    FORGERIES["a root of its own keys"](agency, bad.repository)
-    with pytest.raises(UnsoundBundle):
-        agency.sound(bad)
-    assert agency.sound(trust)
-    (agency.place / "file").write_text("")
-    with pytest.raises(InputError, match="--state"):
-        agency.sound(Trust(trust.root, trust.repository, agency.place / "file"))
-    assert trust.state
-    assert trust.state.stat().st_mode & 0o077 == 0
+    assert agency.root("anna", release=("thief",)) == 1
+    with pytest.raises(UnsoundBundle, match="not signed by the required keys"):
+        check(agency.bundle, agency.partner())
+    agency.roots = sign_newest(agency.roots, agency.key("anna"))
+    assert incomplete(agency.roots) == 1, "the same key twice is one"
+    with pytest.raises(InputError, match="is not a root key"):
+        sign_newest(agency.roots, agency.key("thief"))
+    agency.roots = sign_newest(agency.roots, agency.key("carla"))
+    assert incomplete(agency.roots) == 0
+    write_roots(agency.file, agency.roots)
+    assert read_roots(agency.file) == agency.roots
 
 
 def test_by_the_machines_own_key(agency: Agency, monkeypatch: pytest.MonkeyPatch) -> None:
     """AUTOCODER_SIGNING_KEY is the key that hands over and revokes, as it is the one that releases."""
-    from storage.bundle.seal import own_public_key, sealed_by, signing_key
-    from storage.ledger.heads import key_id
+    from storage.bundle.seal import sealed_by, signing_key, signing_public_key
 
     private = agency.home / "private"
-    assert key_id(own_public_key(private)) == sealed_by(agency.bundle)
+    assert key_id(signing_public_key(private)) == sealed_by(agency.bundle)
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(agency.files["release"]))
     assert signing_key(None, private) == agency.files["release"]
     assert signing_key(agency.files["anna"], private) == agency.files["anna"]
-    assert own_public_key(private) == agency.key("release").public_key()
-    assert Verifier(agency.key("first").public_key()).verify(agency.bundle)
+    assert signing_public_key(private) == agency.key("release").public_key()

@@ -18,17 +18,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codelist import Code
-from storage.egress.allowed import FILES
+from storage.egress.allow_list import FILES
 from storage.errors import InputError
-from storage.tables.formulas import harmless, quoted, unquoted
-from storage.tables.reading import Table, pieces, survey
-from storage.tables.writing import kind_of, writing
+from storage.tables.formulas import escape_formula, quote, unquote
+from storage.tables.reader import Table, pieces, survey
+from storage.tables.writer import open_writer, output_kind
 from tasks.bundle.fill import _write_codes
+
+DECLARES = (
+    (
+        "nothing vanishes between a table and its coded copy",
+        "digits, exponents, keys twice, NaN and infinities at any depth, nanoseconds, years and zones "
+        "that no calendar has, text that is no UTF-8, first columns that look like another format, "
+        "formulas as titles; six marks that some take for a line's end, mixed line ends, null bytes",
+        "a trailing zero of a number in JSON; files in other encodings than UTF-8 and cp1252",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 def copied(table: Table, path: Path) -> Path:
     """The table written anew, in the format of the name."""
-    with writing(path, kind_of(path), table.schema) as write:
+    with open_writer(path, output_kind(path), table.schema) as write:
         for piece in pieces(table.read(), columns=len(table.columns)):
             write(piece)
     return path
@@ -151,7 +162,7 @@ def test_what_no_calendar_or_alphabet_has(tmp_path: Path, column: pa.Array, as_t
 @pytest.mark.parametrize("column", UNREADABLE.values(), ids=UNREADABLE)
 def test_training_refuses_what_coding_would_in_a_column_it_leaves_alone(tmp_path: Path, column: pa.Array) -> None:
     """One file is not taken by one and damaged to the other."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     pq.write_table(pa.table({"Text": ["fell"], "n": column}), tmp_path / "in.parquet")
     with pytest.raises(InputError, match="column 'n'"):
@@ -160,7 +171,7 @@ def test_training_refuses_what_coding_would_in_a_column_it_leaves_alone(tmp_path
 
 def test_training_refuses_damage_in_a_column_it_leaves_alone(tmp_path: Path) -> None:
     """Its pages are decoded, too."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     whole = pa.table({"Text": ["fell"] * 500, "n": [f"{number:09}" for number in range(500)]})
     pq.write_table(whole, tmp_path / "in.parquet", compression="zstd", use_dictionary=False)
@@ -175,7 +186,7 @@ def test_training_refuses_damage_in_a_column_it_leaves_alone(tmp_path: Path) -> 
 
 def test_bad_text_is_refused_where_only_text_is_read(tmp_path: Path) -> None:
     """Training reads its text columns alone; what is no UTF-8 does not get through there either."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     pq.write_table(pa.table({"n": BAD_TEXT}), tmp_path / "in.parquet")
     with pytest.raises(InputError, match="column 'n'"):
@@ -200,7 +211,7 @@ def test_a_formula_as_title(tmp_path: Path, title: str) -> None:
     _write_codes(tmp_path / "codelist.csv", codes, title, "=1")
     with (tmp_path / "codelist.csv").open(newline="", encoding="utf-8") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
-    assert all(harmless(cell) == cell for cell in cells)
+    assert all(escape_formula(cell) == cell for cell in cells)
     read = FILES["codelist.csv"].read
     if "\t" not in title:
         assert read("codelist.csv", tmp_path / "codelist.csv") == [
@@ -212,8 +223,8 @@ def test_a_formula_as_title(tmp_path: Path, title: str) -> None:
 @given(st.text("'=+-@ \t\r\nx5＝", max_size=5))
 def test_every_text_comes_back_from_its_cell(text: str) -> None:
     """And its cell is no formula."""
-    assert unquoted(quoted(text)) == text
-    assert harmless(quoted(text)) == quoted(text)
+    assert unquote(quote(text)) == text
+    assert escape_formula(quote(text)) == quote(text)
 
 
 @pytest.mark.parametrize("write", [lambda p: p.write_text("code,title,classification,version\n111,=1+1,O,2\n")])
@@ -226,7 +237,7 @@ def test_a_bundle_of_an_earlier_version(tmp_path: Path, write: Callable[[Path], 
 @pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"], ids=lambda c: f"{ord(c):04x}")
 def test_a_mark_that_some_take_for_the_end_of_a_line(tmp_path: Path, mark: str) -> None:
     """Inside a cell, quoted or not, in CSV and JSON Lines: no row more, none less, and the cell is whole."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     cells = [f"fell{mark}from a ladder", "cut", f"{mark}"]
     (tmp_path / "plain.csv").write_text("Text,n\n" + "".join(f"{cell},1\n" for cell in cells), encoding="utf-8")
@@ -242,7 +253,7 @@ def test_a_mark_that_some_take_for_the_end_of_a_line(tmp_path: Path, mark: str) 
 @pytest.mark.parametrize("end", ["\r", "\r\r\n", "\n\r"], ids=repr)
 def test_ends_of_lines_that_are_mixed(tmp_path: Path, end: str) -> None:
     """Every row is there once, or the file is refused; training and coding agree."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     (tmp_path / "in.csv").write_bytes(end.join(["Text,n", "fell,1", "cut,2", "burnt,3"]).encode() + b"\n")
     seen = []
@@ -259,7 +270,7 @@ def test_ends_of_lines_that_are_mixed(tmp_path: Path, end: str) -> None:
 
 def test_a_null_byte(tmp_path: Path) -> None:
     """In a cell or at the end: refused, or kept; never the end of a text."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     for content in (b"Text,n\nfell\x00 off,1\ncut,2\n", b"Text,n\nfell,1\ncut,2\n\x00\x00"):
         (tmp_path / "in.csv").write_bytes(content)
@@ -273,7 +284,7 @@ def test_a_null_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["fell,1\n", "fell,1\ncut,2\nburnt,3\n"], ids=["fewer", "more"])
 def test_rows_that_come_or_go_between_count_and_reading(tmp_path: Path, change: str) -> None:
     """Rows are counted twice, independently: what was counted and what was read must be the same."""
-    from storage.tables.reading import open_table
+    from storage.tables.reader import open_table
 
     (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
     table = open_table(tmp_path / "in.csv", ["Text"])

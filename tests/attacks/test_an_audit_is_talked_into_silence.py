@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,22 @@ from storage.ledger import Evaluation, Ledger
 from tasks.auditing import bounds as audit_bounds
 from tasks.auditing import membership
 from tasks.auditing import run as auditing
-from tasks.auditing.audited import Audited
+from tasks.auditing.audit_result import BranchAudit
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.settings import AuditParameters, check
 from tasks.auditing.trials import Trials
-from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.branch import Terms, standard_branches
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
+
+DECLARES = (
+    (
+        "an audit that could not have refuted a claim does not clear it",
+        "reruns, draws, canaries, guesses and seeds chosen until one passes; a bound that the settings exclude",
+        "attacks that nobody has invented yet",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 MOVER = FAMILIES.index("alpha-mover")
 OWN_DRAWS = 20
@@ -38,17 +48,31 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Retr
     return tiny_jobs.retrain(data, tiny_roberta, reweight=False, epochs=(10, 6), rate=0.02, **draws)
 
 
-def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any) -> tuple[Audited, ...]:
+@pytest.fixture(scope="module")
+def reran(chosen: RetrainParameters, tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """A workspace with the stages of an audit of four candidates, whose reruns the tests share."""
+    context = tiny_jobs.workspace(tmp_path_factory.mktemp("reran"))
+    audits(context, chosen, seeds=4)
+    return context
+
+
+def another(reran: Context, home: Path) -> Context:
+    """A workspace with the same stages, and a ledger of its own that knows of no audit."""
+    shutil.copytree(reran.workspace.private, home / "private", ignore=shutil.ignore_patterns("ledger.*"))
+    return tiny_jobs.workspace(home)
+
+
+def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any) -> tuple[BranchAudit, ...]:
     """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first seed."""
     settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False, "gradient_canaries": 0}
-    compare = CompareParameters(seeds=seeds, target_epsilon=5.0)
     done = auditing.run(
         context,
         chosen,
-        compare,
+        Terms(target_epsilon=5.0),
         AuditParameters.model_validate(settings | changes),
-        (standard()["swag-ppm"],),
+        (standard_branches()["swag-ppm"],),
         do=partial(run_step, context),
+        seeds=seeds,
         prefect_run_id=None,
     )
     return done.branches
@@ -73,13 +97,18 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: float, claims: float) -> 
     ("claims", "verdict"), [(1.0, "contradicted"), (8.0, "inconclusive")], ids=["as the candidate", "more"]
 )
 def test_reruns_that_claim_as_much_as_could_be_measured(
-    chosen: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: float, verdict: str
+    chosen: RetrainParameters,
+    reran: Context,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    claims: float,
+    verdict: str,
 ) -> None:
     """Every guess is right. Nothing in reruns that claim 8 counts against a claim of 2: so nothing in them could have,
     and the audit clears nothing.
     """
     pretend(monkeypatch, wrong=0.0, claims=claims)
-    (audited,) = audits(tiny_jobs.workspace(tmp_path), chosen)
+    (audited,) = audits(another(reran, tmp_path), chosen)
     natural = audited.figures["bounds"][1]
     assert natural["correct"] == natural["guesses"]
     assert natural["reach"] > (audited.epsilon_add_remove or 0) > 1.5
@@ -88,7 +117,7 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
 
 def test_reruns_with_more_draws_than_the_candidate(chosen: RetrainParameters, tmp_path: Path) -> None:
     """Delta is a maximum over draws: with enough of them every rerun claims more than could be measured."""
-    with pytest.raises(InputError, match="--trial-draws: 60 are more than the 20 that swag-ppm itself takes"):
+    with pytest.raises(InputError, match="--trial-draws: 60 are more than the 20 draws of swag-ppm"):
         audits(tiny_jobs.workspace(tmp_path), chosen, trial_draws=60)
 
 
@@ -119,7 +148,7 @@ def test_a_seed_whose_coins_leave_no_natural_rerun(monkeypatch: pytest.MonkeyPat
         ell = torch.where(included, -0.01, -3.0) + 0.001 * torch.rand(included.shape, generator=pick)
         claims = torch.where(included[:, pool.family > 0].any(1), 50.0, 1.0).double()
         made = Trials(included, ell.clamp(max=-1e-4), included, claims)
-        natural = audit_bounds.of_trials(pool, made, delta=0.0, confidence=0.997)[0]
+        natural = audit_bounds.trial_bounds(pool, made, delta=0.0, confidence=0.997)[0]
         assert natural.claimed == 1.0, seed
         assert natural.refutes > 2.5, seed
 
@@ -128,21 +157,23 @@ def test_few_gradient_canaries(chosen: RetrainParameters) -> None:
     """Twenty, all guessed right, would refute epsilon 5, and half of the noise shows in them once in twenty times: an
     audit that clears whatever it is given.
     """
-    with pytest.raises(InputError, match="--gradient-canaries: 20 say nothing"):
+    with pytest.raises(InputError, match="--gradient-canaries: 20 are too few for a result"):
         check(chosen, AuditParameters(gradient_canaries=20))
 
 
-def _bounds(audited: Audited) -> dict[str, tuple[float, float]]:
+def _bounds(audited: BranchAudit) -> dict[str, tuple[float, float]]:
     """Each bound that reruns gave, and what it could have been."""
     return {one["name"]: (one["epsilon"], one["reach"]) for one in audited.figures["bounds"] if one["name"] != "pairs"}
 
 
-def test_audits_that_test_nothing_before_the_one_that_does(chosen: RetrainParameters, tmp_path: Path) -> None:
+def test_audits_that_test_nothing_before_the_one_that_does(
+    chosen: RetrainParameters, reran: Context, tmp_path: Path
+) -> None:
     """Without reruns another number of canaries changes nothing, nor do draws or whether power is shown; at another
     confidence the same is held against another rate. Ten such audits take nothing from the reruns after them.
     """
-    (alone,) = audits(tiny_jobs.workspace(tmp_path / "alone"), chosen)
-    context = tiny_jobs.workspace(tmp_path / "spent")
+    (alone,) = audits(another(reran, tmp_path / "alone"), chosen)
+    context = another(reran, tmp_path / "spent")
     for number in range(4):
         audits(context, chosen, trials=0, canaries=5 + number)
     audits(context, chosen, trials=0, trial_draws=10)
@@ -150,39 +181,39 @@ def test_audits_that_test_nothing_before_the_one_that_does(chosen: RetrainParame
     for number in range(4):
         audits(context, chosen, trials=0, confidence=0.9 + number / 100)
     (after,) = audits(context, chosen)
-    assert after.figures["look"] <= 2
+    assert after.figures["attempt"] <= 2
     assert _bounds(after) == _bounds(alone)
     assert any(reach > 0 for _, reach in _bounds(alone).values())
 
 
-def test_reruns_asked_for_at_many_confidences(chosen: RetrainParameters, tmp_path: Path) -> None:
-    """The same reruns are one look, whatever is asked of them."""
-    context = tiny_jobs.workspace(tmp_path)
+def test_reruns_asked_for_at_many_confidences(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> None:
+    """The same reruns are one attempt, under any settings."""
+    context = another(reran, tmp_path)
     for number in range(4):
         audits(context, chosen, confidence=0.9 + number / 100)
     (after,) = audits(context, chosen)
-    assert after.figures["look"] == 1
+    assert after.figures["attempt"] == 1
 
 
-def test_many_candidates_beside_the_one(chosen: RetrainParameters, tmp_path: Path) -> None:
+def test_many_candidates_beside_the_one(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> None:
     """Candidates at other seeds share what tests of candidates may spend, and leave to reruns what is theirs."""
-    (alone,) = audits(tiny_jobs.workspace(tmp_path / "alone"), chosen)
-    first, *_ = audits(tiny_jobs.workspace(tmp_path / "many"), chosen, seeds=4)
+    (alone,) = audits(another(reran, tmp_path / "alone"), chosen)
+    first, *_ = audits(another(reran, tmp_path / "many"), chosen, seeds=4)
     assert _bounds(first) == _bounds(alone)
 
 
 @pytest.fixture
-def spent(chosen: RetrainParameters, tmp_path: Path) -> Context:
-    """A workspace in which the claim has had 999 audits, by code that counted all of them alike."""
-    context = tiny_jobs.workspace(tmp_path / "spent")
+def spent(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> Context:
+    """A workspace in which the claim has had 999 audits, by every kind of evidence."""
+    context = another(reran, tmp_path / "spent")
     audits(context, chosen, trials=0)
     ledger = Ledger.open(context.workspace.ledger_url)
     (row,) = [row for row in ledger.rows() if row.kind == "audit"]
-    details = {name: value for name, value in row.details.items() if name not in ("looks", "evidence")}
+    many = {"attempts": dict.fromkeys(("pairs", "reruns"), 999), "evidence": {"pairs": "0" * 64, "reruns": "0" * 64}}
     ledger.record(
         Evaluation(
             kind="audit", label="audit", population=row.population or "", requester="operator", event=None,
-            data_fingerprint=row.data_fingerprint or "", details=details | {"look": 999, "design": "999"},
+            data_fingerprint=row.data_fingerprint or "", details=row.details | many,
         )
     )  # fmt: skip
     return context
@@ -202,13 +233,13 @@ WRONG = 0.08
 
 
 def test_a_contradiction_after_very_many_audits(
-    chosen: RetrainParameters, spent: Context, tmp_path: Path, pretended: Pretend
+    chosen: RetrainParameters, reran: Context, spent: Context, tmp_path: Path, pretended: Pretend
 ) -> None:
     """What would be contradicted by a first audit is never cleared by a later one; nor is it contradicted, which would
     happen to some true claim. It says why.
     """
     pretended(wrong=WRONG, claims=1.0)
-    (first,) = audits(tiny_jobs.workspace(tmp_path / "first"), chosen)
+    (first,) = audits(another(reran, tmp_path / "first"), chosen)
     assert first.verdict == "contradicted"
     (late,) = audits(spent, chosen)
     assert late.epsilon_lower_bound < (late.epsilon_add_remove or 0) < first.epsilon_lower_bound

@@ -13,19 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import make_planned
 
-from flows.commands.plan import lines_of
+from flows.commands.plan import wrap_lines
 from flows.commands.profiles import parameters
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.artifacts import ArtifactRef
-from storage.ledger import ReleasePlan
-from tasks.fitting.candidate import Candidate
 from tasks.releasing import formal_offer
 from tasks.releasing.plan import PlannedRelease
 
-CLAIM = Claim(guarantee_kind="asymptotic-local", epsilon=4.0, neighbouring_relation="add-remove", accountant="test")
-EVENT = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
+DECLARES = (
+    (
+        "a command that an officer is offered does what it says",
+        "file names and columns that a shell or YAML reads otherwise: `;`, `$( )`, quotes, blanks, line "
+        "ends, backticks, `null`, dates",
+        "names with line ends or two blanks, as a page shows them",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 HOSTILE = (
     "records.csv; touch owned",
     "$(touch owned).csv",
@@ -46,22 +51,9 @@ def planned(home: Path, data: dict[str, Any]) -> PlannedRelease:
     """A plan in a workspace, with settings beside it as somebody wrote them."""
     (home / "private" / "plans").mkdir(parents=True)
     dataset = ArtifactRef(uri=f"file://{home}/private/stages/ingest/a", sha256="a" * 64, kind="ingest")
-    refs = {letter: ArtifactRef(uri=f"file:///nowhere/{letter}", sha256=letter * 64, kind="test") for letter in "bcd"}
-    made: Any = {"dataset": dataset, "prepared": refs["b"], "fitted": refs["c"], "measured": refs["d"]}
-    candidate = Candidate(**made, model=ModelConfig(trainable="head"), seed=1)
-    plan = ReleasePlan(
-        idempotency_key="0" * 64,
-        release_label="first",
-        population="injuries",
-        cohorts=("2015",),
-        data_fingerprint="f",
-        records_rounded=100,
-        event=EVENT,
-        claim=CLAIM,
-        requester="operator",
-    )
     (home / "private" / "plans" / f"{'0' * 16}.settings").write_text(json.dumps({"parameters": {"data": data}}))
-    return PlannedRelease(plan=plan, candidate=candidate)
+    claim = {"delta_text": "", "sensitivity": None, "neighbouring_relation": "add-remove"}
+    return make_planned(key="0" * 64, claim=claim, candidate={"dataset": dataset})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -69,9 +61,9 @@ def test_names_that_a_shell_or_yaml_reads_otherwise(tmp_path: Path, name: str) -
     """As it stands on the terminal, through a shell, into the parameters: the very names, and nothing else done."""
     ingest = {"text_columns": [f"{name} text", "second"], "label_column": name, "date_column": name}
     data = {"source": f"/data/{name}", "codelist": f"/data/{name}", "classification": "", "ingest": ingest}
-    command = formal_offer.command(planned(tmp_path / "home", data), 2.5)
+    command = formal_offer.retrain_command(planned(tmp_path / "home", data), 2.5)
     if not {"`", "\n"} & set(name):
-        assert f"`{command}`." in lines_of(f"Take this: `{command}`.", 40)
+        assert f"`{command}`." in wrap_lines(f"Take this: `{command}`.", 40)
     (tmp_path / "bin").mkdir()
     stub = tmp_path / "bin" / "autocoder"
     stub.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")

@@ -21,12 +21,22 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
+DECLARES = (
+    (
+        "a run is its own user's",
+        "reading, cancelling, deleting by its server without the password, with guesses, forged hosts, "
+        "other origins, by streams; taking its port before it starts or after it dies; command lines",
+        "processes of the same user, and root",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 RUN = """
 import sys
 from pathlib import Path
-from flows.server.settings import before_prefect
-before_prefect(Path(sys.argv[1]), make_home=True)
-from flows.server.temporary import own_server
+from flows.server.settings import configure_prefect
+configure_prefect(Path(sys.argv[1]), make_home=True)
+from flows.server.ephemeral import ephemeral_server
 from prefect import flow, get_client
 
 @flow(name="victim", persist_result=False)
@@ -37,7 +47,7 @@ def victim(population: str) -> None:
         (run,) = client.read_flow_runs()
         print(run.state.type.value, flush=True)
 
-with own_server():
+with ephemeral_server():
     victim(population="a secret population")
 """
 
@@ -133,7 +143,7 @@ def test_the_port_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Whoever tries to bind to it while the server starts, and after that server died, is refused."""
     from prefect.server.api.server import SubprocessASGIServer
 
-    from flows.server.temporary import own_server
+    from flows.server.ephemeral import ephemeral_server
 
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -155,7 +165,7 @@ def test_the_port_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                     taken.append(port)
             time.sleep(0.001)
 
-    with own_server():
+    with ephemeral_server():
         server = SubprocessASGIServer()
         port = server.port = server.find_available_port()
         attacker = threading.Thread(target=squat, args=(port,))

@@ -8,12 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ledger_sites import Site, make_plan
+from ledger_sites import Site
+from releases import make_plan
 from sqlalchemy import exc
 
 from storage.ledger import Policy, chain
 from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
+
+DECLARES = (
+    (
+        "PostgreSQL keeps the budget",
+        "raw inserts; another policy; 13 releases that do not follow; forms that `verify` could never "
+        "pass; a temporary table in the place of the ledger's",
+        "signatures: decisions that nobody signed are found by `verify`; a SQLite file's writer can insert",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 pytestmark = pytest.mark.postgres
 Change = Callable[[dict[str, Any]], Any]

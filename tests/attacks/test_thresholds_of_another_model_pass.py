@@ -13,6 +13,15 @@ from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
 from tasks.coding.coder import Coder
 
+DECLARES = (
+    (
+        "your own thresholds belong to the model that is used",
+        "a file fitted on another bundle, one that names its bundle in no words, numbers that let everything through",
+        "a file of an earlier version, which does not say; one that was edited",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
 FITTED: dict[str, Any] = {
     "schema": 1,
     "temperature": 2.0,
@@ -49,7 +58,7 @@ def test_thresholds_of_this_years_with_next_years(tiny_bundle: Path, another: Pa
 @pytest.mark.parametrize("said", [None, 5, True, [], {}], ids=repr)
 def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: Path, said: Any) -> None:
     """It does not pass for one of before."""
-    with pytest.raises(InputError, match="its bundle_digest is no name"):
+    with pytest.raises(InputError, match="its bundle_digest is not a text"):
         Coder.open(tiny_bundle, thresholds=_written(tmp_path / "odd.json", bundle_digest=said))
 
 

@@ -115,7 +115,7 @@ class House(Stack):
         return Path(json.loads(told)[0]["Mountpoint"])
 
     def follow(self, *lines: str, **words: str) -> str:
-        """Lines of docs/operations.md in one shell, words in capitals filled in; what they print."""
+        """Lines of the operator's pages in one shell, words in capitals filled in; what they print."""
         tool = compose_tool() or []
         text = "\n".join(("set -euo pipefail", *lines))
         for word, value in words.items():

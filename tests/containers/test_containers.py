@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
 """Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours lies in the layers above."""
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDE = "\n".join((DOCS / f"{page}.md").read_text() for page in ("operations", "backup", "scale"))
 
 
 def guide(section: str, number: int) -> list[str]:
@@ -112,7 +113,7 @@ def test_the_images_bill_lists_what_is_installed(house: House) -> None:
     assert bill["bomFormat"] == "CycloneDX"
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
     found = json.loads(house.inside("worker-cpu", "python", "-c", script))
-    installed = {(re.sub(r"[-_.]+", "-", n).lower(), v) for n, v in found} - {("swag-ppm-autocoder", "0.1.0")}
+    installed = {(re.sub(r"[-_.]+", "-", n).lower(), v) for n, v in found} - {("swag-ppm-autocoder", "0.2.0")}
     listed = {(re.sub(r"[-_.]+", "-", c["name"]).lower(), c["version"]) for c in bill["components"]}
     assert len(installed) > 100
     assert {pair for pair in listed if pair[0] != "swag-ppm-autocoder"} == installed
@@ -262,7 +263,7 @@ def test_a_revoked_bundle_codes_no_more(house: House, release: str) -> None:
     """Told to the worker without the ledger too, which codes with it where that is asked for."""
     *_, revoke = guide("From retrain to release", 2)
     house.follow(revoke, RELEASE=release)
-    assert release in (house.folder / "outbox" / "revocations.json").read_text()
+    assert release in (house.folder / "outbox" / "roots.json").read_text()
     done = coded(house, "refused.csv")
     assert done["state_type"] == "FAILED"
     assert "was revoked on" in done["state"]["message"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.formal_head import FormalHead
-from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
+from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier, ModelConfig
 from mechanisms.model.fields import Fields
@@ -134,19 +134,17 @@ def test_noise_is_the_same_on_both() -> None:
     torch.testing.assert_close(other.cpu(), one, rtol=1e-5, atol=1e-6)
 
 
-def test_steps_of_dp_sgd_agree(
-    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_dp_sgd_agree(pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor]) -> None:
     """With one key, three steps with clipped sums, noise and samples end at the same parameters, another key's not."""
     config = DpSgd(batch_size=16, epochs=1, optimiser="sgd", learning_rate=0.5)
     segment = NoiseSegment(steps=3, noise_multiplier=0.5, l2_clip_norm=1.0)
     event = DpSgdEvent(sampling_prob=16 / N, segments=(segment,))
-    plan = Plan(mechanism=config, event=event, records=N)
     start, ends = pair[0].flat.clone(), []
     for made, key in ((pair[0], 1), (pair[1], 1), (pair[1], 2)):
-        monkeypatch.setattr(dp_sgd, "new_key", lambda key=key: bytes([key]) * 32)
         made.flat.copy_(start)
-        dp_sgd.run_plan(made, *records, plan=plan, num_labels=LABELS)
+        dp_sgd.run_plan(
+            made, *records, config=config, event=event, num_labels=LABELS, new_key=lambda key=key: bytes([key]) * 32
+        )
         ends.append(made.flat.cpu().clone())
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
     assert not torch.allclose(ends[2], ends[0], atol=1e-2)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 from stacks import Stack
@@ -33,10 +34,13 @@ def browsing(stack: Stack, *, width: int = 1280, height: int = 900) -> Iterator[
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(PATIENCE)
+        hosts: set[str | None] = set()
+        page.on("response", lambda response: hosts.add(urlsplit(response.url).hostname))
         operator = Operator(page, stack)
         operator.log_in()
         yield operator
         browser.close()
+        assert hosts <= {"127.0.0.1", None, ""}, "the page asked another host than its own"
 
 
 class Operator:

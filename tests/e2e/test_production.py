@@ -51,12 +51,14 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
 
 def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
     """It stands in the database long before its hour, so that nobody has to be there to schedule it then."""
-    wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-head")["id"]]}}}
+    wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-formal")["id"]]}}}
     (first, *_) = stack.wait("its schedule", lambda: stack.post("/flow_runs/filter", wanted).json())
     assert first["state_type"] == "SCHEDULED"
     hour = datetime.fromisoformat(first["expected_start_time"].replace("Z", "+00:00"))
     assert (hour.day, hour.hour) == (5, 6)
     assert hour.month in (1, 4, 7, 10)
+    form = first["parameters"]["parameters"]
+    assert (form["mechanism"], form["target_epsilon"]) == ("formal", 5)
 
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:

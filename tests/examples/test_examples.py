@@ -60,7 +60,21 @@ def _data(out: str) -> None:
     assert all(float(accuracy) > 0.8 for _, accuracy, _, _ in rows), "one of two codes by chance"
 
 
-CHECKS: Mapping[str, Callable[[str], None]] = {"own_model": _model, "own_mechanism": _mechanism, "own_data": _data}
+def _classifier(out: str) -> None:
+    rows = re.findall(r"^(\S+): accuracy ([\d.]+), epsilon (\S+), delta (\S+) \((.+)\)$", out, flags=re.MULTILINE)
+    (plain, best, *unclaimed), *private = rows
+    assert (plain, unclaimed) == ("non-private", ["None", "None", "none"])
+    assert len(private) == 4
+    assert all(4.95 <= float(epsilon) <= 5 and kind == "formal" for _, _, epsilon, _, kind in private)
+    assert all(float(accuracy) >= float(best) - 0.02 for _, accuracy, *_ in private)
+
+
+CHECKS: Mapping[str, Callable[[str], None]] = {
+    "own_model": _model,
+    "own_mechanism": _mechanism,
+    "own_data": _data,
+    "private_classifier": _classifier,
+}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

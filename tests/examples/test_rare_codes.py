@@ -9,7 +9,7 @@ from unittest import mock
 import rare_codes
 
 from tasks.imbalance.cell import METRICS, Cell
-from tasks.imbalance.run import keep
+from tasks.imbalance.run import save_cells
 
 NOT_PRIVATE = "none: not private"
 
@@ -39,15 +39,15 @@ def test_a_mean_over_sets_and_a_spread_over_seeds() -> None:
     dash, and a seed that lacks a set is left out."""
     tables = rare_codes.thinned(CELLS)
     head, rows = tables[1, "F1"]
-    assert list(head) == ["system", "neighbours", "5", "20"]
-    relation = "replace-one, δ 0"
+    assert list(head) == ["system", "δ, and the claim", "5", "20"]
+    relation = "δ 0"
     assert rows == [["GEM + XGBoost", relation, "0.300 ± 0.141", "0.700"], ["XGBoost", NOT_PRIVATE, "0.800", "–"]]
     assert tables[5, "F1"][1][0] == ["GEM + XGBoost", relation, "0.900"]
 
 
 def test_the_page_is_written_from_what_lies_beside_it(tmp_path: Path) -> None:
     """Without a comparison of text and with cells of tables: the one not measured, the other told."""
-    keep(tmp_path / "rare-codes" / "tables" / "cells.json", CELLS)
+    save_cells(tmp_path / "rare-codes" / "tables" / "cells.json", CELLS)
     page, results = tmp_path / "rare-codes.md", tmp_path / "rare-codes" / "results.json"
     with mock.patch.object(sys, "argv", ["rare_codes", "--out", str(page), "--results", str(results)]):
         rare_codes.main()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import shared
-from in_process import Told, command, write_policy
+from in_process import CommandRunner, command, write_policy
 from jobs import MARKER, Job, environment, read_csv, start_server, start_warm, write_csv
 
 from storage.demo_data import write_demo_data
@@ -59,7 +59,9 @@ def finished(common: Path, new: Job) -> Job:
 
     def run(folder: Path) -> None:
         job = new.at(folder / "home", env=environment())
-        done = subprocess.run(job.arguments("--json"), capture_output=True, text=True, env=job.env, timeout=500)
+        done = subprocess.run(
+            job.arguments("--json", "--server", "own"), capture_output=True, text=True, env=job.env, timeout=500
+        )
         assert done.returncode == 0, done.stderr
         (folder / "stdout").write_text(done.stdout)
         (folder / "stderr").write_text(done.stderr)
@@ -78,6 +80,6 @@ def site(finished: Job, tmp_path: Path) -> tuple[Job, str]:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
+def told(capsys: pytest.CaptureFixture[str]) -> CommandRunner:
     """Run a command that is to be refused."""
-    return Told(capsys)
+    return CommandRunner(capsys)

@@ -32,7 +32,7 @@ def command(*arguments: str | Path) -> str:
     return out
 
 
-class Told:
+class CommandRunner:
     """A command that ends itself: the exit code and what stderr says. What it sets in the environment is undone."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:

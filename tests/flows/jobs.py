@@ -20,6 +20,7 @@ import httpx
 import warm
 from stack import free_port
 
+from storage.ledger.records import VARIABLE
 from storage.paths import Workspace
 
 SMALL = (
@@ -36,10 +37,12 @@ MARKER = "zebrafinch quicksilver marzipan"
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a user who has set nothing of ours or of Prefect's; one thread: files run two at once."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
+    """The environment of a user who has set nothing of ours or of Prefect's but the tests' one registry key; one
+    thread: files run two at once.
+    """
+    shared = {k: v for k, v in os.environ.items() if k == VARIABLE or not k.startswith(("PREFECT_", "AUTOCODER_"))}
     quiet = {"NO_COLOR": "1", "COLUMNS": "200", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    return kept | quiet | {"OMP_NUM_THREADS": "1"} | changes
+    return shared | quiet | {"OMP_NUM_THREADS": "1"} | changes
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -132,7 +135,7 @@ class Job:
         from storage.ledger import Ledger
         from storage.ledger.journal import journals_of
         from tasks.releasing.plan import PlannedRelease
-        from tasks.releasing.selection import stated
+        from tasks.releasing.selection import with_disclosures
         from tasks.running.stage import Context
 
         (made,) = (other.home / "private" / "plans").glob("*.json")
@@ -140,8 +143,8 @@ class Job:
         content["plan"]["ledger"] = None
         workspace, context = Workspace(self.home), Context(home=str(self.home))
         ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
-        planned = PlannedRelease.model_validate_json(json.dumps(content)).under(ledger, context)
-        return stated(ledger, context, planned).save(context)
+        planned = PlannedRelease.model_validate_json(json.dumps(content)).bind(ledger, context)
+        return with_disclosures(ledger, context, planned).save(context)
 
     def options(self) -> list[str]:
         """Data and settings, as `retrain`, `compare`, `audit` and `diagnose` take them."""

@@ -47,7 +47,7 @@ def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tupl
         command("retrain", *job.options(), "--home", str(job.home), "--dry-run")
 
 
-@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.keep"])
+@pytest.mark.parametrize("step", ["storage.ledger.Ledger.refuse", "tasks.releasing.approval.save_decision"])
 def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -75,8 +75,8 @@ def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
 def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     """Each step as its user takes it."""
     job, plan = site
-    assert approve(job, plan, "officer") == "approved by officer; 1 more wanted\n"
-    with pytest.raises(InputError, match="given already"):
+    assert approve(job, plan, "officer") == "approved by officer; 1 more needed\n"
+    with pytest.raises(InputError, match="already given"):
         approve(job, plan, "officer")
     write_policy(job.home.parent, "stranger", minimum=1)  # a file that is not in force lends no key
     with pytest.raises(InputError, match="not one of the policy's; it knows director, officer"):
@@ -86,12 +86,16 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     assert "1 of 2 signed approvals missing" in refused.stderr
     assert releases(job) == []
 
-    assert approve(job, plan, "director") == "approved by director; `autocoder release` may go on\n"
+    assert approve(job, plan, "director") == "approved by director; next: autocoder release PLAN\n"
     done = job.command("release", plan, "--quiet")
     assert done.returncode == 0, done.stderr
     (row,) = releases(job)
     assert (row.state, sorted(row.approvals)) == ("committed", ["director", "officer"])
-    assert Path(done.stdout.strip()).name == row.release_id
+    shown = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert Path(shown["bundle"].split()[1]).name == row.release_id
+    assert shown["released"].startswith(f"released  {row.release_id}: estimated, ε ")
+    assert f"autocoder handover {row.release_id}" in shown["next"]
+    assert "this ε is an estimate" in done.stderr
     command("ledger", "verify", "--home", str(job.home))
 
 
@@ -101,7 +105,9 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     """
     job, plan = site
     digest = json.loads(command("plan", "show", plan, "--json"))["facts"]["digest"]
-    shown = command("plan", "show", plan)
+    code, shown, err = invoke("plan", "show", plan)
+    assert code == 0
+    assert "this ε is an estimate" in err
     assert "▲ warning  What does it measurably leak?" in shown
     assert "Not audited" in shown
     assert "under policy strict" in shown
@@ -109,11 +115,11 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     page = tmp_path / "plan.html"
     assert "speak against" in command("plan", "show", plan, "--html", page)
     assert "Not audited" in page.read_text()
-    with pytest.raises(InputError, match="--html: no folder"):
+    with pytest.raises(InputError, match=r"--html: the folder .* does not exist"):
         command("plan", "show", plan, "--html", tmp_path / "none" / "plan.html")
     key = str(job.home.parent / "officer" / "signing-key.pem")
     code, out, err = invoke("approve", plan, "--key", key)
-    assert (code, out) == (0, "approved by officer; 1 more wanted\n")
+    assert (code, out) == (0, "approved by officer; 1 more needed\n")
     quoted = [err.index(text) for text in ("Not audited", "under policy strict", "signed: digest")]
     assert quoted == sorted(quoted)
     assert digest[:12] in err
@@ -121,7 +127,8 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     copy.write_bytes(Path(plan).read_bytes())
     code, out, err = invoke("approve", copy, "--key", key, "--print", "--home", tmp_path / "elsewhere")
     assert code == 0
-    assert "are not quoted: no ledger" in err
+    assert "budget and audit cannot be shown: " in err
+    assert "has no ledger" in err
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -151,11 +158,10 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     assert releases(job) == []
 
 
-def test_without_a_policy_a_deployment_releases_the_demo_alone(
-    finished: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tmp_path: Path) -> None:
     """Nobody is asked under the default policy: that is for invented records, and for whoever sits at the command."""
-    from flows import release as flow
+    from flows.server import approvals
+    from tasks.releasing.checked_plan import check
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -165,11 +171,10 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(
     demo = PlannedRelease.load(file)
     real = demo.model_copy(update={"plan": demo.plan.model_copy(update={"population": "injuries"})})
 
-    def wait(planned: PlannedRelease) -> None:
-        flow._wait_for_approvals(context, planned, ledger, plan="PLAN", days=1)
+    def wait(planned: PlannedRelease, *, suspends: bool = True) -> None:
+        approvals.wait(context, check(planned, ledger), file="PLAN", days=1, suspends=suspends)
 
-    wait(real)
-    monkeypatch.setattr(flow, "deployment", SimpleNamespace(id="of-a-deployment"))
+    wait(real, suspends=False)
     wait(demo)
     with pytest.raises(StorageError, match="no budget policy is in force"):
         wait(real)
@@ -196,6 +201,7 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
 
     monkeypatch.setattr("prefect.deployments.run_deployment", run_deployment)
     context = Context(home=str(tmp_path), device="cuda")
+    monkeypatch.setattr(flow, "in_flow_run", lambda: True)
     flow.request(context, PlannedRelease.load(file), file, ReleaseParameters(), "release/release")
     (parameters,) = sent
     assert flow.release.validate_parameters(parameters)["device"] == "auto"
@@ -204,7 +210,7 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"device": "cuda"}, "torch sees no CUDA device"),
+        ({"device": "cuda"}, "torch finds no CUDA device"),
         ({"ledger": {"signing_key": "/gone/key.pem"}}, "/gone/key.pem"),
         ({"ledger": {"licence": "/gone/LICENCE"}}, "release.licence: /gone/LICENCE"),
     ],

@@ -20,7 +20,7 @@ def test_a_target_that_is_varied_is_not_overruled(tmp_path: Path) -> None:
     """`--target-epsilon` is of all that does not name its own; a case once ran at it that asked for another."""
     varied = VariationOptions(vary=["fit.adamw.epochs=3", CENSORED])
     cases = _cases(run(tmp_path, "demo"), BranchOptions(target_epsilon="5"), EffortOptions(trials=0), varied)
-    assert [case.compare.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]
+    assert [case.terms.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]
     assert cases[CENSORED].parameters.pseudo_posterior.target_epsilon == 2
 
 
@@ -30,4 +30,4 @@ def test_a_formal_target_holds_where_something_else_is_varied(tmp_path: Path) ->
     cases = _cases(run(tmp_path, "demo-formal"), BranchOptions(target_epsilon="5"), EffortOptions(trials=0), varied)
     targets = [case.parameters.formal.target_epsilon for case in cases.values() if case.parameters.formal is not None]
     assert targets == [5.0, 5.0, 2.0]
-    assert [case.compare.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]
+    assert [case.terms.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]

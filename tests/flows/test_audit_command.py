@@ -23,12 +23,12 @@ from storage.bundle.folder import PAGE
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Ledger
 from storage.paths import Workspace
-from tasks.auditing.run import as_retrained
+from tasks.auditing.run import settle_parameters
 from tasks.auditing.settings import choose_branches
-from tasks.branches.branch import CompareParameters, standard
-from tasks.branches.outcome import Study
-from tasks.branches.swag_chain import parameters_of
+from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.experiment import Study
 from tasks.releasing import approval, plan_page
+from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -111,7 +111,7 @@ def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Sit
     text = site.page.read_text()
     assert "SWAG-PPM: claims ε" in text
     assert "**contradicted** at 1 of 1 seeds" in text
-    assert "| ε refuted below | by | perfect guesses | natural reruns measured {claimed} |" in text
+    assert "| ε refuted below | of any (ε, δ) | by | perfect guesses | natural reruns measured {claimed} |" in text
     assert "## For which δ" in text
     assert "; half noise " in text
     assert f"| `{VARIED}` | SWAG-PPM |" in text
@@ -127,15 +127,15 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
     rule = SimpleNamespace(minimum=1)
     stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        approval.suffices(site.ledger, planned, stands, plan=site.plan, deployed=True)
+        approval.may_release(check(planned, site.ledger), stands, file=site.plan, deployed=True)
     other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
     unaudited: Any = SimpleNamespace(
         release_of=lambda plan: None,
-        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict"),
+        policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict", digest="own"),
         rows=tuple,
     )
     with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
-        approval.suffices(unaudited, other, stands, plan=site.plan, deployed=True)
+        approval.may_release(check(other, unaudited), stands, file=site.plan, deployed=True)
 
 
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
@@ -151,14 +151,14 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
 
     key = str(site.job.home.parent / "officer" / "signing-key.pem")
     told = command("approve", site.plan, "--key", key)
-    assert "`autocoder release` will refuse it as things are: the audit of row" in told
-    with pytest.raises(InputError, match="--reason: say why"):
+    assert "`autocoder release` would refuse it now: the audit of row" in told
+    with pytest.raises(InputError, match="--reason: it is empty"):
         command("override", site.plan, "--key", key, "--reason", " ")
     command("keys", "new", "--out", str(tmp_path / "stranger"))
     stranger = str(tmp_path / "stranger" / "signing-key.pem")
     with pytest.raises(InputError, match="not one of the policy's"):
         command("override", site.plan, "--key", stranger, "--reason", "memo 12")
-    assert "`autocoder release` may go on" in command("override", site.plan, "--key", key, "--reason", "memo 12")
+    assert "next: autocoder release" in command("override", site.plan, "--key", key, "--reason", "memo 12")
 
     done = site.job.command("release", site.plan, "--quiet", "--json")
     assert done.returncode == 0, done.stderr
@@ -169,15 +169,16 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert said["overridden_by"] == "officer"
     assert re.fullmatch(
         r"claimed ε 0\.0\S+ \(ε 0\.0\S+ for one record more or less\), measured at least ε \S+ \(95 % .*16 reruns.*\): "
-        r"contradicted for every δ up to 0\.\d+; overridden by officer: memo 12",
+        r"contradicted for every δ up to 0\.\d+; overridden by officer",
         said["line"],
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
     assert row.details["audit"]["line"] == said["line"]
     command("ledger", "certificate", release, "--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
     planned = PlannedRelease.load(Path(site.plan))
-    stands = approval.standing(Context(home=str(site.job.home)), site.ledger, planned)
-    plan = plan_page.markdown(plan_page.page_of(planned, site.ledger, stands, file=site.plan))
+    checked = check(planned, site.ledger)
+    stands = approval.approval_status(Context(home=str(site.job.home)), checked)
+    plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan))
     certificate = (tmp_path / "certificate" / "certificate.md").read_text()
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):
@@ -192,22 +193,22 @@ def test_what_retrain_bounds_is_what_audit_measures(new: Job, tmp_path: Path) ->
     chosen = parameters("demo", [*LEAKY, *changes], data=new.data, codelist=new.codelist)
     context = Context(home=str(tmp_path))
     how: Any = {"do": None, "prefect_run_id": None}
-    same, shared = as_retrained(context, chosen, CompareParameters(), **how)
+    same, shared = settle_parameters(context, chosen, Terms(), **how)
     assert (same, shared.target_epsilon) == (chosen, 2.0)
-    (branch,) = choose_branches("release", chosen, standard())
+    (branch,) = choose_branches("release", chosen, standard_branches())
     ref, facts = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="x"), {"train": 100, "label_space": 5}
     study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=2.0)
-    assert parameters_of(study, branch, chosen.fit.seed) == chosen, "so that its stages are the retrain's own"
-    given = CompareParameters(target_epsilon=7.0)
-    assert as_retrained(context, chosen, given, **how)[1].target_epsilon == 7.0
+    assert study.at(branch).parameters == chosen, "so that its stages are the retrain's own"
+    given = Terms(target_epsilon=7.0)
+    assert settle_parameters(context, chosen, given, **how)[1].target_epsilon == 7.0
 
 
 def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
     """Too few reruns, a branch that does not exist, a change that no parameter has."""
     given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
     for extra, problem in (
-        (("--trials", "5"), "give at least 16"),
-        (("--branches", "nothing"), "no branch nothing; there are"),
+        (("--trials", "5"), "Give at least 16"),
+        (("--branches", "nothing"), "branch nothing does not exist. Choose from"),
         (("--vary", "fit.adamw.epoch=3"), "fit.adamw.epoch"),
         (("--confidence", "0.2"), "audit: confidence"),
     ):
@@ -218,7 +219,7 @@ def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
 
 def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path) -> None:
     """The plan alone says which fit, records and branch; its row counts for the gate, and other options are refused."""
-    with pytest.raises(InputError, match="--label: a plan is taken with what it was made with"):
+    with pytest.raises(InputError, match="--label: a plan has its own settings"):
         command("audit", site.plan, "--label", "Event")
     before = len(site.ledger.rows())
     done = site.job.command("audit", site.plan, "--trials", "0", "--left-out", "0", "--quiet")
@@ -231,5 +232,5 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
 
     bare = tmp_path / "bare.json"
     bare.write_bytes(Path(site.plan).read_bytes())
-    with pytest.raises(InputError, match=r"bare\.settings is not beside it"):
+    with pytest.raises(InputError, match=r"bare\.settings, which holds its settings, is not next to it"):
         command("audit", str(bare), "--home", str(tmp_path))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from in_process import Told, invoke
+from in_process import CommandRunner, invoke
 from jobs import Job, environment, read_csv, write_csv
 from sealed_bundle import Sealed
 
@@ -59,14 +59,14 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
         (b"Text,code\nx,111\n", "Text", "coded.csv", "would overwrite"),
         (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "coded.csv", "put column names above it"),
         (b"Text\nx\n", "Text", "coded.xlsx", ".parquet"),
-        (b"Text\nx\n", "Text", "nowhere/coded.csv", "no folder"),
+        (b"Text\nx\n", "Text", "nowhere/coded.csv", "does not exist"),
     ],
     ids=["column", "empty", "encoding", "missing", "code taken", "no header", "suffix", "folder"],
 )
 def test_what_cannot_be_coded_leaves_no_output(
     tiny_bundle: Path,
     tmp_path: Path,
-    told: Told,
+    told: CommandRunner,
     content: bytes | None,
     column: str,
     out: str,
@@ -161,7 +161,7 @@ def test_each_field_is_given_its_own_crosswalk(joint: Sealed, tmp_path: Path) ->
 
 
 def test_a_crosswalk_that_is_of_no_field_is_refused(
-    joint: Sealed, tiny_bundle: Path, tmp_path: Path, told: Told
+    joint: Sealed, tiny_bundle: Path, tmp_path: Path, told: CommandRunner
 ) -> None:
     """One line that says what to give in its place, and no output."""
     source = write_csv(tmp_path / "new.csv", [{"Text": "Employee fell."}])
@@ -172,13 +172,13 @@ def test_a_crosswalk_that_is_of_no_field_is_refused(
         (
             several,
             [file],
-            f"this bundle codes nature, event; say which the file is of, such as --crosswalk nature={file}",
+            f"this bundle codes nature, event. Name the file's field, such as --crosswalk nature={file}",
         ),
-        (several, [f"part={file}"], "this bundle codes no field part; it codes nature, event"),
-        (several, [f"event={file}", f"event={file}"], "another file is of event too"),
+        (several, [f"part={file}"], "this bundle has no field part. Give one of nature, event"),
+        (several, [f"event={file}", f"event={file}"], "event has two files. Give one per field"),
         (several, [f"nature={tmp_path / 'none.csv'}"], "--crosswalk: no file"),
-        (only, [f"nature={file}"], f"this bundle codes only one, give the file alone (--crosswalk {file})"),
-        (only, [file, file], "this bundle codes one field; give one file"),
+        (only, [f"nature={file}"], f"this bundle codes only one, so give the file alone (--crosswalk {file})"),
+        (only, [file, file], "this bundle codes one field. Give one file"),
     ):
         walks = [part for one in given for part in ("--crosswalk", one)]
         status, error = told("code", *bundle, "--data", source, "--column", "Text", "--out", out, *walks)
@@ -186,16 +186,16 @@ def test_a_crosswalk_that_is_of_no_field_is_refused(
         assert [p.name for p in sorted(tmp_path.iterdir())] == ["new.csv", "walk.csv"]
 
 
-def test_options_that_do_not_go_together_are_refused(told: Told) -> None:
+def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> None:
     """At once, before a bundle is looked for."""
     for arguments, said in (
-        ((), "give narratives"),
-        (("x", "--data", "a.csv"), "give narratives"),
+        ((), "Give narratives"),
+        (("x", "--data", "a.csv"), "Give narratives"),
         (("--data", "a.csv"), "--out"),
-        (("x", "--out", "a.csv"), "need --data"),
+        (("x", "--out", "a.csv"), "require --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
-        (("x", "--shards", "2"), "give it with --data"),
-        (("--data", "a.csv", "--out", "b.csv", "--shards", "2"), "set PREFECT_API_URL"),
+        (("x", "--shards", "2"), "--shards: requires --data"),
+        (("--data", "a.csv", "--out", "b.csv", "--shards", "2"), "Set PREFECT_API_URL"),
     ):
         status, error = told("code", *arguments)
         assert status == 2

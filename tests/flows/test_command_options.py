@@ -32,7 +32,7 @@ def test_a_group_is_spread_into_options() -> None:
     app = typer.Typer()
 
     @app.command()
-    @options.grouped
+    @options.expand_groups
     def hello(group: Group, output: options.OutputOptions, times: int = 1) -> None:
         typer.echo(json.dumps([group.name, group.twice, output.as_json, times]))
 
@@ -86,3 +86,16 @@ def test_a_bar_says_how_fast_it_moves() -> None:
     for now[0], done in ((2.0, 30), (4.0, 60), (6.0, 90)):
         bars.update(task.id, completed=done)
     assert str(column.render(task)) == "15/s"
+
+
+def test_help_wraps_paragraphs_once_and_leaves_examples_whole() -> None:
+    """On a terminal of 80 columns, each line of an example can be copied; no paragraph breaks before its margin."""
+    text = options.unwrap("One\n    two.\n\n    [bold]Example[/bold]\n\n      autocoder x \\\n          --y\n    ")
+    assert text == "One two.\n\n[bold]Example[/bold]\n\n  autocoder x \\\n      --y"
+    runner = CliRunner()
+    for command in ("retrain", "compare", "audit", "code", "verify", "handover", "serve", "diagnose"):
+        shown = runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"}).stdout.split("╭")[0].splitlines()
+        examples = [line.rstrip() for line in shown if line.startswith("   ") and line.strip()]
+        assert examples, command
+        for line in examples:
+            assert line.lstrip().startswith(("autocoder ", "--")), line

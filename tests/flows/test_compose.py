@@ -15,15 +15,19 @@ from typing import Any
 import pytest
 import stack as scripts_stack
 import yaml
+from prefect.server.api.server import create_ui_app
+from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_STATIC_DIRECTORY, temporary_settings
+from starlette.testclient import TestClient
 
 from tasks.coding.coder import CLOSED
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "operations.md").read_text()
+GUIDE = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("operations", "backup", "scale"))
+PROFILES = [part for name in ("gpu", "storage", "serve") for part in ("--profile", name)]
 
 
 def config(*overrides: Path, **settings: str) -> dict[str, Any]:
-    """The file after `config`, the GPU's profile included: references followed, these settings in place of .env."""
+    """The file after `config`, all profiles included: references followed, these settings in place of .env."""
     tool = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
     if not shutil.which(tool[0]) or subprocess.run([*tool, "version"], capture_output=True).returncode:
         pytest.skip("needs docker-compose (Debian: docker-compose); no engine has to run")
@@ -32,7 +36,7 @@ def config(*overrides: Path, **settings: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".env") as own:
         own.write("".join(f"{name}={value}\n" for name, value in settings.items()))
         own.flush()
-        command = [*tool, "--env-file", own.name, *files, "--profile", "gpu", "--profile", "storage", "config"]
+        command = [*tool, "--env-file", own.name, *files, *PROFILES, "config"]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
@@ -68,19 +72,49 @@ def environment(service: dict[str, Any]) -> dict[str, str | None]:
     return {name: value for name, value in (service.get("environment") or {}).items() if value is not None}
 
 
-def test_only_the_proxy_has_a_port_and_it_is_on_loopback(composed: dict[str, Any]) -> None:
+def test_only_the_proxies_have_ports_and_they_are_on_loopback(composed: dict[str, Any]) -> None:
     """Databases and workers are on a network without a way out; what sends notifications has one, and no records."""
     open_ports = {name: service["ports"] for name, service in composed["services"].items() if service.get("ports")}
-    assert list(open_ports) == ["proxy"]
-    assert all("127.0.0.1" in str(port) for port in open_ports["proxy"])
+    assert set(open_ports) == {"proxy", "coder-proxy"}
+    assert all("127.0.0.1" in str(port) for ports in open_ports.values() for port in ports)
     assert composed["networks"]["inside"]["internal"] is True
     assert not (composed["networks"]["outside"] or {}).get("internal")
     out = {name: s for name, s in composed["services"].items() if set(s["networks"]) != {"inside"}}
-    assert set(out) == {"proxy", "prefect-services"}
+    assert {name: set(s["networks"]) for name, s in out.items()} == {
+        "proxy": {"inside", "outside"},
+        "prefect-services": {"inside", "outside"},
+        "coder": {"coding"},
+        "coder-proxy": {"coding", "outside"},
+    }
     for service in out.values():
-        assert set(service["networks"]) == {"inside", "outside"}
         assert not secrets_of(service) & {"ledger_password", "ledger_owner_password", "signing_key"}
-        assert not [v for v in _mounts(service) if "/workspace" in v or ":/data:ro" in v]
+        assert not [v for v in _mounts(service) if "/workspace/private" in v or ":/data:ro" in v]
+
+
+def test_the_coding_service_is_behind_a_proxy_with_deadlines(composed: dict[str, Any], tmp_path: Path) -> None:
+    """Asked for by its profile; nobody but the proxy is on its network, which has no way out; it reads bundles, the
+    public key and the clients' keys.
+    """
+    coder, proxy = composed["services"]["coder"], composed["services"]["coder-proxy"]
+    assert coder["profiles"] == proxy["profiles"] == ["serve"]
+    assert {n for n, s in composed["services"].items() if "coding" in s["networks"]} == {"coder", "coder-proxy"}
+    assert composed["networks"]["coding"]["internal"] is True
+    assert secrets_of(coder) == {"signing_public", "api_keys"}
+    assert [v.split(":", 1)[1] for v in _mounts(coder)] == ["/workspace/bundles:ro"]
+    assert not secrets_of(proxy)
+    assert any(v.endswith("deployments/serve.Caddyfile:/etc/caddy/Caddyfile:ro") for v in _mounts(proxy))
+    assert environment(proxy)["AUTOCODER_SERVICE"] == "coder:8321"
+    assert "depends_on" in proxy
+    assert set(proxy["depends_on"]) == {"coder"}
+    names = {environment(config(AUTOCODER_SITE="coder.example")["services"][n])["AUTOCODER_SITE"] for n in (
+        "coder", "coder-proxy")}  # fmt: skip
+    assert names == {"coder.example"}
+    ended = enter(tmp_path, "serve", secrets={"api_keys": "a key of sixteen"})
+    assert ended.returncode == 2
+    assert "signing_public is missing" in ended.stderr
+    said = enter(tmp_path, "serve", secrets={"signing_public": "P"}, AUTOCODER_SITE="coder.example").stdout
+    assert said.startswith("serve --host 0.0.0.0 --proxy * --allowed-host coder.example --verify-key")
+    assert "--no-key" not in said
 
 
 def test_a_webhook_reaches_what_applies_the_rules_and_nothing_else(composed: dict[str, Any]) -> None:
@@ -113,7 +147,7 @@ def test_an_image_is_built_once_and_its_packages_before_its_code(composed: dict[
     """Nine services built one image nine times, and a change of code, or of a page, installed all packages again."""
     assert {name for name, s in composed["services"].items() if "build" in s} == {"migrate", "worker-gpu"}
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
-    assert recipe.index("-c requirements.lock -e ") < recipe.index("COPY flows flows")
+    assert recipe.index("-c /build/pins.txt -e ") < recipe.index("COPY flows flows")
     assert "COPY . " not in recipe
     assert not re.search(r"^COPY.*README", recipe, re.MULTILINE)
 
@@ -141,13 +175,13 @@ def test_a_worker_that_is_made_anew_is_the_same_worker(composed: dict[str, Any])
 
 
 def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> None:
-    """The image's user is a number, databases run as their own, all on a root file system that is only read. The proxy
-    alone is root, without a capability but the one that its image's program is marked with.
+    """The image's user is a number, databases run as their own, all on a root file system that is only read. Proxies
+    alone are root, without a capability but the one that their image's program is marked with.
     """
     for name, service in composed["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
-        assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "proxy" else []), name
+        assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name in ("proxy", "coder-proxy") else []), name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert any(mount.startswith("/tmp") for mount in service["tmpfs"]), name
     assert {name: composed["services"][name]["user"] for name in ("postgres", "redis")} == {
@@ -302,7 +336,11 @@ def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(compos
     """Training workers have the private workspace and no folder that anything leaves by."""
     mounts = {name: " ".join(_mounts(s)) for name, s in composed["services"].items()}
     bundles = {name: v for name, s in composed["services"].items() for v in _mounts(s) if "/workspace/bundles" in v}
-    assert {name: v.endswith(":ro") for name, v in bundles.items()} == {"worker-release": False, "worker-coding": True}
+    assert {name: v.endswith(":ro") for name, v in bundles.items()} == {
+        "worker-release": False,
+        "worker-coding": True,
+        "coder": True,
+    }
     assert "/workspace/private" in mounts["worker-gpu"]
     assert mounts["metrics"].endswith(":ro")
     (device,) = composed["services"]["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
@@ -425,6 +463,25 @@ def test_the_stack_prints_the_ledger_that_its_workers_have(tmp_path: Path) -> No
     assert told["AUTOCODER_LEDGER_URL"] == stack.database("autocoder", "ledger", "psycopg")
     assert told["AUTOCODER_HOME"] == str(tmp_path / "a folder" / "home")
     assert (told["PREFECT_API_URL"], told["PREFECT_API_AUTH_STRING"]) == (stack.api, stack.auth)
+
+
+def test_prefects_pages_connect_to_their_own_server_alone(tmp_path: Path) -> None:
+    """As the server serves them from the stack's copy, both of its pages: before any script, and once."""
+    with temporary_settings({PREFECT_UI_STATIC_DIRECTORY: str(tmp_path), PREFECT_UI_ENABLED: True}):
+        client = TestClient(create_ui_app(ephemeral=False))
+    scripts_stack.close_pages(tmp_path)
+    scripts_stack.close_pages(tmp_path)
+    for address in ("/v2/", "/v2/runs", "/runs"):
+        page = client.get(address, headers={"Accept": "text/html"}).text
+        assert page.count("Content-Security-Policy") == 1, address
+        assert page.index(scripts_stack.CONNECT_TO_SELF) < page.index("<script"), address
+
+
+def test_no_server_shows_advertisements(tmp_path: Path) -> None:
+    """Neither the stack's nor the composed one."""
+    name = "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT"
+    assert scripts_stack.Stack(tmp_path / "stack", "", "").base[name] == "false"
+    assert f"{name}=false" in (ROOT / "deployments" / "server.env").read_text().splitlines()
 
 
 def _blocks(language: str) -> list[str]:

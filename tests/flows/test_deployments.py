@@ -6,22 +6,34 @@ import asyncio
 import copy
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 import yaml
+from prefect import flow
+from prefect.client.orchestration import get_client
 from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.flow_engine import run_flow
 from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.utilities.schema_tools import validate
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
+from pydantic import ValidationError
 
-from flows.commands.profiles import available, load_profile, parameters
+from flows.commands.profiles import load_profile, parameters, profile_names
+from flows.formal import FormalForm
 from flows.housekeeping import RESUMED
-from flows.server import automations, form
-from flows.server.form import RetrainForm
+from flows.retrain import retrain
+from flows.server import automations
+from flows.server.form import RetrainForm, with_own_population
 from storage.errors import InputError
+from tasks.auditing.trials import TrialRange
+from tasks.coding.shards import Pieces
+from tasks.comparing.shards import SeedAndTarget
+from tasks.fitting.risks import Draws
+from tasks.parameters import RetrainParameters
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
@@ -31,45 +43,64 @@ GIVEN: dict[str, dict[str, Any]] = {
     "audit": {"plan": "PLAN.json"},
     "diagnose": {"plan": "PLAN.json"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
-    "code-shard": {
-        "shard": {
-            **{"data": "/n/in.csv", "out": "/n/out.csv", "columns": ["Text"], "template": None, "bundle": "/b/1"},
-            **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None, "crosswalk": None},
-            **{"append": False, "first": 0, "end": 2, "job": "0" * 64, "key": "0" * 32},
-        }
-    },
-    "trials-shard": {
-        "shard": {
-            "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
-            "inputs": {"pool": {"kind": "audit-pool", "uri": "file:///w/stages/audit-pool/k", "sha256": "0" * 64}},
-            "key": "0" * 32,
-        }
-    },
-    "branch-shard": {
-        "shard": {
-            "at": {"seed": 1, "target": 4.0},
-            "inputs": {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}},
-            "key": "0" * 32,
-        }
-    },
-    "risk-shard": {
-        "shard": {
-            "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
-            "inputs": {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}},
-            "key": "0" * 32,
+    "formal": {
+        "parameters": {
+            **{"source": "r.csv", "codelist": "none", "text_columns": ["Job title"], "label_column": "Code"},
+            **{"population": "jobs", "target_epsilon": 5},
         }
     },
 }
 """What a form asks for beyond its defaults."""
+INPUTS = {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}}
+SHARDS: dict[str, dict[str, Any]] = {
+    "pieces": {
+        **{"data": "/n/in.csv", "out": "/n/out.csv", "columns": ["Text"], "template": None, "bundle": "/b/1"},
+        **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None, "crosswalk": None},
+        **{"append": False, "first": 0, "end": 2, "job": "0" * 64},
+    },
+    "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
+    "branch": {"seed": 1, "target": 4.0},
+    "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
+}
+"""Settings of each kind of shard."""
+
+
+def shard_of(kind: str, **changed: Any) -> dict[str, Any]:
+    return {"shard": {"settings": SHARDS[kind] | changed, "inputs": copy.deepcopy(INPUTS), "key": "0" * 32}}
+
+
+GIVEN |= {"shard": shard_of("branch"), "gpu": shard_of("draws")}
 
 
 def flow_of(name: str) -> Flow[Any, Any]:
     return load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
 
 
-def filled(name: str) -> dict[str, Any]:
-    """The form as it is sent when nobody changes it, but for what must be given."""
+def given(name: str) -> dict[str, Any]:
+    """Returns the deployment's own values, with what must be given."""
     return copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
+
+
+def filled(name: str) -> dict[str, Any]:
+    """Returns the form as Prefect's page sends it when nobody changes it, but for what must be given.
+
+    The page puts the schema's default into every field that the deployment leaves out, in sections too.
+    """
+    schema = flow_of(name).parameters.model_dump()
+    return with_defaults(given(name), schema, schema["definitions"])
+
+
+def with_defaults(values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Returns values with the schema's defaults for those that are left out."""
+    result = dict(values)
+    for name, entry in schema.get("properties", {}).items():
+        section = definitions.get(entry.get("$ref", "").rpartition("/")[2])
+        value = result.get(name, entry.get("default"))
+        if section is not None and "properties" in section:
+            result[name] = with_defaults(value or {}, section, definitions)
+        elif name in result or "default" in entry:
+            result[name] = copy.deepcopy(value)
+    return result
 
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
@@ -85,12 +116,39 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
 @pytest.mark.parametrize("crosswalk", ["/n/walk.csv", {"nature": "/n/nature=1.csv", "event": "/n/event.csv"}])
 def test_a_shard_takes_a_crosswalk_of_each_field(crosswalk: object) -> None:
     """A file of the only field, or one a field; no list, which would not say whose they are."""
-    flow = flow_of("code-shard")
-    values = {"shard": GIVEN["code-shard"]["shard"] | {"crosswalk": crosswalk}}
+    flow = flow_of("shard")
+    values = shard_of("pieces", crosswalk=crosswalk)
     assert validate(values, flow.parameters.model_dump()) == []
-    assert flow.validate_parameters(values)["shard"].crosswalk == crosswalk
-    values["shard"]["crosswalk"] = ["/n/walk.csv"]
-    assert validate(values, flow.parameters.model_dump()) != []
+    assert flow.validate_parameters(values)["shard"].settings.crosswalk == crosswalk
+    assert validate(shard_of("pieces", crosswalk=["/n/walk.csv"]), flow.parameters.model_dump()) != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("draws", Draws), ("trials", TrialRange), ("branch", SeedAndTarget), ("pieces", Pieces)],
+)
+def test_the_settings_of_a_shard_say_what_it_computes(kind: str, settings: type) -> None:
+    """Each kind is one of the four, and is no other; a field of another kind is refused."""
+    flow = flow_of("shard")
+    assert type(flow.validate_parameters(shard_of(kind))["shard"].settings) is settings
+    schema = flow.parameters.model_dump()
+    assert validate(shard_of(kind), schema) == []
+    for other in SHARDS.keys() - {kind}:
+        assert validate({"shard": {**shard_of(kind)["shard"], "settings": SHARDS[kind] | SHARDS[other]}}, schema) != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("draws", {"purpose": "release"}),
+        ("pieces", {"end": 0}),
+        ("trials", {"end": 0}),
+        ("branch", {"seed": -1}),
+    ],
+)
+def test_wrong_settings_of_a_shard_are_refused(kind: str, changed: dict[str, Any]) -> None:
+    """By the schema that the server checks when a run is requested."""
+    assert validate(shard_of(kind, **changed), flow_of("shard").parameters.model_dump()) != []
 
 
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
@@ -118,15 +176,16 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("demo", "parameters.advanced.model.trainable", "everything"),
         ("demo", "parameters.mechanism", "none"),
         ("osha-formal", "parameters.target_epsilon", 0),
+        ("formal", "parameters.target_epsilon", None),
+        ("formal", "parameters.source", ""),
+        ("formal", "parameters.population", "no blanks, please"),
+        ("formal", "parameters.text_columns", []),
         ("paper", "parameters.advanced.release.deployment", "release"),
         ("audit", "settings.trials", -1),
         ("release", "plan", None),
         ("osha-head", "fan_out", {"shards": 0}),
-        ("risk-shard", "shard.draws.purpose", "release"),
-        ("risk-shard", "shard.key", "../elsewhere"),
-        ("code-shard", "shard.end", 0),
-        ("trials-shard", "shard.trials.end", 0),
-        ("branch-shard", "shard.at.seed", -1),
+        ("gpu", "shard.key", "../elsewhere"),
+        ("shard", "shard.key", "../elsewhere"),
         ("audit", "fan_out", {"shards": 0}),
         ("code-batch", "fan_out", {"shards": 0}),
         ("demo", "device", "tpu9"),
@@ -151,16 +210,26 @@ def test_wrong_values_are_refused_by_the_form(name: str, path: str, value: Any) 
     assert validate(content, flow_of(name).parameters.model_dump()) != []
 
 
-INGESTED = {name: load_profile(name)["data"]["ingest"] for name in available()}
-RETRAINED = [name for name, own in INGESTED.items() if own.get("kind", "text") == "text" and not own.get("fields")]
+INGESTED = {name: load_profile(name)["data"]["ingest"] for name in profile_names()}
+RETRAINED = [
+    name
+    for name, own in INGESTED.items()
+    if own.get("kind", "text") == "text" and not own.get("fields") and name != "formal"  # of nobody's records
+]
 """Models on tables and images, and of several fields, have no bundle, so that nothing retrains them."""
 
 
 @pytest.mark.parametrize("profile", RETRAINED)
 def test_each_profile_is_a_deployment_with_its_values(profile: str) -> None:
-    """The form of `retrain/<profile>` starts from the profile; files and release are the deployment's own."""
-    values = filled(profile)["parameters"]
+    """The form of `retrain/<profile>` starts from the profile; files and release are the deployment's own.
+
+    So are a cap and a minimum of nothing: the page would send those of stratified sampling.
+    """
+    values = given(profile)["parameters"]
     del values["advanced"]["release"], values["source"], values["codelist"]
+    sampling = values["advanced"]["sampling"]
+    if sampling.get("sampling") == "per-record":
+        assert (sampling.pop("cap_per_code"), sampling.pop("min_per_code")) == (None, 1)
     assert values == RetrainForm.values(load_profile(profile))
 
 
@@ -182,24 +251,51 @@ def test_the_form_begins_with_the_records_and_ends_with_what_a_profile_settles()
     schema = flow_of("demo").parameters.model_dump()
     for name, section in schema["definitions"].items():
         fields = section.get("properties", {})
-        if name not in ("FanOut", "Spread", "FieldColumns"):
+        if name not in ("FanOut", "ShardSettings", "FieldColumns"):
             assert [entry["position"] for entry in fields.values()] == list(range(len(fields))), name
     first = list(schema["definitions"]["RetrainForm"]["properties"])
     assert first[:6] == ["source", "codelist", "text_columns", "label_column", "date_column", "population"]
     assert first[-4:] == ["mechanism", "target_epsilon", "release", "advanced"]
 
 
-def test_a_deployment_lends_its_population_to_no_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As no profile does; with names of their own they pass."""
-    own = filled("osha-head")["parameters"]
-    monkeypatch.setattr(form, "deployment", SimpleNamespace(id="x", parameters={"parameters": own}))
-    form.refuse_borrowed_names(RetrainForm.model_validate(own).parameters())
-    other = own | {"text_columns": ["title"], "label_column": "code"}
+def run_of(url: str, name: str, run_flow_of: Flow[Any, Any], values: dict[str, Any], **others: Any) -> Any:
+    """Runs a flow as a run of the deployment, which the server holds with its own values."""
+    settings: dict[Any, Any] = {PREFECT_API_URL: url, PREFECT_LOGGING_TO_API_ENABLED: False}
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        flow_id = client.create_flow(run_flow_of)
+        deployment = client.create_deployment(flow_id, name=f"own-{name}", parameters=given(name))
+        run = client.create_flow_run_from_deployment(deployment, parameters={"parameters": values, **others})
+        return run_flow(run_flow_of, flow_run=run)
+
+
+@flow(name="parameters-of-the-run")
+def parameters_of_the_run(parameters: RetrainForm) -> RetrainParameters:
+    """Returns what a retrain would work with."""
+    return with_own_population(parameters.parameters())
+
+
+def test_a_deployment_lends_its_population_to_no_other_columns(server: str, tmp_path: Path) -> None:
+    """At a real server, by the retrain itself: a run's values are not compared with themselves."""
+    theirs = filled("osha-head")["parameters"] | {"source": str(tmp_path / "missing.csv"), "codelist": None}
+    other = theirs | {"text_columns": ["title"], "label_column": "code"}
     for names in ({}, {"population": "jobs"}, {"classification": "SOC"}):
-        with pytest.raises(InputError, match=r"population|classification"):
-            form.refuse_borrowed_names(RetrainForm.model_validate(other | names).parameters())
-    named = other | {"population": "jobs", "classification": "SOC"}
-    form.refuse_borrowed_names(RetrainForm.model_validate(named).parameters())
+        with pytest.raises(InputError, match=r"population|classification: the form has other columns"):
+            run_of(server, "osha-head", retrain, other | names, home=str(tmp_path))
+
+
+def test_other_records_get_nothing_that_the_deployment_says_of_its_own(server: str) -> None:
+    """With names of their own they pass: not public, split by share, with the plain sentence, and nothing at once."""
+    theirs = filled("osha-formal")["parameters"] | {"source": "r.csv", "codelist": "c.csv", "target_epsilon": 5.0}
+    same = run_of(server, "osha-formal", parameters_of_the_run, theirs)
+    assert same == RetrainForm.model_validate(theirs).parameters()
+    assert (same.data.public, str(same.data.ingest.train_before)) == (True, "2016-05-01")
+    columns = {"text_columns": ["title"], "label_column": "code", "classification": "SOC"}
+    for names in ({"population": "jobs"}, {"population": "jobs"} | columns):
+        run = run_of(server, "osha-formal", parameters_of_the_run, theirs | names)
+        assert (run.data.public, run.data.ingest.train_before, run.model.prior_sentence) == (False, None, "")
+    demo = filled("demo")["parameters"] | {"source": "r.csv", "codelist": "c.csv"}
+    assert run_of(server, "demo", parameters_of_the_run, demo).release.enabled
+    assert not run_of(server, "demo", parameters_of_the_run, demo | {"population": "jobs"}).release.enabled
 
 
 def test_dead_runs_of_every_flow_are_found() -> None:
@@ -227,6 +323,75 @@ def test_every_retrain_asks_the_release_deployment() -> None:
     asked = {d["name"]: d["parameters"]["parameters"] for d in retrains}
     assert all(p["advanced"]["release"] == {"deployment": "release/release"} for p in asked.values())
     assert [name for name, p in asked.items() if p.get("release")] == ["demo"]
+
+
+def test_the_form_for_your_own_records_asks_for_what_a_run_needs() -> None:
+    """Six fields, all required and none filled in, and one text for the rest; the deployment lends nothing."""
+    assert "parameters" not in DEPLOYMENTS["formal"]
+    schema = flow_of("formal").parameters.model_dump()
+    assert list(schema["properties"]) == schema["required"] == ["parameters"]
+    form = schema["definitions"]["FormalForm"]
+    required = ["source", "codelist", "text_columns", "label_column", "population", "target_epsilon"]
+    assert form["required"] == required
+    assert list(form["properties"]) == [*required, "advanced"]
+    assert not any("default" in form["properties"][name] for name in required)
+
+
+def test_the_form_for_your_own_records_becomes_the_profile() -> None:
+    """As the command would have it, with and without a list; the rest comes from YAML, and no field is set twice."""
+    values = GIVEN["formal"]["parameters"]
+    named = {"text": ["Job title"], "label": "Code", "population": "jobs"}
+    settings = ["release.deployment=release/release", "formal.target_epsilon=5.0"]
+    plain = FormalForm.model_validate(values)
+    assert plain.parameters() == parameters("formal", settings, data=Path("r.csv"), named=named)
+    assert plain.parameters().model.prior == "none"
+    yaml_text = "data: {classification: SOC, classification_version: '2.010', ingest: {date_column: Day}}"
+    extra = {"codelist": "c.csv", "advanced": yaml_text}
+    more = FormalForm.model_validate(values | extra).parameters()
+    named |= {"classification": "SOC", "classification-version": "2.010", "date": "Day"}
+    assert more == parameters("formal", settings, data=Path("r.csv"), codelist=Path("c.csv"), named=named)
+    assert more.model.prior == "titles"
+    for wrong, words in (
+        ("data: {population: others}", "data.population has a field of its own"),
+        ("fit: {adamw: {epocs: 3}}", "Did you mean fit.adamw.epochs"),
+        ("[1, 2]", "must be a mapping"),
+        ("a: {b", "is not YAML"),
+    ):
+        with pytest.raises(ValidationError, match=words):
+            FormalForm.model_validate(values | {"advanced": wrong})
+
+
+def test_a_server_refuses_a_form_without_records(server: str) -> None:
+    """At once, when the form is sent: no run comes of it."""
+    own = flow_of("formal")
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        deployment = client.create_deployment(
+            client.create_flow(own),
+            name="own-formal",
+            parameter_openapi_schema=own.parameters.model_dump(),
+            enforce_parameter_schema=True,
+        )
+        given_values = GIVEN["formal"]["parameters"]
+        for name in given_values:
+            lacking = {key: value for key, value in given_values.items() if key != name}
+            with pytest.raises(PrefectHTTPStatusError, match="409"):
+                client.create_flow_run_from_deployment(deployment, parameters={"parameters": lacking})
+        run = client.create_flow_run_from_deployment(deployment, parameters={"parameters": given_values})
+        client.delete_flow_run(run.id)
+
+
+def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
+    """The quarterly retrain has the values of its form and an epsilon, since nobody is there to give one."""
+    planned = {
+        name: schedule["parameters"]["parameters"]
+        for name, entry in DEPLOYMENTS.items()
+        for schedule in entry.get("schedules", ())
+        if entry["entrypoint"] == "flows.retrain.retrain"
+    }
+    assert sorted(planned) == ["osha-formal"]
+    assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}
+    form = RetrainForm.model_validate(planned["osha-formal"] | {"source": "r.csv", "codelist": "c.csv"})
+    assert form.parameters().formal is not None
 
 
 def test_automations_are_what_prefect_takes() -> None:
@@ -260,4 +425,4 @@ def test_a_run_sets_neither_its_environment_nor_its_command() -> None:
         assert (made.env, made.command, made.working_dir) == ({}, None, None)
         assert heard(prefects, values).env == {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "Prefect's own hears it"
     template = own
-    assert not set(automations.OF_THE_WORKER) & set(template["variables"]["properties"])
+    assert not set(automations.WORKER_VARIABLES) & set(template["variables"]["properties"])

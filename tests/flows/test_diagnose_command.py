@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_process import Told, command
+from in_process import CommandRunner, command
 from jobs import Job
 
 from storage.errors import InputError
@@ -51,7 +51,7 @@ def test_diagnose_writes_one_private_page_and_releases_nothing(job: Job) -> None
     assert not list((job.home / "bundles").glob("*"))
 
 
-def test_diagnose_refuses_what_it_cannot_leave_out(job: Job, told: Told) -> None:
+def test_diagnose_refuses_what_it_cannot_leave_out(job: Job, told: CommandRunner) -> None:
     """A head on the first token has no batched refit; the text names the option that leaves it out."""
     code, error = told("diagnose", *job.options(), "--home", job.home, "--set", "model.pooling=first", "--quiet")
     assert (code, error.count("\n")) == (2, 1), error
@@ -65,7 +65,7 @@ def test_a_target_is_searched_planned_and_audited(job: Job) -> None:
     target = replace(job, settings=(*job.settings, "pseudo_posterior.target_epsilon=3"))
     dry = json.loads(job.run("--dry-run", "--json", "--target-epsilon", "3").stdout)
     assert "at most 8" in dry["search"]
-    assert [stage["stage"] for stage in dry["stages"]][-1] == "risk weights"
+    assert [stage["stage"] for stage in dry["stages"]][-1] == "risks"
     assert json.loads(job.run("--dry-run", "--json").stdout)["search"] is None
 
     done = job.run("--target-epsilon", "3", "--quiet", "--json")

@@ -10,16 +10,16 @@ import pytest
 import tiny_jobs
 
 import flows.diagnose
-from tasks.auditing.run import as_retrained
+from tasks.auditing.run import settle_parameters
 from tasks.auditing.settings import choose_branches
 from tasks.branches import search
-from tasks.branches.branch import CompareParameters, standard
-from tasks.branches.outcome import Study
-from tasks.branches.swag_chain import Chain, chain, parameters_of
+from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.experiment import Study
+from tasks.branches.swag_chain import Chain, run_chain
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
-from tasks.releasing import prefect_page, publish
+from tasks.releasing import ledger_records, prefect_page
 from tasks.running import progress
 from tasks.running.stage import Context, run_step
 
@@ -61,9 +61,7 @@ def sensitivity(made: Chain) -> float:
 def artifacts(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, str]:
     """The Markdown that goes to Prefect's page, by key."""
     texts: dict[str, str] = {}
-    monkeypatch.setattr(module, "create_markdown_artifact", lambda key, markdown, **_: texts.update({key: markdown}))
-    if hasattr(module, "create_table_artifact"):
-        monkeypatch.setattr(module, "create_table_artifact", lambda **_: None)
+    monkeypatch.setattr(module, "publish_markdown", lambda key, markdown, **_: texts.update({key: markdown}))
     return texts
 
 
@@ -107,7 +105,7 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     assert not any("epsilon" in figures for figures in lines.shown.values())
     refs: Any = {"dataset": made.dataset, "evaluated": made.evaluated, "measured": made.measured}
     with progress.listening(lines):
-        publish.record_internal(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
+        ledger_records.record_retrain(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
 
 
@@ -124,12 +122,12 @@ def test_a_bound_is_a_records_share_of_the_units_target(
     assert (claim.epsilon, claim.sensitivity, claim.max_records_per_unit) == (6.0, 1.0, 3)
     planned.check(context)
     how: Any = {"do": None, "prefect_run_id": None}
-    same, shared = as_retrained(context, bounded, CompareParameters(), **how)
+    same, shared = settle_parameters(context, bounded, Terms(), **how)
     assert shared.target_epsilon == 6.0
-    (branch,) = choose_branches("release", same, standard())
+    (branch,) = choose_branches("release", same, standard_branches())
     facts, ref = {"train": 100, "label_space": 5}, made.dataset
     study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=6.0)
-    assert parameters_of(study, branch, bounded.fit.seed) == bounded
+    assert study.at(branch).parameters == bounded
 
 
 def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path) -> None:
@@ -140,12 +138,7 @@ def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters,
     aimed: Any = chosen.model_copy(update={"pseudo_posterior": config})
     lines = Lines()
     with progress.listening(lines):
-        settled = search.settle(
-            context,
-            aimed,
-            lambda tried, rounds: chain(tried, lambda step: run_step(context, step), rounds=rounds),
-            prefect_run_id=None,
-        )
-    again = chain(settled, lambda step: run_step(context, step), rounds=settled.rounds)
+        settled = search.meet_target(context, aimed, lambda step: run_step(context, step), prefect_run_id=None)
+    again = run_chain(settled, lambda step: run_step(context, step), rounds=settled.rounds)
     assert lines.shown["search"]["epsilon"] == pytest.approx(6 * sensitivity(again))
     assert lines.shown["search"]["epsilon"] <= target

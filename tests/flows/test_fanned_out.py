@@ -25,11 +25,11 @@ from jobs import Job, environment, prefect_server
 from real_workers import kill_a_run, online, runs_of, workers
 from sqlalchemy.pool import NullPool
 
-from storage.tables.reading import survey
+from storage.tables.reader import survey
 from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters, choose_branches
-from tasks.branches.branch import CompareParameters, standard
-from tasks.branches.origin import Origin
+from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.plan import Origin
 from tasks.coding import shards as coding_shards
 from tasks.coding.coder import Coder
 from tasks.coding.job import run as code_alone
@@ -124,6 +124,11 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
+def shards_of(house: str, setting: str) -> list[dict[str, Any]]:
+    """Runs of shards that have this setting."""
+    return [run for run in runs_of(house, "shard") if setting in run["parameters"]["shard"]["settings"]]
+
+
 def manifests(home: Path, *names: str) -> dict[str, bytes]:
     """Of the finished stages of these names: they hold the digest of every file."""
     root = home / "private" / "stages"
@@ -135,10 +140,10 @@ def manifests(home: Path, *names: str) -> dict[str, bytes]:
 CODE = """
 import json, sys
 from flows.code_batch import code_batch
-from tasks.parameters import Spread
+from tasks.parameters import ShardSettings
 data, out, bundle = sys.argv[1:]
 coded = code_batch(data=data, out=out, bundle=bundle, column="Text", top_k=2, threshold=0.5,
-                   fan_out=Spread(shards=4, patience_seconds=1000))
+                   fan_out=ShardSettings(shards=4, patience_seconds=1000))
 print(coded.model_dump_json())
 """
 
@@ -159,13 +164,13 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     expected = code_alone(coder, job)
     with two_workers(house, tmp_path) as site:
         process = asked(site, CODE, source, tmp_path / "out.csv", tiny_bundle)
-        killed = kill_a_run(house, "code-shard", site.started)
+        killed = kill_a_run(house, "shard", site.started)
         told = json.loads(ended(process))
-        runs = {run["id"]: run for run in runs_of(house, "code-shard")}
+        runs = {run["id"]: run for run in shards_of(house, "job")}
         resumed = _by_command(site, source, tmp_path / "typed.csv", tiny_bundle)
     assert (tmp_path / "typed.csv").read_bytes() == alone.read_bytes()
     assert resumed >= 2048, "at least the piece that was there"
-    asked_for = [run for run in runs_of(house, "code-shard") if run["id"] not in runs]
+    asked_for = [run for run in shards_of(house, "job") if run["id"] not in runs]
     assert len(asked_for) == 4, "the second command took over what the first had asked for"
     assert (tmp_path / "out.csv").read_bytes() == alone.read_bytes()
     assert (told["rows"], told["needs_review"]) == (expected.rows, expected.review)
@@ -207,13 +212,12 @@ def test_an_audit_whose_reruns_two_workers_do(
     """
     here = finished.copy(tmp_path / "alone")
     planned, origin = Origin.of(_with_settings(here, finished))
-    compare = origin.compare.model_copy(update={"seeds": 1})
-    chosen = choose_branches(origin.branch, origin.parameters, compare.known)
+    chosen = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
     context = Context(home=str(here.home), device="cpu")
     alone = auditing.run(
         context,
         origin.parameters,
-        compare,
+        origin.terms,
         AuditParameters.model_validate(AUDIT),
         chosen,
         do=partial(run_step, context),
@@ -230,18 +234,18 @@ def test_an_audit_whose_reruns_two_workers_do(
         process = subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
         )
-        killed = kill_a_run(house, "trials-shard", site.started, with_worker=True)
+        killed = kill_a_run(house, "shard", site.started, with_worker=True)
         told = json.loads(ended(process))
     names = ("audit-pool", "audit-trials", "audit")
     assert manifests(there.home, *names) == manifests(here.home, *names)
     (mine,), (theirs,) = told["branches"], json.loads(alone.model_dump_json())["branches"]
     own = ("curves", "ledger_sequence")
     assert {k: v for k, v in mine.items() if k not in own} == {k: v for k, v in theirs.items() if k not in own}
-    runs = {run["id"]: run for run in runs_of(house, "trials-shard")}
+    runs = {run["id"]: run for run in shards_of(house, "unit")}
     assert runs[killed]["state_type"] == "CRASHED"
     assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 3 + ["CRASHED"]
     for run in runs.values():
-        assert set(run["parameters"]["shard"]) == {"trials", "inputs", "key"}
+        assert set(run["parameters"]["shard"]) == {"settings", "inputs", "key"}
         assert shared["AWS_SECRET_ACCESS_KEY"] not in json.dumps(run)
 
 
@@ -254,8 +258,8 @@ def test_a_comparison_whose_branches_two_workers_run(
     here = finished.copy(tmp_path / "alone")
     wanted = parameters("demo", list(here.settings), data=here.data, codelist=here.codelist)
     context = Context(home=str(here.home), device="cpu")
-    settings = CompareParameters(seeds=1, epochs=2, target_epsilon=4)
-    chosen = tuple(standard()[name] for name in BRANCHES)
+    settings = Terms(epochs=2, target_epsilon=4)
+    chosen = tuple(standard_branches()[name] for name in BRANCHES)
     alone = comparison.run(context, wanted, settings, chosen, do=partial(run_step, context))
 
     there = finished.copy(tmp_path / "home")
@@ -267,12 +271,12 @@ def test_a_comparison_whose_branches_two_workers_run(
             [*command, "--spread", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
         )
         told = json.loads(ended(process))
-    expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes)]
+    expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes, context)]
     assert told["branches"] == expected
     names = ("branch-fit", "predictions", "scores", "swag")
     assert manifests(there.home, *names) == manifests(here.home, *names)
-    runs = runs_of(house, "branch-shard")
+    runs = shards_of(house, "target")
     assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
-    assert all(set(run["parameters"]["shard"]) == {"at", "inputs", "key"} for run in runs)
+    assert all(set(run["parameters"]["shard"]) == {"settings", "inputs", "key"} for run in runs)
     made = [path for i in range(2) for path in (tmp_path / f"worker-{i}").rglob("branch-shard/*/manifest.json")]
     assert len(made) == 2, "on the workers"

@@ -13,7 +13,7 @@ from jobs import Job
 from sealed_bundle import Sealed
 
 from storage.bundle import folder
-from storage.egress.allowed import CONTENT
+from storage.egress.allow_list import CONTENT
 
 
 def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
     )
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr
-    assert "free space" in full.stderr
+    assert "Free space" in full.stderr
     assert list((job.home / "bundles").iterdir()) == []
     assert job.releases() == [], "what the bundle needs is tried before anything is charged"
     done = job.run()

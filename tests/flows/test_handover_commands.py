@@ -15,7 +15,7 @@ from sealed_bundle import Sealed
 
 from flows.code_batch import code_batch
 from storage.errors import StorageError
-from tasks.coding.coder import Coder, require_standing
+from tasks.coding.coder import Coder, require_not_revoked
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
 
     from storage.bundle.folder import PROOF, SIGNATURE, content_files
 
-    key = sealed.verifier.key
+    key = sealed.trust.pinned
     assert key
     code, out, _ = run("verify", sealed.folder, "--key", key)
     assert code == 0
@@ -35,7 +35,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     weights = folder / "2_Dense" / "model.safetensors"
     save_file({name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in load_file(weights).items()}, weights)
     code, _, err = run("verify", folder, "--key", key, "--no-golden")
-    assert (code, "2_Dense/model.safetensors: is not as it was signed" in err) == (1, True)
+    assert (code, "2_Dense/model.safetensors: was changed since it was signed" in err) == (1, True)
     from storage.artifacts import digest
     from storage.bundle.proof import proof_of
     from storage.ledger.heads import load_private_key
@@ -48,7 +48,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     assert run("verify", folder, "--key", key, "--no-golden")[0] == 0
     code, _, err = run("verify", folder, "--key", key)
     assert code == 1
-    assert "golden.jsonl: narrative 1: the model answers otherwise" in err
+    assert "golden.jsonl: narrative 1: the model gives another answer" in err
 
 
 def far_ids(tokenizer: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
     handed = ("handover", release, "--out", tmp_path / "outbox", "--home", sealed.home)
     for arguments, problem in (
         (("verify", sealed.folder), "--key"),
-        (("verify", tmp_path / "none", "--key", sealed.verifier.key), "no such bundle"),
+        (("verify", tmp_path / "none", "--key", sealed.trust.pinned), "does not exist"),
         (("handover", "--home", sealed.home), "--to"),
         (("handover", "--list", "--home", tmp_path), "no ledger at"),
         ((*handed, "--to", "x" * 201), "--to: give a name"),
@@ -105,7 +105,8 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     home, text = ("--home", house), "Employee fell from a ladder."
     _, out, _ = run("handover", release, "--to", "Statistics Office", "--out", tmp_path, "--json", *home)
     bundle = ("--bundle", json.loads(out)["archive"])
-    assert run("code", text, *bundle, *home)[0] == 0
+    status, _, answered_by = run("code", text, *bundle, *home)
+    assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
     for given in (home, (*bundle, *home)):
         with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list .*--allow-revoked"):
@@ -117,7 +118,7 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
 def test_a_worker_without_the_ledger_is_told_what_was_revoked(
     sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the ledger's address and no password, as in a container: the list beside the bundles says it. The
+    """It has the ledger's address and no password, as in a container: the roots beside the bundles say it. The
     deployment has the same way out as the command.
     """
     release = str(sealed.row.release_id)
@@ -125,9 +126,9 @@ def test_a_worker_without_the_ledger_is_told_what_was_revoked(
     coder = Coder.open(house / "bundles" / release)
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
     with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
-        require_standing(coder, house, otherwise="x")
+        require_not_revoked(coder, house, otherwise="x")
     monkeypatch.setenv("AUTOCODER_LEDGER_CLOSED", "yes")
-    require_standing(coder, house, otherwise="x")
+    require_not_revoked(coder, house, otherwise="x")
     with monkeypatch.context() as patch:
         patch.delenv("AUTOCODER_LEDGER_URL")
         run("revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house)
@@ -138,14 +139,14 @@ def test_a_worker_without_the_ledger_is_told_what_was_revoked(
         code_batch.fn(**job)
     assert not list(tmp_path.glob("*out.csv*"))
     assert code_batch.fn(**job, allow_revoked=True).rows == 1
-    (house / "bundles" / ".revocations.json").write_text("{}")
-    with pytest.raises(StorageError, match="no revocation list"):
-        require_standing(coder, house, otherwise="x")
+    (house / "bundles" / ".roots.json").write_text("{}")
+    with pytest.raises(StorageError, match="not a file of roots"):
+        require_not_revoked(coder, house, otherwise="x")
 
 
 def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
-    """From the workspace to a partner and back: the archive verifies until the list says otherwise."""
-    release, key = str(sealed.row.release_id), sealed.verifier.key
+    """From the workspace to a partner and back: the archive verifies until the roots say otherwise."""
+    release, key = str(sealed.row.release_id), sealed.trust.pinned
     assert key
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
     home = ("--home", house)
@@ -156,10 +157,12 @@ def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     assert run("verify", archive, "--key", key, "--no-golden")[0] == 0
     (entry,) = json.loads(run("handover", "--list", "--json", *home)[1])
     assert (entry["partner"], entry["revoked_on"]) == ("Statistics Office", None)
-    listed = tmp_path / "revocations.json"
-    _, out, _ = run("revoke", release, "--reason", "a test", "--out", listed, *home)
-    assert "tell Statistics Office" in out
-    code, out, _ = run("verify", archive, "--key", key, "--no-golden", "--revocations", listed, "--json")
+    roots = tmp_path / "roots.json"
+    _, out, _ = run("revoke", release, "--reason", "a test", "--out", roots, *home)
+    assert "handed to: Statistics Office" in out
+    code, out, _ = run(
+        "verify", archive, "--key", key, "--no-golden", "--roots", roots, "--state", tmp_path / "s", "--json"
+    )
     assert code == 1
     assert json.loads(out)["file"] == "privacy_statement.json"
     with pytest.raises(StorageError, match="was revoked"):

@@ -13,10 +13,15 @@ import torch
 import yaml
 
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Task
+from mechanisms.model.schema import FeatureColumn, FeatureSchema
+from mechanisms.privacy.claims import epsilon_of_one_replaced
 from storage.errors import InputError
+from tasks.branches.branch import standard_branches
 from tasks.imbalance import cell, page, run, suite, tables
 from tasks.imbalance.suite import Suite, TableSet
 
+SCHEMA = FeatureSchema(columns=(FeatureColumn(name="a", kind="numeric", bounds=(0, 1)),) * 2)
 SUITE = {
     "title": "small",
     "epsilons": [1, 5],
@@ -107,16 +112,56 @@ def test_claims_name_what_neighbours_are(folder: Path) -> None:
     assert tables.relation(cells[0]) == "none: not private"
 
 
+def test_every_epsilon_is_for_one_record_replaced(folder: Path) -> None:
+    """A descent whose claim is for a record added or removed gets the noise that costs the ε replaced: about half of it
+    in its own relation. As it plans itself, one record replaced would cost about twice the ε."""
+    table = suite.read_sets(small(), folder, ("tiny",))["tiny"]
+    descent = standard_branches()["weighted-descent"]
+    for epsilon in (0.5, 5.0):
+        fitted = cell.Fits(0.25).fit(table, descent, epsilon, 0, "k")
+        assert fitted.relation == "add-remove"
+        assert fitted.replaced is not None
+        assert fitted.claimed is not None
+        assert 0.99 * epsilon <= fitted.replaced <= epsilon * (1 + 1e-6)
+        assert fitted.claimed < 0.6 * epsilon
+        assert tables.relation(fitted) == f"δ 1/n² (add-remove: ε {fitted.claimed:.2g})"
+        task = Task(records=60, classes=2, target_epsilon=epsilon, delta=60**-2.0, features=3, columns=2)
+        plain = descent.mechanism.plan(task).event
+        assert plain is not None
+        unequal = epsilon_of_one_replaced(plain, delta=task.delta, records_per_unit=1)
+        assert unequal is not None
+        assert unequal > 1.8 * epsilon
+
+
+def test_the_papers_systems_are_ranked_where_all_of_them_ran() -> None:
+    """FTTransformer with a cell in one of forty pairs does not take the ranks of the others down to that pair."""
+    given = suite.load(suite.STANDARD)
+    names = ("objective", "weighted-objective-paper", "gem")
+    cells = [
+        made(name, 0.5 + 0.1 * at).model_copy(update={"set": place, "epsilon": epsilon})
+        for at, name in enumerate(names)
+        for place in given.sets
+        for epsilon in given.epsilons
+    ]
+    cells.append(made("ft-transformer", 0.9).model_copy(update={"set": "car_eval_34", "epsilon": 5.0}))
+    sets = {name: TableSet(name, torch.rand(4, 2), torch.tensor([0, 1, 0, 1]), SCHEMA, "", ()) for name in given.sets}
+    text = page.page(given, given.chosen, sets, cells, suite="imbalance.yaml", notes="")
+    assert "over the 40 of 40 pairs" in text
+    assert "Not ranked, with fewer pairs: FTTransformer" in text
+    assert "| GEM + XGBoost | 1.00 (1.45) |" in text
+
+
 def test_the_page_says_ranks_that_add_up(folder: Path) -> None:
     """And its cells lie beside it, which a later run takes up without fitting."""
     given, cells = small(), everything(folder)
     sets = suite.read_sets(given, folder, ("tiny",))
     page.write(folder / "small.md", given, given.chosen, sets, cells, suite="small.yaml")
     text = (folder / "small.md").read_text()
-    assert "replace-one, δ 0" in text
+    assert "| system | ε, one replaced | δ, and the claim |" in text
+    assert "| 1 | δ 0 |" in text
     assert "--suite deployments/suites/small.yaml" in text
     assert "| tiny | 80 | 16 | 4.0 | 2 | 3 |" in text
-    assert run.kept(page.cells_beside(folder / "small.md")) == {c.key: c for c in cells}
+    assert run.load_cells(page.cells_beside(folder / "small.md")) == {c.key: c for c in cells}
 
 
 def made(branch: str, auc: float, *, seed: int = 0) -> cell.Cell:
@@ -154,7 +199,7 @@ def test_a_wrong_file_is_refused_before_work(folder: Path, how: dict[str, str], 
 
 
 def test_an_empty_folder_says_what_belongs_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"lacks tiny\.csv; it has to hold one CSV a set"):
+    with pytest.raises(InputError, match=r"lacks tiny\.csv\. Provide one CSV per set"):
         suite.read_sets(small(), tmp_path, ("tiny",))
 
 
@@ -181,7 +226,11 @@ def test_the_command_from_option_to_page(folder: Path) -> None:
     assert json.loads(done.stdout)["cells"] == 4
     assert (folder / "p.md").is_file()
     assert ((folder / "home" / "private").stat().st_mode & 0o777) == 0o700
-    with pytest.raises(InputError, match="--branches: no `x`"):
+    done = CliRunner().invoke(cli.app, [*given, "--seeds", "1", "--epsilons", "1", "--json"])
+    assert json.loads(done.stdout)["cells"] == 2, "no branch limited to epsilon 5"
+    with pytest.raises(InputError, match="--epsilons: `2` is unknown"):
+        CliRunner().invoke(cli.app, [*given, "--epsilons", "2"], catch_exceptions=False)
+    with pytest.raises(InputError, match="--branches: `x` is unknown"):
         CliRunner().invoke(cli.app, [*given, "--branches", "x"], catch_exceptions=False)
 
 
@@ -192,20 +241,20 @@ def test_a_rare_class_is_thinned_in_training_alone(folder: Path) -> None:
     whole = suite.read_sets(given, folder, ("tiny",))["tiny"]
     labels = whole.labels.numpy()
     train = np.random.default_rng(0).permutation(60)
-    rows = cell.thinned(train, labels, 3)
+    rows = cell.thin(train, labels, 3)
     assert labels[rows].sum() == 3
     assert set(train) - set(rows) == set(train[labels[train] == 1][3:])
-    assert set(cell.thinned(train[::-1], labels, 3)) != set(rows)
-    branch, few = given.chosen["objective"], replace(whole, kept=3)
+    assert set(cell.thin(train[::-1], labels, 3)) != set(rows)
+    branch, few = given.chosen["objective"], replace(whole, training_minority=3)
     assert cell.key_of(few, branch, 1, 0, 0.25) != cell.key_of(whole, branch, 1, 0, 0.25)
     assert cell.Fits(0.25).fit(few, given.chosen["plain-logistic"], None, 0, "k").recall <= 1
-    with pytest.raises(MechanismError, match="keeps 90 training records of label 1, and the split has 12"):
-        cell.thinned(train, labels, 90)
+    with pytest.raises(MechanismError, match="requires 90 training records of label 1, and the split has 12"):
+        cell.thin(train, labels, 90)
 
 
 def test_the_suite_of_rare_classes_is_valid() -> None:
     """Three sets at four sizes each, within what their training halves hold."""
     given = suite.load(suite.STANDARD.with_name("rare.yaml"))
-    assert [one.kept for one in given.sets.values()] == [5, 10, 20, 50] * 3
-    assert all(one.kept < one.minority * 0.8 - 1 for one in given.sets.values() if one.kept)
+    assert [one.training_minority for one in given.sets.values()] == [5, 10, 20, 50] * 3
+    assert all(one.training_minority < one.minority * 0.8 - 1 for one in given.sets.values() if one.training_minority)
     assert list(given.chosen) == list(given.branches)

@@ -84,10 +84,10 @@ def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Pa
 WAITING = """
 import signal, sys, time
 from pathlib import Path
-from flows.server.settings import before_prefect
+from flows.server.settings import configure_prefect
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
-before_prefect(Path(sys.argv[1]), make_home=True)
-from flows.server.temporary import own_server
+configure_prefect(Path(sys.argv[1]), make_home=True)
+from flows.server.ephemeral import ephemeral_server
 from prefect import flow
 
 @flow
@@ -95,7 +95,7 @@ def waits():
     print("at work", flush=True)
     time.sleep(3000)
 
-with own_server():
+with ephemeral_server():
     waits()
 """
 
@@ -158,7 +158,7 @@ from pathlib import Path
 
 import model_signing.signing, sentence_transformers
 from flows.commands import profiles
-from tasks.branches.swag_chain import chain
+from tasks.branches.swag_chain import run_chain
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
@@ -168,12 +168,12 @@ home, data, codelist, *settings = sys.argv[1:]
 def release():
     parameters = profiles.parameters("demo", settings, data=Path(data), codelist=Path(codelist))
     context = Context(home=home, device="cpu")
-    made = chain(parameters, lambda step: step.find(context.store))
+    made = run_chain(parameters, lambda step: step.find(context.store))
     last = parameters.rounds[-1]
     planned = PlannedRelease.of_posterior(context, parameters, dataset=made.dataset, prepared=made.prepared,
                                           posterior=made.posteriors[last], measured=made.measured[last],
                                           prefect_run_id=None)
-    planned, _ = publish.keep_plan(context, planned, parameters.release)
+    planned, _ = publish.save_plan(context, planned, parameters.release)
     publish.release.fn(context, planned, parameters.release)
 
 def armed(point, when):

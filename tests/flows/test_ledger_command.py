@@ -2,13 +2,17 @@
 
 import csv
 import json
+import re
 import stat
 from decimal import Decimal
 
 import pytest
 from in_process import invoke
-from ledger_sites import make_plan
+from pseudo_terminal import seen
+from releases import make_plan
 
+from flows.commands import ledger_text as text
+from flows.commands.terminal import Column, table_lines
 from mechanisms.privacy.events import NonPrivateEvent, SwagPpmEvent
 from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
@@ -85,6 +89,94 @@ def test_list_gives_each_release_once_with_what_it_cost(home):
     assert (baseline["mechanism"], baseline["epsilon"]) == ("non-private", None)
     assert [row["state"] for row in listed(home, "--history")][1:4] == ["reserved", "drawn", "committed"]
     assert "committed" in run("list", "--home", home)
+    assert "non-private" not in run("list", "--home", home)
+    assert "2 other rows are not shown" in run("list", "--home", home)
+    assert "non-private" in run("list", "--home", home, "--all")
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_a_list_keeps_ids_and_amounts_whole_at_every_width(home, width):
+    """From a terminal: an id can be copied, no ε is cut or rounded down, and columns that are left out are named."""
+    released = [row for row in listed(home) if row["kind"] == "release"]
+    lines = seen(width, "ledger", "list", "--home", home)
+    assert max(map(len, lines[1:])) <= width, "the first line names the ledger's file"
+    head = next(line for line in lines if line.startswith("release"))
+    header = head.split()
+    assert {"release", "made", "state", "ε", "kind", "cohorts"} <= set(header)
+    for row in released:
+        (line,) = (line for line in lines if line.startswith(row["release_id"]))
+        assert "estimated" in line
+        amounts = re.findall(r"\d+\.\d{4}\b", line.partition("estimated")[0])
+        assert len(amounts) == 1 + ("ε replaced" in head), "of a draw both are 2 Delta"
+        for amount in amounts:
+            assert 0 <= Decimal(amount) - Decimal(row["epsilon"]) < Decimal("0.0001")
+    names = {"population", "label", "what", "neighbours", "δ", "Δ"}
+    (dropped,) = [line for line in lines if line.startswith("(not shown")] or [""]
+    assert {name for name in names if name not in header} == {
+        name for name in names if re.search(rf"\b{name}\b", dropped)
+    }
+    assert (width < 160) == bool(dropped)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_budget_in_four_lines_a_cohort(home, width):
+    """A heading a population; spent rounded up, left rounded down, how many more fit, and how they add up."""
+    lines = seen(width, "ledger", "budget", "--home", home)
+    assert max(map(len, lines)) <= width
+    assert "Budget of injuries (policy two populations), one record replaced" in lines
+    at = lines.index("2024 (estimated): spent ε 4.5000 of 5.0000")
+    assert lines[at + 1 : at + 5] == [
+        "  left ε 0.5000",
+        "  at this size about 0 more quarterly releases",
+        "  composition basic: the releases' epsilons and deltas are added",
+        "",
+    ]
+    assert "not yet used by injuries, each other cohort: estimated ε 10.0000, formal ε 8.0000 (δ 0.00001)" in " ".join(
+        lines
+    )
+
+
+def test_a_release_at_80_columns(home):
+    """Six sections in words; nothing is cut; the id in its first line is whole."""
+    release = listed(home)[1]["release_id"]
+    lines = seen(80, "ledger", "show", release, "--home", home)
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == f"Release {release}: committed"
+    text = " ".join(" ".join(lines).split())
+    for part in (
+        "What swag-ppm for population injuries, label first | quarter",
+        "about 86,210 records",
+        "Claim asymptotic-local, ε 4.5000",
+        "Δ 2.2500, over 500 draws",
+        "Cost 2023: ε",
+        "Rests on - SWAG stands for the posterior",
+        "Not protected - weights",
+        "History",
+    ):
+        assert part in text, part
+
+
+def test_amounts_and_cohorts_in_words():
+    """Spent is rounded up and what is left down; years that follow one another are a span."""
+    assert [text.spent(Decimal(value)) for value in ("4.999999", "8.12799501", "5", "1.00000000001")] == [
+        "5.0000", "8.1280", "5.0000", "1.0001",
+    ]  # fmt: skip
+    assert (text.left(Decimal("0.99999")), text.spent(None)) == ("0.9999", "–")
+    assert (text.delta(Decimal("0.00001234")), text.delta(Decimal("0.00001"))) == ("0.0000124", "0.00001")
+    assert (
+        text.cohorts(("2019", "2021", "2022", "2023", "2024-Q1", "2025", "2026"))
+        == "2019, 2021-2023, 2024-Q1, 2025, 2026"
+    )
+
+
+def test_a_table_breaks_nothing_that_must_stay_whole():
+    """Too narrow for its columns, it becomes lines; a wide name is broken and not cut; a pipe has no width."""
+    columns = [Column("id", ["0123456789abcdef"]), Column("name", ["a very long name of many words"], wraps=True)]
+    assert table_lines(columns, None) == ["id                name", "0123456789abcdef  a very long name of many words"]
+    narrow = table_lines(columns, 32)
+    assert narrow[1].startswith("0123456789abcdef  a very")
+    assert " ".join(line[18:] for line in narrow[1:]) == "a very long name of many words"
+    assert table_lines(columns, 20) == ["id: 0123456789abcdef", "name: a very long name of many words"]
 
 
 def test_show_tells_all_of_one_release(home):
@@ -235,7 +327,7 @@ def test_reading_where_there_is_no_ledger_makes_none(tmp_path, command):
 def test_migrate_makes_the_tables(tmp_path):
     """On SQLite the same command works, and has no roles to give rights to."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    assert "0005" in run("migrate", "--url", url)
+    assert "0001" in run("migrate", "--url", url)
     assert Ledger.open(url).rows() == []
     with pytest.raises(InputError, match="no roles"):
         run("migrate", "--url", url, "--app-role", "pipeline")

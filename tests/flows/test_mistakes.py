@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from in_process import Told, command
+from in_process import CommandRunner, command
 
 from storage.demo_data import write_demo_data
 from storage.ledger import Evaluation, Ledger
@@ -15,78 +15,92 @@ from storage.ledger import Evaluation, Ledger
 SECRET = "Worker Jane Roe lost a finger"
 
 
-def test_what_the_options_name_is_looked_at_first(told: Told, tmp_path: Path) -> None:
+def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path: Path) -> None:
     """A file in place of a folder, no folder, no text, no certificate."""
     file, policy, away = tmp_path / "file", tmp_path / "policy.yaml", tmp_path / "away" / "x.png"
     file.write_bytes(b"\xff\xfe\x00")
     policy.write_text("name: strict\ndefault: {asymptotic-local: {epsilon: 100}}\n")
     change = ("ledger", "change-policy", "--policy", policy, "--requester", "lead", "--reason", "start")
     serve = ("serve", "--no-key", "--allow-unsigned")
-    records = ("compare", "--data", file, "--codelist", file, "--home", tmp_path / "home")
+    records = ("compare", "--profile", "demo", "--data", file, "--codelist", file, "--home", tmp_path / "home")
     for arguments, said in (
         (("diagnose", "--home", file), f"--home {file}: it is a file"),
         (("status", "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", tmp_path / "home", "--approval", file), f"--approval {file}: it cannot be read as text"),
-        (("audit",), "PLAN: name the plan that a retrain ended with"),
-        (("diagnose", "--profile", "demo"), "PLAN: name the plan that a retrain ended with"),
-        (("audit", "--set", "data.source=away.csv", "--set", "data.sorce=x"), "parameters: data.sorce: no such"),
-        (("ledger", "list", "--home", tmp_path), f"no ledger at {tmp_path / 'ledger.db'}; the first retrain makes it"),
-        (("code", "x", "--home", tmp_path), f"no bundle in {tmp_path / 'bundles'}; `autocoder retrain` makes a plan"),
+        (("audit",), "PLAN: missing. Name the plan of a retrain"),
+        (("retrain", "--data", file), "--profile: missing. Choose formal (a proven epsilon; start here)"),
+        (("diagnose", "--profile", "demo"), "PLAN: missing. Name the plan of a retrain"),
+        (
+            ("audit", "--profile", "demo", "--set", "data.source=away.csv", "--set", "data.sorce=x"),
+            "parameters: data.sorce: unknown",
+        ),
+        (
+            ("ledger", "list", "--home", tmp_path),
+            f"no ledger at {tmp_path / 'ledger.db'}. The first retrain creates it",
+        ),
+        (("code", "x", "--home", tmp_path), f"no committed bundle in {tmp_path / 'bundles'}. Make a plan"),
         (("demo-data", "--out", file), f"--out: {file} is a file"),
-        (("drift", "now.csv", "--reference", "then.csv", "--plot", away), f"--plot: no folder {away.parent}"),
-        (("calibrate", "--data", file, "--out", away), f"--out: no folder {away.parent}"),
-        ((*records, "--results", away), f"--results: no folder {away.parent}"),
+        (
+            ("drift", "now.csv", "--reference", "then.csv", "--plot", away),
+            f"--plot: the folder {away.parent} does not exist",
+        ),
+        (("calibrate", "--data", file, "--out", away), f"--out: the folder {away.parent} does not exist"),
+        ((*records, "--results", away), f"--results: the folder {away.parent} does not exist"),
         ((*records, "--results", tmp_path), f"--results: {tmp_path} is a folder"),
-        ((*serve, "--tls-certificate", away, "--tls-key", file), f"--tls-certificate {away}: No such file"),
-        ((*serve, "--tls-certificate", file, "--tls-key", away), f"--tls-key {away}: No such file"),
-        ((*serve, "--tls-certificate", file, "--tls-key", file), f"--tls-certificate {file}: with --tls-key {file}"),
+        ((*serve, "--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from elsewhere. Put a proxy before it"),
+        ((*serve, "--allowed-host", "*"), "--allowed-host '*' is not a host's name"),
     ):
         status, error = told(*arguments)
         assert (status, error.startswith(f"error: {said}"), error.count("\n")) == (2, True, 1), error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "policy.yaml"]
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: Told, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: CommandRunner, tmp_path: Path) -> None:
     """With both options, and what to do; the folder has no bundle, which would be told later."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, error = told("serve", "--no-key", "--allow-unsigned", "--port", port, "--home", tmp_path)
-    assert (status, error) == (2, f"error: --host 127.0.0.1, --port {port}: Address already in use; choose another\n")
+    assert (status, error) == (2, f"error: --host 127.0.0.1, --port {port}: Address already in use. Choose another.\n")
 
 
-def test_a_column_that_is_missing_names_its_option(told: Told, tmp_path: Path) -> None:
+def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tmp_path: Path) -> None:
     """`code` reads `Final Narrative` where nobody says another."""
     (tmp_path / "n.csv").write_text("Narrative,Nature\nfell,1\n")
     status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--home", tmp_path)
     assert (status, "has no column 'Final Narrative' (--column)" in error) == (2, True), error
 
 
-def test_a_public_key_signs_nothing(told: Told, tmp_path: Path) -> None:
+def test_a_public_key_signs_nothing(told: CommandRunner, tmp_path: Path) -> None:
     """Whoever gives the wrong one of the two files is told so, whatever its mode."""
     command("keys", "new", "--out", tmp_path / "officer")
     (public,) = (file for file in (tmp_path / "officer").iterdir() if b"PUBLIC" in file.read_bytes())
     policy = tmp_path / "policy.yaml"
     policy.write_text("name: strict\ndefault: {asymptotic-local: {epsilon: 100}}\n")
-    status, error = told("approve", "--policy", policy, "--key", public)
+    reasons = ("--requester", "lead", "--reason", "start")
+    status, error = told("approve", "--policy", policy, *reasons, "--key", public)
     assert (status, "this is a public key; sign with the private one" in error) == (2, True), error
 
 
-def test_the_population_demo_is_of_the_invented_narratives_alone(told: Told, tmp_path: Path) -> None:
+def test_the_population_demo_is_of_the_invented_narratives_alone(told: CommandRunner, tmp_path: Path) -> None:
     """Other records in their columns are refused before anything is made, also where the name is given by hand."""
     written = write_demo_data(tmp_path / "data", records=250, seed=3)
     text = written.csv.read_text(encoding="utf-8").replace("EASTBROOK", "AKRON")
     written.csv.write_text(text, encoding="utf-8")
     home = tmp_path / "home"
     given = ("retrain", "--data", written.csv, "--codelist", written.codelist, "--home", home)
-    for more in (("--profile", "demo"), ("--population", "demo"), ("--profile", "demo", "--dry-run")):
+    for more in (
+        ("--profile", "demo"),
+        ("--profile", "osha-head", "--population", "demo"),
+        ("--profile", "demo", "--dry-run"),
+    ):
         status, error = told(*given, *more)
         assert (status, error.count("\n")) == (2, 1), error
-        assert "--population (data.population): injuries.csv is not what `autocoder demo-data` writes" in error
+        assert "--population (data.population): injuries.csv is not the file that `autocoder demo-data` writes" in error
         assert not (home / "bundles").exists()
 
 
-def test_what_nobody_foresaw(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw(told: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the system's errors its words and the file, of any other the type and the place; never a value."""
 
     def wrong_fields(_: str) -> None:
@@ -105,7 +119,7 @@ def test_what_nobody_foresaw(told: Told, tmp_path: Path, monkeypatch: pytest.Mon
         (no_text, 1, "UnicodeDecodeError at test_mistakes.py"),
         (no_access, 2, "Permission denied (/data/ledger.db)"),
     ):
-        monkeypatch.setattr(Ledger, "existing", fails)
+        monkeypatch.setattr(Ledger, "require_existing", fails)
         status, error = told("ledger", "list", "--home", tmp_path)
         assert (status, error.count("\n")) == (code, 1)
         assert error.startswith(f"error: autocoder: {said}")

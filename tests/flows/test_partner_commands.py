@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,8 +50,48 @@ def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> 
     low, high = found["share_interval"]
     assert low < 0.8 < high
     assert "Cohen's kappa" in invoke("qa", "agree", coded, "--sample", sample)[1]
-    with pytest.raises(InputError, match="somebody's work"):
+    with pytest.raises(InputError, match="may contain work"):
         invoke("qa", "draw", coded, "--out", sample, "--column", "Text")
+
+
+def test_a_sample_for_some_hours_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> None:
+    """100 rows take five hours; a person who agrees confirms the model's counts; no file is replaced."""
+    sample, out = tmp_path / "sample.csv", tmp_path / "counts.csv"
+    given = ("qa", "draw", coded, "--out", sample, "--column", "Text", "--hours", "5", "--seed", "1", "--json")
+    assert json.loads(invoke(*given)[1])["sampled"] == 100
+    model = read_csv(coded)
+    filled = [row | {"human_code": model[int(row["qa_row"]) - 1]["code"]} for row in read_csv(sample)]
+    write_csv(sample, filled)
+    options = ("--sample", sample, "--by", "model", "--out", out, "--sdmx", tmp_path / "sdmx.csv")
+    _, said, _ = invoke("estimate", coded, *options, "--plot", tmp_path / "counts.svg")
+    assert "100 rows coded by hand of 300" in said
+    for row in read_csv(out):
+        assert row["note"] == "none" or float(row["estimate"]) == pytest.approx(int(row["machine"]), abs=0.11)
+        assert row["model"] in {"_T", model[0]["model"]}
+    assert read_csv(tmp_path / "sdmx.csv")[0]["STRUCTURE"] == "dataflow"
+    content = json.loads(invoke("estimate", coded, "--sample", sample, "--json")[1])
+    assert content["sampled"] == 100
+    with pytest.raises(InputError, match="--overwrite"):
+        invoke("estimate", coded, *options)
+
+
+def test_the_tutorial_s_commands_make_its_table(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the page in its order, and its lines of Python; fewer narratives and hours than there."""
+    page = (Path(__file__).parents[2] / "docs/tutorials/published-table.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    steps = re.findall(r"^    ```(python|)\n(.*?)^    ```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert [language for language, _ in steps] == ["", "", "", "python", "", ""]
+    for language, block in steps:
+        if language:
+            exec(textwrap.dedent(block), {})
+        else:
+            fewer = block.replace("\\\n", " ").replace("3000", "200").replace("--hours 20", "--hours 4")
+            command(*fewer.replace("BUNDLE", str(tiny_bundle)).split()[1:])
+    rows = read_csv(tmp_path / "counts.csv")
+    assert any(row["State"] == "_T" and row["estimate_low"] for row in rows)
+    assert (tmp_path / "counts.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -102,13 +144,46 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     assert not (tmp_path / "x.json").exists()
 
 
+def test_sets_come_from_the_file_and_drift_ends_their_promise(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Every tenth code is another one: sets of 85 % hold the right code of 85 % of the rows or so; drift says when not.
+
+    1.96 standard deviations of 300 rows and as many of 225 calibration records are 6 points.
+    """
+    rows = read_csv(coded)
+    right = [list(CODES)[n % len(CODES)] if n % 10 == 0 else row["code"] for n, row in enumerate(rows)]
+    records = [{"Text": row["Text"], "Nature": code} for row, code in zip(rows, right, strict=True)]
+    data, fitted, out = write_csv(tmp_path / "own.csv", records), tmp_path / "sets.json", tmp_path / "sets.csv"
+    given = ("--bundle", tiny_bundle, "--data", data, "--column", "Text")
+    _, said, _ = invoke("calibrate", *given, "--out", fitted, "--sets")
+    assert "A set holds the right code with probability 85% or more" in said
+    assert "probability 99%" in said
+    _, _, promised = invoke("code", *given, "--out", out, "--thresholds", fitted, "--coverage", "0.85")
+    assert "A set holds the right code with probability 85%" in promised
+    found = read_csv(out)
+    sets = [row["set"].split("; ") for row in found]
+    assert [int(row["set_size"]) for row in found] == [len(one) for one in sets]
+    assert all(row["code"] == one[0] for row, one in zip(found, sets, strict=True))
+    for row, one in zip(found, sets, strict=True):
+        assert all(code.startswith(row["group_set"]) for code in one)
+    covered = sum(code in one for code, one in zip(right, sets, strict=True)) / len(sets)
+    assert covered > 0.79
+    moved = write_csv(tmp_path / "moved.csv", [row | {"code": min(CODES)} for row in found])
+    _, said, _ = invoke("drift", moved, "--reference", out)
+    assert "The coverage of the sets does not hold" in said
+    assert "coverage" not in invoke("drift", out, "--reference", out)[1]
+    for wrong, problem in (("0.7", "no sets for 0.7. Take 0.8, 0.85"), ("0.85", "calibrate --sets")):
+        thresholds = ("--thresholds", fitted) if wrong == "0.7" else ()
+        with pytest.raises(InputError, match=problem):
+            invoke("code", *given, *thresholds, "--out", tmp_path / "x.csv", "--coverage", wrong)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         ((), "API key"),
         (("--no-key", "--host", "0.0.0.0"), "can be reached from elsewhere"),
         (("--no-key",), "--verify-key"),
-        (("--no-key", "--tls-key", "key.pem"), "go together"),
+        (("--no-key", "--proxy", "10.0.0.1", "--host", "0.0.0.0"), "can be reached from elsewhere"),
     ],
 )
 def test_an_open_door_is_refused(
@@ -124,9 +199,9 @@ def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp
     """Refused before the port opens, with the file's name."""
     folder = sealed.copy(tmp_path)
     (folder / "LICENSE").write_text("changed")
-    assert sealed.verifier.key
+    assert sealed.trust.pinned
     with pytest.raises(StorageError, match="LICENSE"):
-        invoke("serve", "--bundle", folder, "--verify-key", sealed.verifier.key, "--no-key")
+        invoke("serve", "--bundle", folder, "--verify-key", sealed.trust.pinned, "--no-key")
 
 
 @pytest.fixture
@@ -135,7 +210,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
     key = "0123456789abcdef-key"
     (tmp_path / "key.txt").write_text(key + "\n")
     port = free_port()
-    arguments = ["serve", "--bundle", sealed.folder, "--verify-key", sealed.verifier.key, "--port", port]
+    arguments = ["serve", "--bundle", sealed.folder, "--verify-key", sealed.trust.pinned, "--port", port]
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *map(str, arguments), "--api-key-file", str(tmp_path / "key.txt")],
         stdout=subprocess.PIPE,

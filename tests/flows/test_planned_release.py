@@ -19,7 +19,7 @@ from storage.ledger import heads
 from storage.paths import Workspace
 from tasks.parameters import BundleParameters, LedgerParameters
 from tasks.releasing import publish
-from tasks.releasing.claims import ledger_url
+from tasks.releasing.ledger_access import ledger_url
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -47,9 +47,9 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "privacy_unit": lambda d: d["plan"]["claim"].update(privacy_unit="person"),
     "unprotected_inputs": lambda d: d["plan"]["claim"].update(unprotected_inputs=[]),
     "event": lambda d: d["plan"]["event"].update(sensitivity_draws=10**6),
-    "no such claim (assumptions)": lambda d: d["plan"]["claim"].update(assumptions=[]),
-    "no such claim (draws)": lambda d: d["plan"]["claim"].update(draws=10**6, mc_failure_prob=1e-6),
-    "no such claim (epsilon)": lambda d: d["plan"]["claim"].update(epsilon=0.1),
+    "does not support its claim (assumptions)": lambda d: d["plan"]["claim"].update(assumptions=[]),
+    "does not support its claim (draws)": lambda d: d["plan"]["claim"].update(draws=10**6, mc_failure_prob=1e-6),
+    "does not support its claim (epsilon)": lambda d: d["plan"]["claim"].update(epsilon=0.1),
 }
 
 
@@ -112,9 +112,7 @@ def test_the_machines_signing_key_wins(
 
 
 @pytest.mark.parametrize("dies", ["os.link", "checkpoint.sync"])
-def test_who_died_after_drawing_has_drawn(
-    planned: PlannedRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
-) -> None:
+def test_who_died_after_drawing_has_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
     """Killed between the draw's file and its final name: the same draw is taken up, no second one is made."""
     context = Context(home=str(Workspace(tmp_path / "home").create().home))
     row: Any = SimpleNamespace(release_id="0" * 16, state="reserved")
@@ -128,7 +126,7 @@ def test_who_died_after_drawing_has_drawn(
     def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    source: Any = Source()
+    planned: Any = SimpleNamespace(plan=SimpleNamespace(idempotency_key="k"), candidate=Source(), digest="0" * 64)
     with monkeypatch.context() as patched:
         if dies == "os.link":
             patched.setattr(publish.os, "link", killed)
@@ -142,8 +140,8 @@ def test_who_died_after_drawing_has_drawn(
 
             patched.setattr(publish.checkpoint, "sync", sync)
         with pytest.raises(KeyboardInterrupt):
-            publish._draw_once(context, row, planned.plan, source)
-    file = publish._draw_once(context, row, planned.plan, source)
+            publish._draw_once(context, row, planned)
+    file = publish._draw_once(context, row, planned)
     assert len(taken) == 1
     assert torch.equal(checkpoint.load(file)[0]["theta"], taken[0])
     assert [p.name for p in file.parent.iterdir()] == ["draw.safetensors"]

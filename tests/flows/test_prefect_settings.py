@@ -23,8 +23,8 @@ def stop(*_, **__):
     os._exit(0)
 
 for module in list(sys.modules.values()):
-    if hasattr(module, "before_prefect"):
-        module.before_prefect = stop
+    if hasattr(module, "configure_prefect"):
+        module.configure_prefect = stop
 sys.argv = ["autocoder", *sys.argv[1:]]
 from flows.cli import main
 main()

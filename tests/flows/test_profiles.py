@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from flows.commands.parameters_page import parameters_page
-from flows.commands.profiles import available, load_profile, override, parameters
+from flows.commands.profiles import apply_settings, load_profile, parameters, profile_names
 from mechanisms.dp_sgd import DpSgd
 from storage.errors import InputError
 from tasks.branches import formal
+from tasks.retraining.run import warn_of_split
 
 DATA = Path("injuries.csv")
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", profile_names())
 def test_every_profile_that_ships_is_valid(name: str) -> None:
     """And names no file of its own: the operator gives the data."""
     assert parameters(name, [], data=DATA).data.source == "injuries.csv"
@@ -30,6 +32,16 @@ def test_the_paper_profile_has_the_papers_settings() -> None:
     assert (p.pseudo_posterior.risk_draws, p.pseudo_posterior.sensitivity_draws) == (500, 500)
     assert (p.pseudo_posterior.c, p.pseudo_posterior.g, p.pseudo_posterior.k) == (1.0, 0.0, 0.95)
     assert (p.data.ingest.cap_per_code, p.data.ingest.min_per_code, p.data.ingest.test_share) == (200, 2, 0.5)
+
+
+def test_a_head_alone_has_its_rate_by_default(tmp_path: Path) -> None:
+    """A profile that says `head` and no rate trains at 0.003, not at that of a whole encoder; a given rate stays."""
+    profile = tmp_path / "own.yaml"
+    profile.write_text("data: {ingest: {}}\nmodel: {trainable: head, pooling: mean}\n")
+    assert parameters(str(profile), [], data=DATA).fit.adamw.learning_rate == 0.003
+    assert parameters(str(profile), ["fit.adamw.epochs=3"], data=DATA).fit.adamw.learning_rate == 0.003
+    assert parameters(str(profile), ["fit.adamw.learning_rate=5e-5"], data=DATA).fit.adamw.learning_rate == 5e-5
+    assert parameters(str(profile), ["model.trainable=full"], data=DATA).fit.adamw.learning_rate == 5e-5
 
 
 def test_set_overrides_any_depth() -> None:
@@ -47,14 +59,14 @@ def test_set_overrides_any_depth() -> None:
         ("pseudo_posterior.k=1", "pseudo_posterior.k"),
         ("fit.sgd.learning_rate=-0.1", "fit.sgd.learning_rate"),
         ("fit.sgd.learning_rate=.nan", "fit.sgd.learning_rate"),
-        ("fit.adamw.epocs=3", "fit.adamw.epocs: no such parameter; did you mean fit.adamw.epochs?"),
-        ("label_column=Code", "label_column: no such parameter; did you mean data.ingest.label_column?"),
-        ("zzz=3", "zzz: no such parameter (docs/parameters.md has all)"),
+        ("fit.adamw.epocs=3", "fit.adamw.epocs: unknown parameter. Did you mean fit.adamw.epochs?"),
+        ("label_column=Code", "label_column: unknown parameter. Did you mean data.ingest.label_column?"),
+        ("zzz=3", "zzz: unknown parameter (see docs/parameters.md)"),
         ("fit.sgd.schedule=linear", "constant"),
         ("model.trainable=all", "model.trainable"),
         ("data.ingest.test_share=1.5", "data.ingest.test_share"),
         ("fit.adamw.epochs", "key=value"),
-        ("model.encoder.name=x", "no section"),
+        ("model.encoder.name=x", "is not a section"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(setting: str, said: str) -> None:
@@ -68,7 +80,9 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
     """With what to do about it."""
     with pytest.raises(InputError, match="--data"):
         parameters("demo", [])
-    known = "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-formal-lora, "
+    known = (
+        "demo, demo-formal, digits, digits-convolutional, formal, images, osha-fields, osha-formal, osha-formal-lora, "
+    )
     known += "osha-head, paper, table"
     with pytest.raises(InputError, match=known):
         parameters("dmeo", [], data=DATA)
@@ -79,17 +93,17 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
     """A branch has settings of its own where it trains on tokens; those that the release names came second to them."""
     chosen = ["formal.target_epsilon=5", f"formal.branch={name}", "formal.mechanism.momentum=0.0"]
     told = parameters("osha-formal-lora", chosen, data=DATA, codelist=DATA)
-    branch, settings = formal.branch_of(told)
-    fitted = branch.settled(told, settings)
+    branch, settings = formal.formal_branch(told)
+    fitted = branch.mechanism_for(told, settings)
     assert isinstance(fitted, DpSgd)
     assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (4, 0.1, "adamw", 0.01)
     assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
-    assert branch.passes(told, settings) == 4
+    assert branch.epochs_for(told, settings) == 4
 
 
 def test_override_does_not_touch_other_sections() -> None:
     """A new section is made where there was none."""
-    assert override({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
+    assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
 
 
 def test_the_page_of_parameters_is_current() -> None:
@@ -125,7 +139,7 @@ def test_no_profile_lends_its_names_to_other_columns() -> None:
     assert not parameters("demo", [], data=DATA, named=JOBS).release.enabled
     assert not parameters("demo", [], data=DATA, named={"population": "jobs"}).release.enabled
     assert parameters("demo", [], data=DATA).release.enabled, "the demo alone releases at once"
-    assert not any(parameters(n, [], data=DATA).release.enabled for n in available() if n != "demo")
+    assert not any(parameters(n, [], data=DATA).release.enabled for n in profile_names() if n != "demo")
     assert load_profile("osha-head")["data"]["population"] == "osha-severe-injuries"
 
 
@@ -136,3 +150,41 @@ def test_errors_name_the_option() -> None:
     with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):
         parameters("demo", ["data.ingest.label_column=x"], data=DATA, named={"label": "y"})
     assert parameters("demo", [], data=DATA, named={"date": ""}).data.ingest.date_column is None
+
+
+def test_the_formal_profile_follows_the_code_list() -> None:
+    """With one it starts at the titles and reads their words; without one neither, unless a setting says so."""
+    listed = parameters("formal", [], data=DATA, codelist=Path("codes.csv"), named=JOBS)
+    assert (listed.model.prior, listed.model.lexical) == ("titles", "titles")
+    assert (listed.data.ingest.date_column, listed.data.ingest.sampling) == (None, "per-record")
+    assert listed.data.population == "jobs"
+    assert listed.formal is not None
+    without = parameters("formal", [], data=DATA, named=JOBS)
+    assert (without.model.prior, without.model.lexical) == ("none", "hashed")
+    chosen = parameters("formal", ["model.lexical=none"], data=DATA, named=JOBS)
+    assert (chosen.model.prior, chosen.model.lexical) == ("none", "none")
+    fields = {name: {"label_column": name, "codelist": f"{name}.csv"} for name in ("nature", "part")}
+    several = [f"data.ingest.fields={json.dumps(fields)}"]
+    assert parameters("formal", several, data=DATA, named=JOBS | {"label": None}).model.lexical == "titles"
+    dated = parameters("formal", [], data=DATA, named=JOBS | {"date": "Day"})
+    assert dated.data.ingest.date_column == "Day"
+
+
+def test_no_profile_lends_its_day_or_sentence_to_other_records() -> None:
+    """Of other columns or another population; what is set stays."""
+    moved = parameters("osha-formal", [], data=DATA, named=JOBS)
+    assert (moved.data.ingest.train_before, moved.model.prior_sentence) == (None, "")
+    assert parameters("osha-formal", [], data=DATA, named={"population": "jobs"}).data.ingest.train_before is None
+    chosen = parameters("osha-formal", ["data.ingest.train_before=2020-01-01"], data=DATA, named=JOBS | {"date": "Day"})
+    assert str(chosen.data.ingest.train_before) == "2020-01-01"
+    assert str(parameters("osha-formal", [], data=DATA).data.ingest.train_before) == "2016-05-01"
+
+
+def test_a_split_that_leaves_little_to_train_on_is_named() -> None:
+    """Less than a fifth, by the day alone: a cap per code is meant to leave few."""
+    ingest = parameters("osha-formal", [], data=DATA).data.ingest
+    warning = warn_of_split(ingest, train=22, test=1510)
+    assert warning is not None
+    assert "22 of 1,532 records, those dated before 2016-05-01" in warning
+    assert warn_of_split(ingest, train=400, test=1600) is None
+    assert warn_of_split(ingest.model_copy(update={"train_before": None}), train=1, test=99) is None

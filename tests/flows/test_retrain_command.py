@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from in_process import Told
+from in_process import CommandRunner
 from jobs import Job, read_csv, write_csv
 
 
@@ -56,6 +56,11 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     told = json.loads(finished.run("--dry-run", "--json").stdout)
     assert all(stage["reused"] for stage in told["stages"])
     assert told["estimated_disk_bytes"] > 0
+    assert told["estimated_seconds"] == 0
+    shown = finished.run("--dry-run").stdout
+    assert "nothing: every stage is finished" in shown
+    count = len(told["stages"])
+    assert f"{count} of {count} stages" in shown
     assert told["records"]["train"] + told["records"]["test"] <= told["records"]["usable"], "codes are capped"
     assert told["release"] == {"release_id": finished.releases()[0]["release_id"], "state": "committed"}
     changed = json.loads(finished.run("--dry-run", "--json", "--set", "fit.sgd.learning_rate=0.02").stdout)
@@ -66,7 +71,7 @@ def test_the_dry_run_says_what_would_be_reused(finished: Job, tmp_path: Path) ->
     told = json.loads(empty.run("--dry-run", "--json").stdout)
     assert not any(stage["reused"] for stage in told["stages"])
     (listed,) = told["code_lists"]
-    assert (listed["field"], listed["verdict"]) == ("", "known")
+    assert (listed["field"], listed["verdict"]) == ("", "published")
     assert not empty.home.exists()
 
 
@@ -107,16 +112,16 @@ MISTAKES = (
     (
         "--profile",
         "dmeo",
-        "demo, demo-formal, digits, digits-convolutional, images, osha-fields, osha-formal, osha-formal-lora",
+        "demo, demo-formal, digits, digits-convolutional, formal, images, osha-fields, osha-formal, osha-formal-lora",
     ),
     ("--device", "tpu9", "tpu9"),
     ("--set", "release.policy=/nowhere.yaml", "no file /nowhere.yaml"),
-    ("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d", "leave the password out"),
+    ("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d", "ledger_url holds a password"),
     ("--set", "data=[1]", "data is a section"),
 )
 
 
-def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: Told, tmp_path: Path) -> None:
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: CommandRunner, tmp_path: Path) -> None:
     """Exit code 2, the option or name in the text, no traceback, no half-written output; the last as a process."""
     job = new.at(tmp_path / "home")
 
@@ -137,39 +142,38 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: Told, tmp
     assert left_nothing()
 
 
-def test_a_list_that_the_gate_will_refuse_is_told_before_training(new: Job, tmp_path: Path) -> None:
-    """With --release nothing behind ingest runs; a retrain that stops at a plan says so at both of its ends, on the
-    plan's page, and by the release's own words.
-    """
+def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path: Path) -> None:
+    """With --release nothing behind ingest runs. A plan lists them; its digest releases them, and no other one does."""
     counted = Counter(row["Nature"] for row in read_csv(new.data))
     (narrative, *_) = (row["Final Narrative"] for row in read_csv(new.data) if 2 <= counted[row["Nature"]] <= 20)
     listed = read_csv(new.codelist)
     listed[4]["title"] = narrative[:80]
     job = new.at(tmp_path / "home", codelist=write_csv(tmp_path / "own.csv", listed))
     shown = job.run("--dry-run").stdout
-    assert "its entries are those of invented-of-storage.demo-data but for entry 5" in " ".join(shown.split())
+    assert "It has the entries of invented-of-storage.demo-data except entry 5" in " ".join(shown.split())
     refused = job.run()
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "warning: code list: not known to the gate" in refused.stderr, "when nothing was ingested yet"
-    assert f"error: --codelist (data.codelist) {job.codelist}: the gate would refuse the release" in refused.stderr
+    assert "warning: code list: not a published list" in refused.stderr
+    assert "error: --codelist: the bundle would contain 46 titles of no published list" in refused.stderr
     assert {name.partition("/")[0] for name in job.stages()} == {"ingest"}
 
     planned = job.run("--plan-only", "--json")
     assert planned.returncode == 0, planned.stderr
     result = json.loads(planned.stdout)
     (warning,) = result["warnings"]
-    assert warning.startswith("code list: refused by the gate at the release: codelist.csv holds a part of a private")
-    assert planned.stderr.count(f"warning: {warning}") == 2, "before it starts and when it ends"
+    assert warning.startswith("code list: not a published list: the plan lists its 46 entries")
     page = json.loads(job.command("plan", "show", result["plan"], "--json").stdout)
-    (answer,) = (one for one in page["answers"] if one["key"] == "lists")
-    fault = warning.removeprefix("code list: refused by the gate at the release: codelist.csv ")
-    assert (answer["verdict"], fault in answer["answer"]) == ("warning", True)
-    released = job.command("release", result["plan"], "--quiet")
-    assert released.returncode != 0
-    assert f"codelist.csv: {fault}" in released.stderr
-    assert not job.releases()
-    for said in (shown, refused.stderr, planned.stdout, planned.stderr, json.dumps(page), released.stderr):
+    assert any(narrative[:80] in text for text in page["texts"]), "who decides reads every text"
+    for accepted in ((), ("--accept-texts", "0" * 16)):
+        stopped = job.command("release", result["plan"], "--quiet", *accepted)
+        assert stopped.returncode != 0
+        assert "46 texts of no published list" in stopped.stderr
+        assert not job.releases()
+    for said in (shown, refused.stderr, planned.stdout, planned.stderr, stopped.stderr):
         assert narrative[:40] not in said
+    done = job.command("release", result["plan"], "--quiet", "--accept-texts", page["texts_digest"])
+    assert done.returncode == 0, done.stderr
+    assert len(job.releases()) == 1
 
 
 def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, tmp_path: Path) -> None:

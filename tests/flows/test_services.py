@@ -14,7 +14,7 @@ import pytest
 from jobs import environment
 from prefect.server.services.base import Service
 
-from flows.server.services import ServiceEndedError, supervised
+from flows.server.services import ServiceEndedError, supervise
 
 
 class Steady(Service):
@@ -48,7 +48,7 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
     steady = Steady()
 
     async def both() -> None:
-        await asyncio.wait_for(supervised([steady, Failing()]), 300)
+        await asyncio.wait_for(supervise([steady, Failing()]), 300)
 
     with pytest.raises(ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"):
         asyncio.run(both())

@@ -33,8 +33,8 @@ from flows.housekeeping import AT_WORK, housekeeping
 from flows.ledger_verify import ledger_verify
 from flows.release import release
 from flows.server.automations import apply_pools, apply_rules
-from flows.server.dead_runs import SILENT, declare_dead
-from flows.server.waiting import answer, overview, waiting_releases
+from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead
+from flows.server.waiting_runs import answer, overview, waiting_releases
 from storage.errors import StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
@@ -45,7 +45,7 @@ WEEK = timedelta(days=7)
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ephemeral_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that nobody else uses: these tests look at all that it has. It has events as soon as it got them."""
     at_once = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.1"}
     with prefect_server(tmp_path_factory.mktemp("upkeep"), **at_once) as url:
@@ -53,9 +53,9 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(own_server: str) -> Iterator[SyncPrefectClient]:
+def client(ephemeral_server: str) -> Iterator[SyncPrefectClient]:
     """The server's client, which is this process's server too."""
-    with temporary_settings({PREFECT_API_URL: own_server}), get_client(sync_client=True) as client:
+    with temporary_settings({PREFECT_API_URL: ephemeral_server}), get_client(sync_client=True) as client:
         yield client
 
 
@@ -110,12 +110,12 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     runs = {
         "fell silent": made("release", Running()),
         "never a word": made("retrain", Running()),
-        "shard": made("code-shard", Running()),
+        "shard": made("shard", Running()),
         "crashed": made("retrain", Crashed()),
         "waits": made("release", Suspended(timeout_seconds=3600)),
         "is cancelled": made("retrain", Running(), Cancelling()),
         "was cancelled": made("retrain", Running(), Cancelling(), Crashed()),
-        "was suspended": made("retrain", Suspended(timeout_seconds=3600), Crashed(message=SILENT)),
+        "was suspended": made("retrain", Suspended(timeout_seconds=3600), Crashed(message=HEARTBEAT_STOPPED)),
         "by hand": client.create_flow_run(release, state=Running()).id,
         "alive": made("retrain", Running()),
     }
@@ -168,7 +168,7 @@ def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
 
 
 def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
-    client: SyncPrefectClient, own_server: str, tmp_path: Path
+    client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
     """By SIGKILL to both, twice: once found by the rule, in less time than it has where it is deployed, and once, where
     there is no rule, by what housekeeping asks of the server, at another moment than this one.
@@ -177,7 +177,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
     Workspace(tmp_path / "home").create()
     apply_pools({"early": None})
     env = environment(
-        PREFECT_API_URL=own_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+        PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
     )
     with workers(env, tmp_path, 3, pool="early") as started:
         with zombies(client, tmp_path, within=10):
@@ -192,7 +192,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
         state = client.read_flow_run(run.id).state
         assert state is not None
         assert state.is_running()
-        assert not has_beaten(own_server, str(run.id))
+        assert not has_beaten(ephemeral_server, str(run.id))
         heard = happened(client, "autocoder.noise")
         silent = heard - state.timestamp
         for now in (heard, heard + 10 * silent):  # its time is to come; nothing else was heard in such a time
@@ -216,13 +216,13 @@ def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
     form = housekeeping.parameters.model_dump()["properties"]["silent_minutes"]
     assert form["default"] >= form["minimum"] >= 5 * 2 * every / 60
     assert set(AT_WORK) - set(rule["match_related"]["prefect.resource.name"]) == {"release"}
-    assert [action["message"] for action in entry["actions"]] == [SILENT]
+    assert [action["message"] for action in entry["actions"]] == [HEARTBEAT_STOPPED]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
-    client: SyncPrefectClient, own_server: str, tmp_path: Path
+    client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
     """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its first heartbeat, and
     not this one, which is older. Takes eight minutes.
@@ -231,7 +231,7 @@ def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
     Workspace(tmp_path / "home").create()
     apply_pools({"untold": None})
     env = environment(
-        PREFECT_API_URL=own_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
+        PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
     )
     with zombies(client, tmp_path), workers(env, tmp_path, 3, pool="untold") as started:
         runs = {}
@@ -252,7 +252,11 @@ def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
 
 
 def test_crashes_between_question_and_answer_lose_neither(
-    client: SyncPrefectClient, own_server: str, site: tuple[Job, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient,
+    ephemeral_server: str,
+    site: tuple[Job, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prefect forgets that it asked when a run that crashed is taken up; the answer that came counts all the same.
 
@@ -292,7 +296,7 @@ def test_crashes_between_question_and_answer_lose_neither(
     copy = tmp_path / "elsewhere" / Path(plan).name
     copy.parent.mkdir()
     copy.write_bytes(Path(plan).read_bytes())
-    monkeypatch.setenv("PREFECT_API_URL", own_server)
+    monkeypatch.setenv("PREFECT_API_URL", ephemeral_server)
     key = str(tmp_path / "director" / "signing-key.pem")
     assert str(run) in command("approve", str(copy), "--key", key, "--post"), "from a copy of the plan"
     assert go_on() == "Completed"
@@ -303,7 +307,7 @@ def test_crashes_between_question_and_answer_lose_neither(
 
 def test_what_is_taken_back_is_cancelled_by_the_server(client: SyncPrefectClient) -> None:
     """At once what has not begun, by its worker what runs; a run that nobody took back goes on; in several requests."""
-    deployment = client.create_deployment(client.create_flow_from_name("risk-shard"), "risk-shard")
+    deployment = client.create_deployment(client.create_flow_from_name("shard"), "shard")
     states = [Running(), *[None] * 60]
     made = [client.create_flow_run_from_deployment(deployment, state=state) for state in states]
     ids = [str(run.id) for run in made]

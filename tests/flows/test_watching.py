@@ -6,19 +6,31 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 from in_process import write_policy
 from jobs import Job, answers, environment
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed, Failed, Late, Suspended
 from prometheus_client.parser import text_string_to_metric_families
 from stack import free_port
 
 from flows.commands.metrics import metrics
+from flows.release import release
+from flows.retrain import retrain
 from storage.errors import InputError
 
 Samples = dict[tuple[str, str], float]
+
+
+def now() -> datetime:
+    """This moment."""
+    return datetime.now(UTC)
 
 
 def samples(text: str, label: str) -> Samples:
@@ -56,10 +68,11 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     file = write_policy(tmp_path, "B. Officer", minimum=1)
     changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")
     assert changed.returncode == 0, changed.stderr
-    job.planned_as(finished)
+    plan = job.planned_as(finished)
     done = job.command("status")
     assert done.returncode == 1
-    assert "approved by nobody, 1 missing" in done.stdout
+    assert "waits for 1 more approval (approved by nobody)" in done.stdout
+    assert f"  next    autocoder approve {plan} --key YOUR-KEY.pem\n" in done.stdout
 
     # the same for Prometheus, where a server is named that does not answer
     away = job.at(job.home, env=environment(PREFECT_API_URL="http://127.0.0.1:1/api"))
@@ -70,6 +83,41 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert refused.returncode == 2
     assert "PREFECT_API_URL" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_every_stopped_run_has_its_next_command(server: str, new: Job, tmp_path: Path) -> None:
+    """On a real server: what failed is tried again, what crashed is taken up, what is late gets a worker, what waits is
+    signed; a run without a deployment is repeated by its command.
+    """
+    pool = f"watched-{tmp_path.name}"
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+        flow = client.create_flow_from_name("retrain")
+        deployment = client.create_deployment(flow, name="watched", work_pool_name=pool)
+        states = [Failed(message="InputError: --data: no file\nsecond line"), Crashed(), Late(scheduled_time=now())]
+        failed, crashed, late = (client.create_flow_run_from_deployment(deployment, state=state) for state in states)
+        typed = client.create_flow_run(retrain, state=Failed())
+        waiting = client.create_flow_run(
+            release, parameters={"plan": "/w/a plan.json"}, state=Suspended(timeout_seconds=3600)
+        )
+    try:
+        watched = new.at(tmp_path / "none", env=new.env | {"PREFECT_API_URL": server})
+        overview = json.loads(watched.command("status", "--json").stdout)
+        remedies = {run["id"]: run["remedy"] for run in overview["server"]["stopped"]}
+        assert remedies[str(failed.id)] == f"prefect flow-run retry {failed.id}"
+        assert remedies[str(crashed.id)] == "prefect deployment run housekeeping/housekeeping"
+        assert remedies[str(late.id)] == f"prefect worker start --pool {pool}"
+        assert remedies[str(typed.id)].startswith("repeat its command, `autocoder retrain`")
+        done = watched.command("status")
+        assert done.returncode == 1
+        (line,) = (one for one in done.stdout.splitlines() if failed.name in one)
+        assert line.endswith("InputError: --data: no file")
+        assert f"  next    prefect flow-run retry {failed.id}\n" in done.stdout
+        assert "autocoder approve '/w/a plan.json' --key YOUR-KEY.pem --post\n" in done.stdout
+    finally:
+        with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+            for run in (failed, crashed, late, typed, waiting):
+                client.delete_flow_run(run.id)  # for others on this server to count none of them
 
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1:http", "127.0.0.1:99999"])

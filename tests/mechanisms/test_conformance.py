@@ -6,21 +6,18 @@ fresh key is stated with each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
     Aimed,
@@ -42,9 +39,9 @@ from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import convergence
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
-from mechanisms.privacy import gaussian_cost, noise
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import formal
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode, descent_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.scaled import noise_scaled
 
@@ -74,19 +71,6 @@ def made(kind: str) -> Mechanism:
     return kinds()[kind].model_validate(QUICK.get(kind, {})).with_defaults(SMALL)
 
 
-NOISE = {"noise_multiplier", "noise_rate", "epsilon", "bound"}
-"""What an event holds of its noise, by name. A prior's width is its inverse, and goes with it, or is a setting."""
-
-
-def _numbers(said: Any) -> Iterator[tuple[Any, ...]]:
-    """Where numbers stand in an event's JSON."""
-    parts = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
-    for name, part in parts:
-        if isinstance(part, int | float) and not isinstance(part, bool):
-            yield (name,)
-        yield from ((name, *rest) for rest in _numbers(part))
-
-
 def descends(event: Event | None) -> bool:
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return any(isinstance(part, DpSgdEvent) for part in parts)
@@ -109,17 +93,13 @@ def records(n: int = N, *, seed: int = 0) -> Records:
 
 
 def run(**how: Any) -> Run:
+    """A run whose noise follows from one key; `key=None`: from a secret one."""
+    how.setdefault("key", bytes(range(32)))
     return Run(classes=CLASSES, seed=5, classifier=classifier, **how)
 
 
 def said(fitted: Fitted) -> Tensor:
     return fitted.model.log_probabilities(records(seed=1).inputs)
-
-
-@pytest.fixture(autouse=True)
-def _fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
-    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,15 +133,15 @@ class TestEvery:
         if plan.event is None or rate is None:
             pytest.skip("not of Gaussian noise alone: no curve is tested")
         halved = noise_scaled(plan.event, 0.5)
-        fitted = plan.model_copy(update={"event": halved}).fit(records(), run())
-        assert type(fitted.event) is type(plan.event)
+        fitted = plan.model_copy(update={"noise_factor": 0.5}).fit(records(), run())
+        assert fitted.event == halved
         assert gaussian_cost.gaussian_rate(fitted.event) == pytest.approx(2 * rate)
 
     def test_a_target_is_that_of_a_unit(self, kind: str) -> None:
         """Planned for units of three records, it claims the target for such a unit: no place leaves the factor out."""
         task = TASK.model_copy(update={"records_per_unit": 3})
         mechanism = made(kind)
-        if not mechanism.aims:
+        if not mechanism.has_target:
             pytest.skip("nothing is solved for a target")
         event = mechanism.plan(task).fit(records(), run()).event
         epsilon = claim(event, delta=1e-4, m=3).epsilon
@@ -211,33 +191,28 @@ class TestEvery:
         rerun = plan.fit(records(N - 1), run(resampled=True))
         assert plan.event in (None, rerun.event)
 
-    def test_an_event_of_other_settings_is_refused(self, kind: str) -> None:
-        """Every number of the event but its noise, a tenth smaller or one more, and the event left out: each would be
-        paid for and not be so. The noise may be another, for whoever plans for units of three, or audits at half."""
+    def test_an_event_follows_from_settings_noise_and_shape(self, kind: str) -> None:
+        """A plan states none, so that none can be edited: other noise makes another event, which is paid for, and a
+        plan whose event would be another for the records at hand is refused."""
         plan = made(kind).plan(TASK)
-        if plan.event is None:
-            pytest.skip("nothing is known before the fit")
-        said = plan.event.model_dump(mode="json")
-        others: list[Event | None] = [None]
-        for *path, name in _numbers(said):
-            if name not in NOISE:
-                changed = deepcopy(said)
-                part = reduce(getitem, path, changed)
-                part[name] = part[name] + 1 if isinstance(part[name], int) else 0.9 * part[name]
-                others.append(decode(changed))
-        for event in others:
-            with pytest.raises(MechanismError, match="settings: plan again"):
-                plan.model_copy(update={"event": event}).fit(records(), run())
-        for unit in (1, 3):
-            task = TASK.model_copy(update={"records_per_unit": unit})
-            assert made(kind).plan(task).mechanism.makes(made(kind).plan(task).event, TASK)
+        assert "event" not in plan.model_dump()
+        with pytest.raises(ValidationError, match="Extra inputs"):
+            Plan.model_validate(plan.model_dump() | {"event": None if plan.event is None else plan.event.model_dump()})
+        if plan.noise:
+            assert plan.model_copy(update={"noise": 1.25 * plan.noise}).event != plan.event
+        for shape in ({"classes": 7}, {"features": 4, "columns": 4}, {"fields": (2, 2)}):
+            other = plan.model_copy(update={"task": TASK.model_copy(update=shape)})
+            if other.event == plan.event:
+                continue
+            with pytest.raises(MechanismError, match="plan again"):
+                other.fit(records(), run())
 
     def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
         """A finished fit is neither another plan's nor other records', and the refusal says which; without its
         identity it is nobody's. Its own fit finds it all the same."""
         plan, here = made(kind).plan(TASK), run(folder=tmp_path)
         first = said(plan.fit(records(), here))
-        if plan.mechanism.aims:
+        if plan.mechanism.has_target:
             quiet = made(kind).plan(TASK.model_copy(update={"target_epsilon": 3.0}))
             with pytest.raises(MechanismError, match="another event or config; remove it"):
                 quiet.fit(records(), here)
@@ -259,6 +234,73 @@ class TestEvery:
         for name, value in figures.items():
             assert isinstance(value, int | float | str | list | tuple), name
             assert not isinstance(value, list | tuple) or len(value) not in (N, CLASSES * N), name
+
+
+class Killed(BaseException):
+    """As if the process had ended."""
+
+
+class Draws:
+    """Every address of noise that is drawn at, with the keys that it was drawn under, and a kill at one draw or save.
+
+    A kill before a save leaves what was drawn unwritten: with another key its noise would be drawn a second time.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys: dict[tuple[str, int], set[bytes]] = {}
+        self.events, self.kill_at = 0, -1
+        source, save = SecretStream._source, checkpoint.save
+
+        def drawn(stream: SecretStream, purpose: str, step: int) -> Any:
+            self._count()
+            self.keys.setdefault((purpose, step), set()).add(stream._key)
+            return source(stream, purpose, step)
+
+        def saved(*args: Any) -> None:
+            if self.keys:
+                self._count()
+            save(*args)
+
+        monkeypatch.setattr(SecretStream, "_source", drawn)
+        monkeypatch.setattr(checkpoint, "save", saved)
+
+    def _count(self) -> None:
+        self.events += 1
+        if self.events == self.kill_at:
+            raise Killed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_fit_draws_no_noise_twice(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys of the operating system: killed after its first draw, halfway, and before its last file, and fitted
+    again, each address of noise has the key that it was first drawn under; the finished fit's folder holds no key."""
+    plan, draws = made(kind).plan(TASK), Draws(monkeypatch)
+    plan.fit(records(), run(folder=tmp_path / "unbroken", key=None))
+    if not draws.keys:
+        pytest.skip("draws no secret noise")
+    once, last = {address: len(keys) for address, keys in draws.keys.items()}, draws.events
+    for kill_at in sorted({2, 1 + last // 2, last}):
+        folder = killed_at(kill_at, lambda folder: plan.fit(records(), run(folder=folder, key=None)), draws, tmp_path)
+        assert draws.keys, "killed after it drew"
+        draws.kill_at = -1
+        plan.fit(records(), run(folder=folder, key=None))
+        # a chain that its diagnostics make longer has addresses of its own, each under one key as well
+        assert all(len(keys) == once.get(address, 1) for address, keys in draws.keys.items())
+        for file in folder.rglob("*.safetensors"):
+            assert not any("key" in name for name in checkpoint.load(file)[0])
+
+
+def killed_at(event: int, fit: Callable[[Path], Any], draws: Draws, parent: Path) -> Path:
+    """Returns the folder of a fit that was killed at an event, or at its last one where its chain was shorter."""
+    for attempt in range(10):
+        draws.keys, draws.events, draws.kill_at = {}, 0, event
+        folder = parent / f"{event}-{attempt}"
+        try:
+            fit(folder)
+        except Killed:
+            return folder
+        event = draws.events
+    raise AssertionError("no fit was killed")
 
 
 def _spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
@@ -290,7 +332,7 @@ def test_noise_of_the_steps_is_the_events(
     sums = _spied(monkeypatch)
     plan = made(kind).plan(TASK)
     plan.fit(records(), run())
-    segments = [s for s in dp_sgd.descent_of(plan.event).segments for _ in range(s.steps)]
+    segments = [s for s in descent_of(plan.event).segments for _ in range(s.steps)]
     assert len(sums) == len(segments), "one noisy sum a step, and no other"
     stds = [s.noise_multiplier * s.l2_clip_norm for s in segments]
     noise = torch.cat([z / std for (_, z), std in zip(sums, stds, strict=True)])
@@ -310,7 +352,7 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     everything = records()
     features = everything.inputs.features.clone()  # pyright: ignore[reportAttributeAccessIssue]
     features[:5] *= 50
-    clip = dp_sgd.descent_of(plan.event).segments[0].l2_clip_norm
+    clip = descent_of(plan.event).segments[0].l2_clip_norm
 
     def first_sum(kept: Tensor) -> Tensor:
         sums.clear()

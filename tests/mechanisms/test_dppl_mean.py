@@ -15,13 +15,10 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import GaussianReleaseEvent
 
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
+
 WIDTH, CLASSES = 8, 3
-
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
 
 
 def problem(n: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -36,7 +33,7 @@ def planned(epsilon: float, n: int) -> Plan:
 
 def accuracy(epsilon: float) -> float:
     features, labels = problem(900)
-    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, CLASSES)))
+    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, CLASSES)), key=KEY)
     fitted = planned(epsilon, 900).fit(Records(FeatureInputs(features), labels), run)
     test, truth = problem(600, seed=9)
     return float((fitted.model.log_probabilities(FeatureInputs(test)).argmax(1) == truth).double().mean())
@@ -68,7 +65,7 @@ def test_the_noise_is_the_events(factor: float, accepted: bool, monkeypatch: pyt
 
     monkeypatch.setattr(noise.SecretStream, "add_normal_", added)
     plan = planned(2.0, 60)
-    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(8000, CLASSES)))
+    run = Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(8000, CLASSES)), key=KEY)
     plan.fit(Records(FeatureInputs(torch.ones(60, 8000)), torch.arange(60) % CLASSES), run)
     assert isinstance(plan.event, GaussianReleaseEvent)
     assert len(seen) == 1, "one release and no other"
@@ -92,10 +89,9 @@ def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_thousandth() -> None:
     assert accuracy(0.001) < 0.7
 
 
-def test_a_plan_of_another_mechanism_is_refused() -> None:
+def test_a_plan_of_other_fields_is_refused() -> None:
     plan = planned(4.0, 60)
-    assert plan.event is not None
-    other = plan.model_copy(update={"event": plan.event.model_copy(update={"l2_sensitivity": 2.0})})
+    other = plan.model_copy(update={"task": plan.task.model_copy(update={"fields": (2, 1)})})
     features, labels = problem(60)
     with pytest.raises(MechanismError, match="plan again"):
-        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, lambda: head_of(nn.Linear(8, 3))))
+        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, lambda: head_of(nn.Linear(8, 3)), key=KEY))

@@ -9,23 +9,19 @@ from scipy import stats
 from small_heads import claim, head_of
 from torch import Tensor, nn
 
-from mechanisms.dppl_public import DpplPublic, PublicPrototypesEvent, gumbel, utilities
+from mechanisms.dppl_public import DpplPublic, utilities
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.privacy import noise
 from mechanisms.privacy.noise import SecretStream
+
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
 
 WIDTH, CLASSES = 8, 4
 CENTRE = torch.full((WIDTH,), 0.7)
 SCALE = 18.0
-
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
 
 
 def titled() -> Classifier:
@@ -66,7 +62,8 @@ def test_a_record_adds_between_nothing_and_one_to_one_row() -> None:
 def test_choices_have_the_exponential_mechanisms_probabilities(factor: float, accepted: bool) -> None:
     """20,000 choices among four: by chi-square at level 1e-6 they follow exp(scores), and not half or twice these."""
     scores = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
-    drawn = (scores + gumbel(torch.Size((20_000, 4)), SecretStream(bytes(range(32))))).argmax(1)
+    noise = SecretStream(bytes(range(32))).gumbel(80_000, purpose="choices", step=0)
+    drawn = (scores + noise.view(-1, 4)).argmax(1)
     expected = 20_000 * (factor * scores).softmax(0).numpy()
     found = torch.bincount(drawn, minlength=4).numpy()
     assert (float(stats.chisquare(found, expected).pvalue) > 1e-6) == accepted
@@ -97,7 +94,7 @@ def test_records_choose_and_codes_without_one_keep_their_own() -> None:
     """At epsilon 5 two classes swap titles, weights and biases alike; at 0.001 everyone keeps their own."""
     features, labels = crossed(40)
     fitted = [
-        planned(epsilon, 40).fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, titled))
+        planned(epsilon, 40).fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, titled, key=KEY))
         for epsilon in (5.0, 0.001)
     ]
     learned, blind = (f.model.classifier.flat for f in fitted if isinstance(f.model, ClassifierModel))
@@ -110,14 +107,13 @@ def test_the_claim_is_the_target_and_of_a_unit() -> None:
     event = planned(2.0, 10).event
     made, three = claim(event, delta=1e-5), claim(event, delta=1e-5, m=3)
     assert (made.guarantee_kind, made.epsilon, three.epsilon) == ("formal", 2.0, 6.0)
-    with pytest.raises(MechanismError, match="needs a delta"):
-        claim(event)
+    assert (made.delta, made.delta_text) == (0.0, "0 by proof")
 
 
-def test_a_plan_of_another_mechanism_is_refused() -> None:
+def test_a_plan_of_more_fields_is_refused() -> None:
+    """It would state fewer choices than there are."""
     features, labels = crossed(10)
     plan = planned(2.0, 10)
-    assert isinstance(plan.event, PublicPrototypesEvent)
-    other = Plan(mechanism=plan.mechanism, event=None, records=10)
+    other = plan.model_copy(update={"task": plan.task.model_copy(update={"fields": (1, 1)})})
     with pytest.raises(MechanismError, match="plan again"):
-        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, titled))
+        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, titled, key=KEY))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from small_heads import head_of, scale_p_value
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd, formal_head
+from mechanisms import formal_head
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Fitted, Plan, Records, Run, Task
@@ -22,14 +22,11 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
 
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
+
 STREAM = SecretStream(bytes(range(32)))
 CONFIG = FormalHead(feature_clip_norm=2.0, count_scale=0.5)
-
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
 
 
 def release(noise: float) -> GaussianReleaseEvent:
@@ -112,7 +109,7 @@ def fit(
     own: Classifier | None = None,
     folder: Path | None = None,
 ) -> Fitted:
-    run = Run(classes=3, seed=0, classifier=lambda: own or head(), folder=folder)
+    run = Run(classes=3, seed=0, classifier=lambda: own or head(), folder=folder, key=KEY)
     return plan.fit(Records(inputs, labels), run)
 
 
@@ -162,11 +159,11 @@ class TestRefused:
         with pytest.raises(MechanismError, match=r"closed form|pooling `mean`|belong to no layer"):
             fit(PLAN, inputs, labels, own=hidden)
 
-    def test_a_plan_of_another_scale(self) -> None:
-        """Noise calibrated for one sensitivity does not cover another."""
-        rescaled = PLAN.model_copy(update={"mechanism": FormalHead(count_scale=3.0)})
+    def test_a_plan_of_other_fields(self) -> None:
+        """Noise calibrated for one number of fields does not cover another."""
+        other = PLAN.model_copy(update={"task": PLAN.task.model_copy(update={"fields": (2, 1)})})
         with pytest.raises(MechanismError, match="plan again"):
-            fit(rescaled, *problem(50))
+            fit(other, *problem(50))
 
     @pytest.mark.parametrize("field", ["delta", "release_share", "l2_clip_norm", "feature_clip_norm"])
     def test_bad_settings(self, field: str) -> None:

@@ -35,6 +35,9 @@ from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.private_posterior import PrivatePosterior
 
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
+
 TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=1.0),
@@ -52,13 +55,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "formal-posterior": FormalPosterior(),
     "bounded-posterior": BoundedPosterior(prior_std=0.1),
 }
-
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    for module in (dp_sgd, noise):
-        monkeypatch.setattr(module, "new_key", lambda: bytes(range(32)))
 
 
 def clipped_sum(kind: type[HeadClipping | GhostClipping], features: Tensor, labels: Tensor, clip: float) -> Tensor:
@@ -113,7 +109,7 @@ def test_one_event_one_claim(name: str) -> None:
     """The target is claimed once, whatever the number of fields, and each field's scores sum to one."""
     plan = MECHANISMS[name].plan(TASK)
     features, labels = problem()
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS)
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, key=KEY)
     fitted = plan.fit(Records(FeatureInputs(features), labels), run)
     made = claim(fitted.event, delta=1e-5)
     assert made.guarantee_kind == "formal"
@@ -141,24 +137,24 @@ def test_a_record_touches_one_choice_a_field(monkeypatch: pytest.MonkeyPatch) ->
     epsilon at most; a class chooses among the titles of its own field; three choices cost the target."""
     seen: list[Tensor] = []
 
-    def quiet(shape: torch.Size, stream: SecretStream, *, step: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
+    def quiet(stream: SecretStream, count: int, *, purpose: str, step: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.float64)
 
     def watched(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float) -> Tensor:
         seen.append(utilities(about, labels, candidates, ceiling))
         return seen[-1]
 
     utilities = dppl_public.utilities
-    monkeypatch.setattr(dppl_public, "gumbel", quiet)
+    monkeypatch.setattr(SecretStream, "gumbel", quiet)
     monkeypatch.setattr(dppl_public, "utilities", watched)
     plan = DpplPublic().plan(TASK)
     assert isinstance(plan.event, PublicPrototypesEvent)
     assert plan.event.epsilon * len(FIELDS.sizes) == pytest.approx(3.0)
     features, labels = problem(12, lacking=0.4)
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS)
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, key=KEY)
     for rows in (slice(None), slice(1, None)):
         some = Records(FeatureInputs(features[rows]), labels[rows])
-        plan.model_copy(update={"records": len(some)}).fit(some, run)
+        plan.model_copy(update={"task": TASK.model_copy(update={"records": len(some)})}).fit(some, run)
     whole, without = seen[: len(FIELDS.sizes)], seen[len(FIELDS.sizes) :]
     for field, (size, more, less) in enumerate(zip(FIELDS.sizes, whole, without, strict=True)):
         assert more.shape == (size, size)
@@ -179,7 +175,7 @@ def test_what_was_planned_for_one_field_is_refused(mechanism: Mechanism) -> None
     plan = mechanism.plan(TASK.model_copy(update={"fields": ()}))
     features, labels = problem()
     with pytest.raises(MechanismError, match="plan again"):
-        plan.fit(Records(FeatureInputs(features), labels), Run(FIELDS.classes, 0, untrained, fields=FIELDS))
+        plan.fit(Records(FeatureInputs(features), labels), Run(FIELDS.classes, 0, untrained, fields=FIELDS, key=KEY))
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
@@ -202,7 +198,8 @@ def test_counts_of_all_fields_are_released_once(factor: float, accepted: bool, m
     release = plan.event.events[0]
     assert isinstance(release, GaussianReleaseEvent)
     assert float((with_all - without).norm()) == pytest.approx(release.l2_sensitivity)
-    weights = dp_sgd._record_weights(plan, labels, fields=wide, stream=SecretStream(bytes(32)))
+    assert isinstance(plan.mechanism, DpSgd)
+    weights = dp_sgd._record_weights(plan.mechanism, plan.event, labels, fields=wide, stream=SecretStream(bytes(32)))
     std = factor * release.noise_multiplier * release.l2_sensitivity
     assert (scale_p_value(noisy[0] - with_all, std=std) > 1e-6) == accepted
     assert config.class_weights is not None
@@ -266,14 +263,15 @@ def test_a_record_moves_mean_and_counts_by_what_is_paid_for(monkeypatch: pytest.
     features *= 1e3
     kept = [slice(None), *(torch.arange(12) != gone for gone in range(12))]
     for rows in kept:
-        plan.mechanism._released(release, features[rows], labels[rows], N, FIELDS)
+        plan.mechanism._release(release, features[rows], labels[rows], FIELDS, SecretStream(bytes(32)))
     moves = [float((sums[0] - other).norm()) for other in sums[1:]]
     assert moves == pytest.approx([math.hypot(1, 0.25 * math.sqrt(int((own >= 0).sum()))) for own in labels], abs=1e-3)
 
 
 @pytest.mark.parametrize("mechanism", [FormalPosterior(), BoundedPosterior()], ids=lambda one: one.kind)
-def test_reruns_of_a_draw_are_of_all_fields(mechanism: Mechanism) -> None:
+def test_reruns_of_a_draw_are_of_all_fields(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials, each on its own records, which they code better than chance; each claims what was planned."""
+    monkeypatch.setattr(noise, "new_key", lambda: KEY)
     features, labels = problem()
     included = torch.rand(2, N, generator=torch.Generator().manual_seed(6)) < 0.7
     pool = Pool(features, labels, included, seeds=(1, 2), fields=FIELDS)

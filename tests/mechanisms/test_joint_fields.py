@@ -13,7 +13,7 @@ from joint_heads import FIELDS, WIDTH, N, problem, start, untrained
 from small_heads import claim, head_of
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd, prior_descent
+from mechanisms import prior_descent
 from mechanisms.bounded_posterior import BoundedPosterior
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
@@ -23,16 +23,13 @@ from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.non_private import NonPrivate
-from mechanisms.prior_descent import PriorDescent, PriorDescentEvent
+from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import gaussian_cost, separately
 from mechanisms.privacy.events import ComposedEvent, NonPrivateEvent
 from mechanisms.privacy.noise import SecretStream
 
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
 
 
 def planned(epsilon: float = 4.0, n: int = N, *, fields: Fields = FIELDS, **options: Any) -> Plan:
@@ -43,7 +40,7 @@ def planned(epsilon: float = 4.0, n: int = N, *, fields: Fields = FIELDS, **opti
 
 def fit(plan: Plan, features: Tensor, labels: Tensor, *, fields: Fields = FIELDS, folder: Path | None = None) -> Fitted:
     several = fields if len(fields.sizes) > 1 else None
-    run = Run(fields.classes, 0, lambda: untrained(fields), fields=several, folder=folder)
+    run = Run(fields.classes, 0, lambda: untrained(fields), fields=several, folder=folder, key=KEY)
     return plan.fit(Records(FeatureInputs(features), labels), run)
 
 
@@ -105,7 +102,7 @@ def test_a_record_moves_the_counts_by_the_root_of_its_fields() -> None:
     whole = FIELDS.counts(labels)
     moves = [float((whole - FIELDS.counts(labels[torch.arange(N) != gone])).norm()) for gone in range(N)]
     event = planned().event
-    assert isinstance(event, PriorDescentEvent)
+    assert isinstance(event, ComposedEvent)
     assert max(moves) == pytest.approx(event.releases[1].l2_sensitivity)
     assert moves == pytest.approx([float((own >= 0).sum()) ** 0.5 for own in labels])
 
@@ -113,7 +110,7 @@ def test_a_record_moves_the_counts_by_the_root_of_its_fields() -> None:
 def test_noise_of_the_counts_follows_their_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     """The standard deviation is the plan's multiplier times the root of the number of fields."""
     plan = planned()
-    assert isinstance(plan.event, PriorDescentEvent)
+    assert isinstance(plan.event, ComposedEvent)
     release = plan.event.releases[1]
     monkeypatch.setattr(SecretStream, "normal_", lambda self, tensor, **_: tensor.fill_(1.0))
     seen: list[Tensor] = []
@@ -142,7 +139,7 @@ def test_a_joint_head_of_one_field_is_the_mechanism_as_it_was() -> None:
     features, labels = problem(lacking=0)
     plan = planned(fields=one)
     usual = fit(plan, features, labels[:, 0], fields=one)
-    run = Run(4, 0, lambda: untrained(one), fields=one)
+    run = Run(4, 0, lambda: untrained(one), fields=one, key=KEY)
     joint = plan.fit(Records(FeatureInputs(features), labels[:, :1]), run)
     assert plan.event == usual.event == joint.event
     assert isinstance(usual.model, ClassifierModel)
@@ -183,10 +180,10 @@ def test_a_joint_fit_resumes(tmp_path: Path) -> None:
         pass
 
     def killer(step: int, _: int) -> None:
-        if step == 25:
+        if step >= 25:
             raise Killed
 
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path, progress=killer)
+    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path, progress=killer, key=KEY)
     with pytest.raises(Killed):
         plan.fit(Records(FeatureInputs(features), labels), run)
     again = fit(plan, features, labels, folder=tmp_path)
@@ -199,7 +196,7 @@ def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
     """The non-private loss is a sum over fields of a head's own rows: full-batch descent is that of each alone."""
     phase = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=20, batch_size=N)
     features, labels = problem(lacking=0)
-    plan = Plan(mechanism=NonPrivate(phase=phase), event=NonPrivateEvent(epochs=20), records=N)
+    plan = NonPrivate(phase=phase).plan(Task(records=N, classes=FIELDS.classes))
     joint = fit(plan, features, labels)
     assert isinstance(joint.model, ClassifierModel)
     both = joint.model.classifier.part
@@ -210,7 +207,8 @@ def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
             part.weight.copy_(start()[span])
             part.bias.zero_()
         alone = plan.fit(
-            Records(FeatureInputs(features), own), Run(span.stop - span.start, 0, lambda part=part: head_of(part))
+            Records(FeatureInputs(features), own),
+            Run(span.stop - span.start, 0, lambda part=part: head_of(part), key=KEY),
         )
         assert isinstance(alone.model, ClassifierModel)
         torch.testing.assert_close(both.weight[span], alone.model.classifier.part.weight, atol=1e-5, rtol=1e-4)
@@ -221,7 +219,7 @@ def test_what_separate_releases_cost() -> None:
     three times it."""
     event = planned(4.0).event
     assert event is not None
-    apart = separately.priced(event, fields=3, delta=1e-5)
+    apart = separately.composed_cost(event, fields=3, delta=1e-5)
     assert apart is not None
     assert apart.each_epsilon < 4 < apart.together_epsilon < 12
     alone = planned(apart.each_epsilon, fields=Fields((4,))).event
@@ -237,7 +235,7 @@ def test_releases_whose_noise_is_another_are_priced_too(mechanism: Mechanism) ->
     task = Task(records=N, classes=12, fields=FIELDS.sizes, target_epsilon=4.0, delta=1e-5)
     event = mechanism.plan(task).event
     assert event is not None
-    apart = separately.priced(event, fields=3, delta=1e-5)
+    apart = separately.composed_cost(event, fields=3, delta=1e-5)
     assert apart is not None
     smaller = mechanism.plan(task.model_copy(update={"target_epsilon": apart.each_epsilon})).event
     assert smaller is not None
@@ -252,14 +250,14 @@ def test_pure_claims_add_up_and_estimates_have_no_price() -> None:
     task = Task(records=N, classes=12, fields=FIELDS.sizes, target_epsilon=6.0)
     bounded = BoundedPosterior().plan(task).event
     assert bounded is not None
-    assert separately.priced(bounded, fields=3, delta=1e-5) == separately.Separately(2.0, 18.0)
-    assert separately.priced(NonPrivateEvent(epochs=1), fields=3, delta=1e-5) is None
+    assert separately.composed_cost(bounded, fields=3, delta=1e-5) == separately.PerFieldComposition(2.0, 18.0)
+    assert separately.composed_cost(NonPrivateEvent(epochs=1), fields=3, delta=1e-5) is None
 
 
 @pytest.mark.parametrize("kind", sorted(kind for kind, one in kinds().items() if not one.several))
 def test_others_refuse_several_fields(kind: str) -> None:
     """By their name, before they read a record."""
-    plan = Plan(mechanism=_bare(kind), records=N)
+    plan = Plan(mechanism=_bare(kind), task=Task(records=N, classes=FIELDS.classes))
     features, labels = problem()
     with pytest.raises(MechanismError, match=f"`{kind}` codes one field"):
         fit(plan, features, labels)
@@ -269,8 +267,7 @@ def _bare(kind: str) -> Mechanism:
     return kinds()[kind].model_validate({})
 
 
-def test_tasks_of_one_field_are_stored_as_they_were() -> None:
-    """Their plans keep their keys."""
-    assert "fields" not in Task(records=1, classes=2).model_dump(mode="json")
+def test_a_task_of_several_fields_is_read_back() -> None:
+    """From its stored form."""
     several = Task(records=1, classes=5, fields=(2, 3))
     assert Task.model_validate_json(several.model_dump_json()) == several

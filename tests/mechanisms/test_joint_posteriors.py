@@ -100,9 +100,9 @@ def test_a_rerun_is_the_chain(tmp_path: Path, last: RoundName) -> None:
 
 def target(weights: Tensor | None = None) -> tuple[SoftmaxPosterior, Tensor, Tensor]:
     features, labels = problem(lacking=0.4)
-    padded = torch.cat([features, torch.ones(N, 1)], 1)
+    with_bias = torch.cat([features, torch.ones(N, 1)], 1)
     prior = torch.cat([start(), torch.zeros(FIELDS.classes, 1)], 1)
-    made = SoftmaxPosterior(padded, labels, prior, 0.7, weights=weights, fields=FIELDS)
+    made = SoftmaxPosterior(with_bias, labels, prior, 0.7, weights=weights, fields=FIELDS)
     return made, features, labels
 
 
@@ -151,12 +151,12 @@ def test_a_record_that_lacks_a_field_bends_nothing_there() -> None:
     blocks = made.curvature(theta)
     logs = FIELDS.log_softmax(features @ theta[0, :, :-1].T + theta[0, :, -1])
     p = logs.exp()
-    padded = torch.cat([features, torch.ones(N, 1)], 1)
+    with_bias = torch.cat([features, torch.ones(N, 1)], 1)
     for span, own in zip(FIELDS.spans, labels.unbind(1), strict=True):
         there = own >= 0
         for row in range(span.start, span.stop):
             spread = (p[:, row] * (1 - p[:, row]))[there]
-            wanted = padded[there].T @ (padded[there] * spread[:, None]) + torch.eye(WIDTH + 1) / 0.7**2
+            wanted = with_bias[there].T @ (with_bias[there] * spread[:, None]) + torch.eye(WIDTH + 1) / 0.7**2
             assert torch.allclose(blocks[row], wanted, atol=1e-3)
 
 

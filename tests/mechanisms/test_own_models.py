@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from small_heads import head_of, scale_p_value
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd as descents
-from mechanisms import own_models
+from mechanisms import estimator, own_models
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.training import OptimiserPhase
 from mechanisms.own_models import Private, dp_sgd, swag_ppm
+from mechanisms.posterior import risks
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.posterior.swag import SwagConfig
 from mechanisms.privacy.claims import claim_of
@@ -35,12 +35,6 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key, for tests that compare runs or could fail by chance."""
-    monkeypatch.setattr(descents, "new_key", lambda: KEY)
-
-
 def said_by(event: Event, delta: float | None, m: int = 1) -> Claim:
     return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=m, unprotected_inputs=())
 
@@ -54,15 +48,17 @@ def same(claim: Claim, branch: Claim) -> bool:
 
 
 @pytest.mark.parametrize(("m", "batch"), [(1, 20), (2, 60)])
-def test_the_same_run_and_claim_as_the_branch(fixed_key: None, m: int, batch: int) -> None:
+def test_the_same_run_and_claim_as_the_branch(m: int, batch: int) -> None:
     """DP-SGD of a linear layer, by the call and by the mechanism: the same event, claim and, with one key, parameters,
     bit for bit; the claim is formal, of add/remove neighbours, and of the unit."""
     module, x, y = own_modules.made("linear", 60)
     branch = DpSgd(target_epsilon=4, delta=1e-5, epochs=3, batch_size=batch)
-    plan = branch.plan(Task(records=60, classes=3, records_per_unit=m))
-    run = Run(classes=3, seed=9, classifier=lambda: head_of(copy.deepcopy(module)))
+    plan = branch.plan(Task(records=60, classes=3, records_per_unit=m, features=x.shape[1]))
+    run = Run(classes=3, seed=9, classifier=lambda: head_of(copy.deepcopy(module)), key=KEY)
     fitted = plan.fit(Records(FeatureInputs(x), y), run)
-    private = dp_sgd(module, CE, (x, y), target_epsilon=4, delta=1e-5, epochs=3, batch_size=batch, records_per_unit=m)
+    private = dp_sgd(
+        module, CE, (x, y), target_epsilon=4, delta=1e-5, epochs=3, batch_size=batch, records_per_unit=m, key=KEY
+    )
     assert private.event == fitted.event == plan.event
     assert same(private.claim, said_by(fitted.event, 1e-5, m))
     claim = private.claim
@@ -93,14 +89,14 @@ def nothing(output: Tensor, target: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["convolutional", "layered"])
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_the_noise_has_the_claimed_scale(fixed_key: None, name: str, factor: float, accepted: bool) -> None:
+def test_the_noise_has_the_claimed_scale(name: str, factor: float, accepted: bool) -> None:
     """Where no record has a gradient, one step of SGD at rate 1 moves the parameters by sigma C z / L alone, with sigma
     the event's. A chi-square test at level 1e-6 (its false-alarm rate with a fresh key) accepts that and rejects two
     thirds and three halves of it, on the 350 (97) parameters of a module by `torch.func` (by ghost clipping), 12 steps
     of it."""
     module, x, y = own_modules.made(name, 30)
     before = torch.cat([p.detach().flatten() for p in module.parameters()])
-    how: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 12, "batch_size": 30}
+    how: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 12, "batch_size": 30, "key": KEY}
     private = dp_sgd(module, nothing, (x, y), target_epsilon=3, l2_clip_norm=0.7, **how)
     assert isinstance(private.event, DpSgdEvent)
     (segment,) = private.event.segments
@@ -152,8 +148,8 @@ def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: A
     """The mechanism at the call's settings, on a classifier of the pipeline."""
     config = PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws)
     branch = SwagPpm(pseudo_posterior=config, **QUICK, **how)
-    plan = branch.plan(Task(records=len(x), classes=3, target_epsilon=4.0 if branch.aims else None))
-    run = Run(classes=3, seed=3, classifier=lambda: head_of(copy.deepcopy(module)))
+    plan = branch.plan(Task(records=len(x), classes=3, target_epsilon=4.0 if branch.has_target else None))
+    run = Run(classes=3, seed=3, classifier=lambda: head_of(copy.deepcopy(module)), key=KEY)
     return plan.fit(Records(FeatureInputs(x), y), run)
 
 
@@ -189,14 +185,14 @@ def test_delta_is_measured_at_the_draw_with_the_risk_weights(monkeypatch: pytest
     claim follows it, and is max alpha |l| of the model that came out, by hand."""
     module, x, y = own_modules.made("attention", 45)
     kept: list[Tensor] = []
-    real = own_models._with_draw
+    real = risks.at_draw
 
-    def spied(fitted: Any, records: Any, made: Any) -> Any:
-        kept.append(fitted.model.weights)
-        return real(fitted, records, made)
+    def spied(*args: Any, weights: Tensor) -> float:
+        kept.append(weights)
+        return real(*args, weights=weights)
 
-    monkeypatch.setattr(own_models, "_with_draw", spied)
-    monkeypatch.setattr(own_models, "system_normal", lambda out: out.normal_().mul_(20))
+    monkeypatch.setattr(risks, "at_draw", spied)
+    monkeypatch.setattr(estimator, "system_normal", lambda out: out.normal_().mul_(20))
     private = swag_ppm(module, CE, (x, y), draws=4, **QUICK)
     with torch.no_grad():
         by_hand = float((kept[0] * CE(private.model(x), y, reduction="none")).max())
@@ -211,7 +207,7 @@ def test_two_draws_differ_and_are_of_the_systems_entropy(monkeypatch: pytest.Mon
     assert first.figures["sensitivity"] == second.figures["sensitivity"]
     ours, theirs = (torch.cat([p.flatten() for p in found.model.parameters()]) for found in (first, second))
     assert not torch.any(ours == theirs)
-    monkeypatch.setattr(own_models, "system_normal", lambda out: out.zero_())
+    monkeypatch.setattr(estimator, "system_normal", lambda out: out.zero_())
     mean = swag_ppm(module, CE, (x, y), draws=3, seed=3, **QUICK)
     assert mean.figures["sensitivity_at_draw"] != first.figures["sensitivity_at_draw"]
 

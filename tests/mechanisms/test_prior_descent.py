@@ -1,4 +1,4 @@
-"""Descent from the public prior: sensitivity and noise of what it releases, its budget, and the map."""
+"""Prior descent: sensitivity and noise of what it releases, its budget, and the map."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from pydantic import ValidationError
 from small_heads import claim, head_of, scale_p_value
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd, prior_descent
+from mechanisms import prior_descent
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.prior_descent import PriorDescent, PriorDescentEvent
+from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import GaussianReleaseEvent
+from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent, descent_of
 from mechanisms.privacy.noise import SecretStream
+
+KEY = bytes(range(32))
+"""Of the noise of all runs here, so that no test can fail by chance."""
 
 WIDTH, CLASSES = 8, 4
 ONE = Fields((CLASSES,))
@@ -29,12 +32,6 @@ TITLES = 3 * torch.eye(CLASSES, WIDTH)
 TURNED = torch.linalg.qr(
     torch.eye(WIDTH) + 0.6 * torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(3))
 )[0]
-
-
-@pytest.fixture(autouse=True)
-def fixed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key for all runs here, so that no test can fail by chance."""
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
 
 
 def problem(n: int, *, seed: int = 0, classes: int = CLASSES) -> tuple[FeatureInputs, Tensor]:
@@ -52,8 +49,8 @@ def untrained() -> Classifier:
     return head_of(part)
 
 
-def fit(plan: Plan, inputs: FeatureInputs, labels: Tensor, *, folder: Path | None = None) -> Fitted:
-    return plan.fit(Records(inputs, labels), Run(classes=CLASSES, seed=0, classifier=untrained, folder=folder))
+def fit(plan: Plan, inputs: FeatureInputs, labels: Tensor, *, folder: Path | None = None, key: bytes = KEY) -> Fitted:
+    return plan.fit(Records(inputs, labels), Run(classes=CLASSES, seed=0, classifier=untrained, folder=folder, key=key))
 
 
 def planned(epsilon: float, n: int, **settings: object) -> Plan:
@@ -66,8 +63,8 @@ def accuracy(fitted: Fitted, labels_of: int = CLASSES) -> float:
     return float((fitted.model.log_probabilities(test).argmax(1) == truth).double().mean())
 
 
-def event_of(plan: Plan) -> PriorDescentEvent:
-    assert isinstance(plan.event, PriorDescentEvent)
+def event_of(plan: Plan) -> ComposedEvent:
+    assert isinstance(plan.event, ComposedEvent)
     return plan.event
 
 
@@ -75,8 +72,7 @@ def test_budget_is_split_and_met() -> None:
     """Releases, map and rows cost together what one Gaussian of the solved multiplier costs, and that is the target."""
     plan = planned(2.0, 1000, mean_share=0.1, count_share=0.2, align_share=0.3)
     event = event_of(plan)
-    map_steps, row_steps = event.phases
-    assert map_steps is not None
+    map_steps, row_steps = descent_of(event).segments
     parts = [r.noise_multiplier**-2 for r in event.releases]
     parts += [s.steps * s.noise_multiplier**-2 for s in (map_steps, row_steps)]
     assert [p / sum(parts) for p in parts] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -116,7 +112,7 @@ def test_a_record_moves_no_release_by_more_than_its_sensitivity(monkeypatch: pyt
     plan, seen = planned(4.0, 60), _sums(monkeypatch)
     fit(plan, FeatureInputs(features), labels)
     fixed = seen["mean"][0][0]
-    plan.mechanism.fit(plan, Records(FeatureInputs(features[1:]), labels[1:]), Run(CLASSES, 0, untrained))
+    plan.mechanism.fit(plan, Records(FeatureInputs(features[1:]), labels[1:]), Run(CLASSES, 0, untrained, key=KEY))
     assert float((seen["mean"][1][0] - fixed).norm()) == pytest.approx(4.0, rel=1e-4)
     clip = 1.0
     rows = torch.cat([TITLES, torch.zeros(CLASSES, 1)], 1)
@@ -163,7 +159,7 @@ def test_a_weight_ends_with_the_noise_that_was_asked_for(epsilon: float, n: int)
         blank.bias.zero_()
     data = Records(FeatureInputs(torch.zeros(n, 200)), torch.arange(n) % 40)
     # the mean is noise alone and would be learned from: taken as known here
-    fitted = plan.fit(data, Run(classes=40, seed=0, classifier=lambda: head_of(blank)))
+    fitted = plan.fit(data, Run(classes=40, seed=0, classifier=lambda: head_of(blank), key=KEY))
     assert isinstance(fitted.model, ClassifierModel)
     weights = fitted.model.classifier.flat[: 40 * 200]
     spread = float(weights.std())
@@ -209,12 +205,11 @@ def test_it_learns_at_epsilon_4_and_not_at_epsilon_one_hundredth() -> None:
     assert accuracy(blind) < accuracy(good) - 0.1
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     """Nothing is drawn a second time, and no key is left on the disk."""
     plan = planned(2.0, 100)
     first = fit(plan, *problem(100), folder=tmp_path)
-    monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(32))
-    again = fit(plan, *problem(100), folder=tmp_path)
+    again = fit(plan, *problem(100), folder=tmp_path, key=bytes(32))
     assert isinstance(first.model, ClassifierModel)
     assert isinstance(again.model, ClassifierModel)
     assert torch.equal(first.model.classifier.flat, again.model.classifier.flat)
@@ -222,13 +217,12 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class TestRefused:
-    def test_a_plan_of_other_settings(self) -> None:
-        """Noise calibrated for one sensitivity, or one split, does not cover another."""
+    def test_a_plan_of_more_fields(self) -> None:
+        """Noise calibrated for one sensitivity does not cover another."""
         plan = planned(4.0, 50)
-        for changed in ({"feature_clip_norm": 9.0}, {"steps": 7}, {"align_share": 0.1}):
-            other = plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update=changed)})
-            with pytest.raises(MechanismError, match="plan again"):
-                fit(other, *problem(50))
+        other = plan.model_copy(update={"task": plan.task.model_copy(update={"fields": (2, 2)})})
+        with pytest.raises(MechanismError, match="plan again"):
+            fit(other, *problem(50))
 
     def test_a_checkpoint_of_another_plan(self, tmp_path: Path) -> None:
         fit(planned(4.0, 50), *problem(50), folder=tmp_path)
@@ -246,7 +240,7 @@ def test_rates_follow_from_the_noise() -> None:
     """By hand, two steps with momentum 0.5: reach sqrt(1.5^2 + 1), rate nu n / (sigma C reach)."""
     config = PriorDescent(target_epsilon=2.0, delta=1e-5, steps=2, momentum=0.5, weight_noise=0.7)
     plan = config.plan(Task(records=100, classes=3))
-    segment = event_of(plan).phases[1]
+    segment = descent_of(plan.event).segments[1]
     assert config._rate(segment, 0.7, plan) == pytest.approx(
         0.7 * 100 / (segment.noise_multiplier * math.hypot(1.5, 1.0))
     )

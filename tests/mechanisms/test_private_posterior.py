@@ -12,10 +12,10 @@ from small_heads import MakeLinear, head_of
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
-from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Fitted, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.privacy.events import descent_of
 from mechanisms.private_posterior import PrivatePosterior, step_size
 
 CONFIG = PrivatePosterior(target_epsilon=4.0, steps=20, prior_std=0.5)
@@ -29,7 +29,11 @@ def plan_of(records: int, config: PrivatePosterior = CONFIG) -> Plan:
 
 def fit(plan: Plan, classifier: Classifier, inputs: FeatureInputs, labels: Tensor, **how: Any) -> Fitted:
     run = Run(
-        classes=classifier.flat.numel() // (inputs.features.shape[1] + 1), seed=0, classifier=lambda: classifier, **how
+        classes=classifier.flat.numel() // (inputs.features.shape[1] + 1),
+        seed=0,
+        classifier=lambda: classifier,
+        key=bytes(range(32)),
+        **how,
     )
     return plan.fit(Records(inputs, labels), run)
 
@@ -39,13 +43,13 @@ class TestCalibration:
         """Noise added to theta in a step has standard deviation sqrt(eta), where eta/2 multiplies the gradient sum;
         seen in the descent that runs, whatever the number of records."""
         for records in (12, 500):
-            plan, seen = plan_of(records), list[Plan]()
+            plan, seen = plan_of(records), list[dp_sgd.DpSgd]()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(dp_sgd, "descend", lambda plan, *_, seen=seen, **__: seen.append(plan))
+                patch.setattr(dp_sgd, "descend", lambda settings, *_, seen=seen, **__: seen.append(settings))
                 CONFIG.fit(plan, Records(FeatureInputs(torch.zeros(records, 3)), torch.zeros(records).long()), RUN)
-            (descent,) = (plan.mechanism for plan in seen)
-            assert isinstance(descent, dp_sgd.DpSgd)
-            noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier * CONFIG.l2_clip_norm
+            (descent,) = seen
+            noise = descent_of(plan.event).segments[0].noise_multiplier * CONFIG.l2_clip_norm
+            assert descent.learning_rate is not None
             rate = descent.learning_rate / records
             assert descent.batch_size == records
             assert rate * noise == pytest.approx(math.sqrt(2 * rate))
@@ -56,7 +60,7 @@ class TestCalibration:
         times = []
         for steps, epsilon in ((20, 4.0), (200, 4.0), (20, 8.0)):
             plan = plan_of(500, CONFIG.model_copy(update={"steps": steps, "target_epsilon": epsilon}))
-            noise = dp_sgd.descent_of(plan.event).segments[0].noise_multiplier
+            noise = descent_of(plan.event).segments[0].noise_multiplier
             times.append(step_size(noise, CONFIG.l2_clip_norm) * steps)
         assert times[1] == pytest.approx(times[0], rel=0.02)
         assert times[2] > 2 * times[0]
@@ -67,7 +71,7 @@ def snapshots(eta: float, *, steps: int, features: Tensor, labels: Tensor) -> Te
     made, found = head_of(nn.Linear(features.shape[1], 2)), list[Tensor]()
     config = PrivatePosterior(steps=steps, prior_std=1.0, l2_clip_norm=10.0)
     fit(
-        Plan(mechanism=config, event=config.event(2 / math.sqrt(eta) / 10), records=len(labels)),
+        Plan(mechanism=config, task=Task(records=len(labels), classes=2), noise=2 / math.sqrt(eta) / 10),
         made,
         FeatureInputs(features=features),
         labels,
@@ -77,11 +81,10 @@ def snapshots(eta: float, *, steps: int, features: Tensor, labels: Tensor) -> Te
 
 
 class TestPosterior:
-    def test_mixed_chains_have_the_posteriors_moments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_mixed_chains_have_the_posteriors_moments(self) -> None:
         """Two classes, one feature, 12 records, prior N(0, 1): the slope's mean and standard deviation along a chain of
         9,000 steps against summation over a grid. The key is fixed, so no false alarm; half and twice the temperature
         lie outside the bands."""
-        monkeypatch.setattr(dp_sgd, "new_key", lambda: bytes(range(32)))
         x = torch.linspace(-2, 2, 12)
         labels = (x + torch.tensor([0.9, -0.9] * 6) > 0).long()
         # logit difference d = a x + b with a, b ~ N(0, 2): differences of two independent N(0, 1)
@@ -127,10 +130,9 @@ def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
 
 class TestRefusals:
     def test_a_plan_of_other_steps(self, linear: MakeLinear) -> None:
-        """The rate follows from the plan's noise, so no plan has another temperature; other steps are refused."""
+        """The rate follows from the plan's noise, so no plan has another temperature; other steps are paid for."""
         longer = plan_of(12).model_copy(update={"mechanism": CONFIG.model_copy(update={"steps": 21})})
-        with pytest.raises(MechanismError, match="plan again"):
-            fit(longer, *linear(12))
+        assert descent_of(fit(longer, *linear(12)).event).steps == 21
 
     def test_resumes_with_the_same_noise(self, linear: MakeLinear, tmp_path: Path) -> None:
         """A finished folder returns the same draw; the key is gone from it."""

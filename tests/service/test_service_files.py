@@ -18,9 +18,9 @@ from service.app import Settings, create_app
 from service.batching import Batcher
 from service.clients import Clients, State
 from storage.tables.narratives import Narratives
-from storage.tables.reading import survey
+from storage.tables.reader import survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added
+from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
 
 KEY = "a key for tests only"
@@ -54,8 +54,8 @@ def test_a_file_comes_back_as_the_command_would_write_it(
     assert answer.headers["cache-control"] == "no-store"
     (tmp_path / "in.csv").write_bytes(content)
     source = survey(tmp_path / "in.csv", text_columns=("Text",))
-    added = Added(2, 0.6, None, coder.groups is not None)
-    run(coder, CodingJob(source, tmp_path / "out.csv", Narratives(("Text",)), added))
+    answers = AnswerColumns(2, 0.6, None, coder.groups is not None)
+    run(coder, CodingJob(source, tmp_path / "out.csv", Narratives(("Text",)), answers))
     expected = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_bytes().decode(), newline="")))
     got = list(csv.DictReader(io.StringIO(answer.text, newline="")))
     scores = {name for name in expected[0] if "score" in name}
@@ -77,7 +77,7 @@ def test_a_file_comes_back_as_the_command_would_write_it(
         (b"zebrafinch fell from a very long ladder on Monday,1\nzebrafinch,2\n", "Text", 422, "no column"),
         (b"PK\x03\x04zebrafinch", "Text", 422, "takes a CSV"),
         (b"PAR1zebrafinch", "Text", 422, "takes a CSV"),
-        (b"Text\n" + b"zebrafinch\n" * (files.MOST_ROWS + 1), "Text", 422, "5,000 are coded at a time here"),
+        (b"Text\n" + b"zebrafinch\n" * (files.MOST_ROWS + 1), "Text", 422, "more than 5,000"),
         (b"Text\n" + b"zebrafinch\n" * (files.MOST_BYTES // 11 + 1), "Text", 413, "4,194,304 bytes"),
     ],
     ids=["empty", "ragged", "nul", "column", "overwritten", "no header", "zip", "parquet", "rows", "bytes"],
@@ -98,7 +98,7 @@ def test_without_a_key_or_over_the_rate_no_file_is_coded(coder: Coder, client: T
     assert client.post("/file", params={"column": "Text"}, content=b"Text\nx\n").status_code == 401
     with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=30))) as slow:
         over = slow.post("/file", params={"column": "Text"}, content=b"Text\n" + b"x\n" * 31, headers=HEADER)
-        assert (over.status_code, "30 are coded at a time" in over.text) == (422, True)
+        assert (over.status_code, "more than 30." in over.text) == (422, True)
         statuses = [
             slow.post("/file", params={"column": "Text"}, content=b"Text\n" + b"x\n" * 20, headers=HEADER).status_code
             for _ in range(2)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from service.app import Settings, create_app
-from storage.tables.writing import csv_lines
+from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from storage.codelist import Code, normalise_code, read_codelist, shape, told, told_in_place, told_in_sentence
+from storage.codelist import (
+    Code,
+    describe,
+    describe_in_sentence,
+    describe_shape,
+    describe_with_levels,
+    normalise_code,
+    read_codelist,
+)
 from storage.errors import InputError
 
 
@@ -40,9 +48,9 @@ def test_a_known_spelling_stays() -> None:
 
 def test_messages_show_the_shape_of_values_alone() -> None:
     """How many differ, how long they are and what they are made of: enough to know a wrong column by."""
-    assert shape(["111", "111", "9"]) == "2 distinct values of 1 to 3 characters: digits"
-    assert shape(["123-45-6789"]) == "1 distinct values of 11 characters: digits, other signs"
-    assert shape(["fell from a roof", "é"]) == "2 distinct values of 1 to 16 characters: letters, blanks"
+    assert describe_shape(["111", "111", "9"]) == "2 distinct values of 1 to 3 characters: digits"
+    assert describe_shape(["123-45-6789"]) == "1 distinct values of 11 characters: digits, other signs"
+    assert describe_shape(["fell from a roof", "é"]) == "2 distinct values of 1 to 16 characters: letters, blanks"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
@@ -59,13 +67,13 @@ def test_order_titles_and_encodings(tmp_path: Path, encoding: str) -> None:
     [
         (b"", "is empty"),
         (b"code,name\n1,a\n", "column title is missing"),
-        (b"code,code,title\n1,1,a\n", "column code is missing or doubled"),
+        (b"code,code,title\n1,1,a\n", "column code is missing or repeated"),
         (b"code,title\n", "a header and no records"),
-        (b"code,title\n1,a\n", "it holds 1 codes"),
+        (b"code,title\n1,a\n", "it contains 1 codes"),
         (b"code,title\n1,a\n ,b\n", "row 2 has no code"),
-        (b"code,title\n1,a\n1,b\n", "row 2 repeats the code of another"),
+        (b"code,title\n1,a\n1,b\n", "row 2 repeats another row's code"),
         (b"code,title\n1,a,b\n", "row 1: 3 fields where the header has 2"),
-        (b'code,title\n1,"a\n2,b\n', "row 1: it does not read as CSV"),
+        (b'code,title\n1,"a\n2,b\n', "row 1: it is not valid CSV"),
         (b"code,title\n1,a\0\n", "NUL bytes"),
         (b"code,title\n1,\x81\n2,b\n", "neither UTF-8 nor cp1252"),
         (b"code,title\n" + b"x" * 121 + b",a\n2,b\n", "over 120 characters"),
@@ -99,8 +107,8 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
     )
     codes = read_codelist(path)
     assert codes[1] == Code("11", "Bones", "bones and nerves")
-    assert told(codes)[1:3] == ["Bones. bones and nerves", "Fractures"]
-    assert told_in_place(codes) == [
+    assert describe(codes)[1:3] == ["Bones. bones and nerves", "Fractures"]
+    assert describe_with_levels(codes) == [
         "INJURIES",
         "Bones. bones and nerves. INJURIES",
         "Fractures. Bones. INJURIES",
@@ -114,4 +122,8 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
 def test_a_title_in_a_sentence() -> None:
     """As a narrative would say it: no capital, but for abbreviations; a code without a title says nothing."""
     codes = [Code(code="1", title="Cuts, lacerations"), Code(code="2", title="HIV infection"), Code(code="3", title="")]
-    assert told_in_sentence(codes, "A man had {}.") == ["A man had cuts, lacerations.", "A man had HIV infection.", ""]
+    assert describe_in_sentence(codes, "A man had {}.") == [
+        "A man had cuts, lacerations.",
+        "A man had HIV infection.",
+        "",
+    ]

@@ -26,10 +26,10 @@ def test_codes_are_kept_split_and_missing(tmp_path: Path) -> None:
     [
         (HEADER, "no records"),
         ("from_code,to_code\n1,2\n", "no column 'from_version'"),
-        (HEADER + "111,,2.01,3.01\n", "row 1 has no"),
+        (HEADER + "111,,2.01,3.01\n", "row 1 lacks"),
         (HEADER + "111,1,2.00,3.01\n", "row 1 starts from another version"),
         (HEADER + "111,1,2.01,3.01\n112,1,2.01,3.02\n", "leads to 2 versions"),
-        (HEADER + '"111,1,2.01,3.01\n', "does not read"),
+        (HEADER + '"111,1,2.01,3.01\n', "is not valid CSV"),
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, content: str, said: str) -> None:
@@ -42,7 +42,7 @@ def test_another_table_is_refused(tmp_path: Path, content: str, said: str) -> No
 def test_the_field_is_named_where_there_are_several(tmp_path: Path) -> None:
     """So that its version is looked for in the right place."""
     (tmp_path / "walk.csv").write_text(HEADER + "111,1,2.00,3.01\n")
-    with pytest.raises(InputError, match=r"the codes of nature are of version 2\.01"):
+    with pytest.raises(InputError, match=r"Give the table for version 2\.01 of nature"):
         read_crosswalk(tmp_path / "walk.csv", version="2.01", field="nature")
 
 
@@ -66,17 +66,17 @@ def test_each_file_is_of_the_field_before_it(tmp_path: Path, monkeypatch: pytest
     [
         (
             ["walk.csv"],
-            "walk.csv: this bundle codes nature, event; say which the file is of, such as --crosswalk nature=",
+            "walk.csv: this bundle codes nature, event. Name the file's field, such as --crosswalk nature=",
         ),
         (["v=2.csv"], "such as --crosswalk nature=v=2.csv"),
         (["walks/v=3.csv"], "such as --crosswalk nature=walks/v=3.csv"),
         (["nature"], "such as --crosswalk nature=nature"),
-        (["part=part.csv"], "this bundle codes no field part; it codes nature, event"),
-        (["Nature=walk.csv"], "this bundle codes no field Nature; it codes nature, event"),
-        (["=walk.csv"], "this bundle codes nature, event; say which the file is of"),
-        (["event="], "no file is named; give event=FILE"),
-        (["event=a.csv", "nature=b.csv", "event=c.csv"], "event=c.csv: another file is of event too; give one a field"),
-        (["nature=a.csv", "nature=a.csv"], "nature=a.csv: another file is of nature too"),
+        (["part=part.csv"], "this bundle has no field part. Give one of nature, event"),
+        (["Nature=walk.csv"], "this bundle has no field Nature. Give one of nature, event"),
+        (["=walk.csv"], "this bundle codes nature, event. Name the file's field"),
+        (["event="], "no file is named. Give event=FILE"),
+        (["event=a.csv", "nature=b.csv", "event=c.csv"], "event=c.csv: event has two files. Give one per field"),
+        (["nature=a.csv", "nature=a.csv"], "nature=a.csv: nature has two files"),
     ],
 )
 def test_a_file_of_no_field_is_refused(
@@ -96,7 +96,7 @@ def test_of_the_only_field_a_file_may_be_called_anything(tmp_path: Path, monkeyp
     (tmp_path / "nature=a.csv").write_text(HEADER)
     for name in ("nature=a.csv", "walk.csv", "walks/v=2.csv"):
         assert crosswalk_files([name], [""]) == {"": Path(name)}
-    with pytest.raises(InputError, match=r"no file part=b\.csv; .* give the file alone \(--crosswalk b\.csv\)"):
+    with pytest.raises(InputError, match=r"no file part=b\.csv\. .*so give the file alone \(--crosswalk b\.csv\)"):
         crosswalk_files(["part=b.csv"], [""])
-    with pytest.raises(InputError, match="this bundle codes one field; give one file"):
+    with pytest.raises(InputError, match=r"this bundle codes one field. Give one file"):
         crosswalk_files(["a.csv", "b.csv"], [""])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage import durable
-from storage.durable import replacing, write_atomically
+from storage.durable import replace_atomically, write_atomically
 
 
 def test_a_file_is_synced_before_it_has_its_name_and_its_folder_afterwards(
@@ -31,7 +31,7 @@ def test_what_fails_leaves_the_old_file_alone(tmp_path: Path, error: BaseExcepti
     """And nothing beside it."""
     file = tmp_path / "file"
     write_atomically(file, b"old")
-    with pytest.raises(type(error)), replacing(file) as partial:
+    with pytest.raises(type(error)), replace_atomically(file) as partial:
         partial.write_bytes(b"half of the n")
         raise error
     assert file.read_bytes() == b"old"

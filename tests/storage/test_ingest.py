@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from storage.codelist import Code, told_in_place
+from storage.codelist import Code, describe_with_levels
 from storage.datasets import load_codes, load_split
 from storage.errors import InputError, StorageError
-from storage.ingest import IngestConfig, IngestResult, check_source, ingest, look
-from storage.tables import reading
+from storage.ingest import IngestConfig, IngestResult, check_source, ingest, preview
+from storage.tables import reader
 
 HEADER = ("EventDate", "Final Narrative", "Nature", "Establishment")
 ROWS = [
@@ -161,7 +161,7 @@ def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     config = IngestConfig(unit_column="Establishment", max_per_unit=5, cap_per_code=10, holdout_share=0.2)
     (tmp_path / "a").mkdir()
     whole = run(text_of(records), tmp_path / "a", config)
-    monkeypatch.setattr(reading, "_PIECE_ROWS", rows)
+    monkeypatch.setattr(reader, "_PIECE_ROWS", rows)
     assert run(text_of(records), tmp_path, config) == whole
     for name in ("train.parquet", "test.parquet", "holdout.parquet", "codes.json", "report.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / "out" / name).read_bytes()
@@ -198,7 +198,7 @@ def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
         ("132", "Cuts", ["Wounds", "Injuries"]),
         ("111", "Fractures", ["Injuries"]),
     ]
-    assert told_in_place(codes) == ["Cuts. Wounds. Injuries", "Fractures. Injuries"]
+    assert describe_with_levels(codes) == ["Cuts. Wounds. Injuries", "Fractures. Injuries"]
     assert (result.label_space, result.codes_observed, result.label_space_source) == (2, 2, "observed")
     labels = {row["record_id"]: row["label"] for split in ("train", "test") for row in records(tmp_path, split)}
     assert labels == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 1}
@@ -268,13 +268,13 @@ def test_a_look_samples_as_ingest_does(tmp_path: Path) -> None:
     """The same halves and the same rows left out, by reason; and a half without records is refused without a run."""
     config = IngestConfig(cap_per_code=3, min_per_code=2)
     result = run(text_of([*ROWS, *ROWS[:6]]), tmp_path, config)
-    looked = look(tmp_path / "source", config, None)
+    looked = preview(tmp_path / "source", config, None)
     assert looked.sampled == {"train": result.train, "test": result.test}
     assert looked.left_out == {"over_code_cap": result.report["dropped"]["over_code_cap"], "rare_code": 1}
     assert looked.usable == result.train + result.test + sum(looked.left_out.values())
     late = IngestConfig(train_before=datetime.date(2014, 1, 1))
     with pytest.raises(InputError, match="none is dated before 2014"):
-        look(tmp_path / "source", late, None)
+        preview(tmp_path / "source", late, None)
 
 
 def test_fingerprint_follows_the_records_alone(tmp_path: Path) -> None:
@@ -298,6 +298,7 @@ def test_leftovers_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
         (out / name).write_bytes(b"half")
     run(text_of(), tmp_path)
     assert sorted(path.name for path in out.iterdir()) == [
+        "cells.parquet",
         "codes.json",
         "report.json",
         "test.parquet",

@@ -103,35 +103,35 @@ FILE_FAULTS = {
     "header only": (text_of([]), "a header and no records"),
     "header only, no line feed": (text_of([]).rstrip(), "a header and no records"),
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
-    "UTF-16": (text_of().encode("utf-16"), "UTF-16; save it as UTF-8"),
+    "UTF-16": (text_of().encode("utf-16"), "UTF-16. Save it as UTF-8"),
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL bytes"),
     "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
-        "(--text); did you mean 'FinalNarrative'? it has 4 columns, 'EventDate', 'Nature' among them",
+        "(--text). Did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "piece of a record in the header": (
         text_of(header=("EventDate", "Fell from a ladder", "Nature", "ID")),
-        "no column 'Final Narrative' (--text); it has 4 columns, 'EventDate', 'Nature' among them",
+        "no column 'Final Narrative' (--text). It has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
     "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),
     "a header of other names": (
         text_of(header=("Treated", "Age", "Alcohol", "Where")),
-        "(--text); name those that it has: of its 4 columns none is known here",
+        "(--text). Name its columns: of its 4 columns none is recognised",
     ),
     "a header of usual names": (
         text_of(header=("date", "title", "code", "id")),
-        "(--text); it has 4 columns, 'date', 'title', 'code', 'id' among them",
+        "(--text). It has 4 columns, 'date', 'title', 'code', 'id' among them",
     ),
-    "no CSV in ZIP": (archive("a.txt", "b.pdf"), "holds no CSV"),
-    "arrays": (archive("images.npy", "labels.npy"), "archive of arrays, which only images are read from"),
-    "workbook": (archive("xl/workbook.xml"), "Excel workbook; save it as CSV"),
-    "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "holds 2 CSVs (2015.csv, 2016.csv)"),
+    "no CSV in ZIP": (archive("a.txt", "b.pdf"), "contains no CSV"),
+    "arrays": (archive("images.npy", "labels.npy"), "archive of arrays: use `--profile images`"),
+    "workbook": (archive("xl/workbook.xml"), "Excel workbook: save it as CSV"),
+    "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "contains 2 CSVs (2015.csv, 2016.csv)"),
     "encrypted ZIP": (encrypted_archive(), "is encrypted"),
-    "cut ZIP": (archive("a.csv")[:-30], "begins like a ZIP but cannot be read"),
+    "cut ZIP": (archive("a.csv")[:-30], "begins like a ZIP but is damaged"),
     "empty CSV in ZIP": (archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "), "is blank"),
-    "cut Parquet": (b"PAR1" + b"\1" * 50, "begins like Parquet but cannot be read"),
+    "cut Parquet": (b"PAR1" + b"\1" * 50, "begins like Parquet but is damaged"),
 }
 
 
@@ -156,11 +156,11 @@ ROW_FAULTS = {
     "field too few": (text_of([*LATE, ("1/1/2015", MARKER)]), "row 20001: 2 fields where the header has 4"),
     "quote left open": (
         text_of().replace(f"{MARKER} narrative 5,132,r5", f'{MARKER} narrative 5,132,"r5'),
-        "row 5: it does not read as CSV",
+        "row 5: it is not valid CSV",
     ),
     "quote left open, long": (
         text_of([*ROWS, *LATE]).replace(f"{MARKER} narrative 5", f'"{MARKER} narrative 5'),
-        "row 5: it does not read as CSV",
+        "row 5: it is not valid CSV",
     ),
     "broken ZIP": (broken_archive(), "the ZIP cannot be unpacked"),
 }
@@ -174,13 +174,13 @@ def test_faults_inside_name_the_place(tmp_path: Path, name: str) -> None:
 
 
 RECORD_FAULTS = {
-    "one code": (text_of([(*row[:2], "111", row[3]) for row in ROWS]), {}, "all 8 usable records have one code"),
+    "one code": (text_of([(*row[:2], "111", row[3]) for row in ROWS]), {}, "all 8 usable records have the same code"),
     "no code twice": (text_of([(*row[:2], f"1{n}", row[3]) for n, row in enumerate(ROWS)]), {}, "0 codes have 2"),
     "no text at all": (text_of([(row[0], " ", *row[2:]) for row in ROWS]), {}, "none of 8 records can be used"),
     "narratives as codes": (
         text_of([(row[0], row[2], f"{row[1]} {'x' * 200}", row[3]) for row in ROWS]),
         {},
-        "column 'Nature' holds values of over 120 characters; is it the narrative?",
+        "column 'Nature' has values of over 120 characters. Give the column of codes",
     ),
     "empty text": (text_of(with_cell(3, "Final Narrative", " \t")), {"empty_text": "refuse"}, "1 records without text"),
     "bad date": (text_of(with_cell(3, "EventDate", "31/12/2015")), {}, "1 dates are missing or do not read"),
@@ -189,7 +189,7 @@ RECORD_FAULTS = {
     "no date": (
         text_of(with_cell(3, "EventDate", "")),
         {},
-        "(row 3); correct them, set data.ingest.date_format (such as %m/%d/%y where years",
+        "(row 3). Correct them, set data.ingest.date_format (such as %m/%d/%y where years",
     ),
     "own date format": (text_of(), {"date_format": "%d.%m.%Y"}, "8 dates are missing or do not read as %d.%m.%Y"),
     "same id": (
@@ -224,7 +224,7 @@ def test_values_off_the_list_are_described_and_never_shown(tmp_path: Path) -> No
     rows = [(f"1/{n + 1}/2015", f"{MARKER} {n}", number, f"r{n}") for n, number in enumerate(numbers)]
     said = refused(text_of(rows), tmp_path, codelist=codelist)
     assert "20 of 20 records have a code that the code list lacks" in said
-    assert "(20 distinct values of 11 characters: digits, other signs); give the right list or column, or" in said
+    assert "(20 distinct values of 11 characters: digits, other signs). Give the right list or column, or" in said
     assert not [number for number in numbers if number in said]
 
 
@@ -248,7 +248,7 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
     for name, values in (("lists", [["a"], ["b"]]), ("bytes", [b"\xff\xfe", b"\xff"])):
         path = tmp_path / f"{name}.parquet"
         pq.write_table(pa.table({"Final Narrative": values, "Nature": ["1", "2"], "EventDate": ["1/1/2015"] * 2}), path)
-        with pytest.raises(InputError, match=r"column 'Final Narrative': type .* does not read as text"):
+        with pytest.raises(InputError, match=r"column 'Final Narrative': type .* cannot become text"):
             ingest(path, tmp_path, IngestConfig(), None)
 
 
@@ -256,12 +256,12 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"text_columns": []}, "at least 1 item"),
-        ({"text_columns": ["a", "a"]}, "a column twice"),
+        ({"text_columns": ["a", "a"]}, "repeats a column"),
         ({"label_column": "Final Narrative"}, "would read the answer"),
         ({"template": "{Final Narrative} {Job}"}, "names 'Job', which is not among text_columns"),
         ({"template": "always the same"}, "leaves out text column 'Final Narrative'"),
-        ({"template": "{Final Narrative} {"}, "brace without its partner"),
-        ({"max_per_unit": 2}, "needs unit_column"),
+        ({"template": "{Final Narrative} {"}, "unmatched brace"),
+        ({"max_per_unit": 2}, "has no unit_column"),
         ({"max_per_unit": 0, "unit_column": "u"}, "greater than or equal to 1"),
         ({"cap_per_code": 0}, "greater than or equal to 1"),
         ({"cap_per_code": 3, "min_per_code": 4}, "below min_per_code"),
@@ -271,7 +271,7 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
         ({"test_share": float("nan")}, "finite"),
         ({"holdout_share": -0.1}, "greater than or equal to 0"),
         ({"holdout_share": float("inf")}, "finite"),
-        ({"date_format": "%d.%m."}, "gives no year"),
+        ({"date_format": "%d.%m."}, "lacks a year"),
         ({"seed": -1}, "greater than or equal to 0"),
         ({"seed": 2**53}, "less than"),
         ({"cohort": "week"}, "'year', 'quarter', 'month' or 'none'"),
@@ -311,6 +311,6 @@ def test_source_changed_between_the_passes(tmp_path: Path) -> None:
             with path.open("a") as file:
                 file.write(text_of(ROWS).partition("\n")[2])
 
-    with pytest.raises(StorageError, match="changed while it was read"):
+    with pytest.raises(StorageError, match="changed during reading"):
         ingest(path, tmp_path, IngestConfig(), None, append)
     assert not list(tmp_path.glob("*.parquet"))

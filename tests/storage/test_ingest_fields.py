@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from storage.datasets import load_codes, load_fields, load_labels, load_split
 from storage.errors import InputError, StorageError
-from storage.ingest import IngestConfig, IngestResult, check_source, ingest, look
+from storage.ingest import IngestConfig, IngestResult, check_source, ingest, preview
 
 HEADER = ("ID", "EventDate", "Final Narrative", "Nature", "Part", "Source")
 PARTS = ("11", "12", "")
@@ -132,7 +132,7 @@ def test_codes_off_the_list_go_field_by_field(tmp_path: Path) -> None:
     ("column", "value", "said"),
     [
         (5, "", "field `source`, column 'Source': no usable record has a code"),
-        (5, "1", "field `source`, column 'Source': all 54 usable records have one code"),
+        (5, "1", "field `source`, column 'Source': all 54 usable records have the same code"),
     ],
 )
 def test_a_field_needs_two_codes(tmp_path: Path, column: int, value: str, said: str) -> None:
@@ -155,14 +155,14 @@ def test_both_halves_have_codes_of_each_field(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"label_column": "Nature"}, "label_column and fields"),
-        ({"sampling": "stratified"}, "set sampling=per-record"),
-        ({"fields": {"nature": {"label_column": "Nature"}}}, "name two or more"),
-        ({"fields": {"a": {"label_column": "X"}, "b": {"label_column": "X"}}}, "a and b have one label_column"),
+        ({"sampling": "stratified"}, "Set sampling=per-record"),
+        ({"fields": {"nature": {"label_column": "Nature"}}}, "Name two or more"),
+        ({"fields": {"a": {"label_column": "X"}, "b": {"label_column": "X"}}}, "a and b have the same label_column"),
         (
             {"fields": {"a": {"label_column": "Final Narrative"}, "b": {"label_column": "X"}}},
             "fields.a.label_column is",
         ),
-        ({"kind": "table"}, "go with kind `text`"),
+        ({"kind": "table"}, "Use kind `text`"),
         ({"fields": {"model": {"label_column": "X"}, "part": {"label_column": "Y"}}}, "has a column model of another"),
         ({"fields": {"part": {"label_column": "X"}, "part_2": {"label_column": "Y"}}}, "has a column part_2 of"),
         ({"fields": {"a_score": {"label_column": "X"}, "a": {"label_column": "Y"}}}, "has a column a_score of another"),
@@ -192,7 +192,7 @@ def test_files_and_columns_are_named(tmp_path: Path) -> None:
 def test_a_look_counts_the_codes_of_all_fields(tmp_path: Path) -> None:
     """As ingest does, without writing."""
     taken(tmp_path, rows_of(60))
-    looked = look(tmp_path / "in.csv", IngestConfig.model_validate({"fields": lists(tmp_path)}), None)
+    looked = preview(tmp_path / "in.csv", IngestConfig.model_validate({"fields": lists(tmp_path)}), None)
     assert (looked.rows, looked.usable, looked.codes, looked.codes_observed) == (60, 54, 6 + 3 + 2, 4 + 2 + 2)
 
 
@@ -202,11 +202,9 @@ def test_a_field_may_be_called_what_no_column_is() -> None:
     assert list(IngestConfig.model_validate({"fields": fields}).fields) == list(fields)
 
 
-def test_one_field_is_stored_as_it_was(tmp_path: Path) -> None:
-    """Configuration, columns, code list and report of a single field know nothing of fields."""
+def test_one_field_is_stored_without_fields(tmp_path: Path) -> None:
+    """Columns, code list and report of a single field know nothing of fields."""
     config = IngestConfig(label_column="Nature")
-    assert "fields" not in config.model_dump(mode="json")
-    assert "label_column" in config.model_dump(mode="json")
     source = tmp_path / "in.csv"
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([HEADER, *rows_of(60)])

@@ -101,9 +101,9 @@ def test_what_a_table_may_lack(tmp_path: Path) -> None:
     [
         (
             ("PLANTED", "F", "1", "0"),
-            "column 'length': 1 values do not read as numbers (row 41; 1 distinct values of 7",
+            "column 'length': 1 values are not numbers (row 41; 1 distinct values of 7",
         ),
-        (("inf", "F", "1", "0"), "do not read as numbers"),
+        (("inf", "F", "1", "0"), "are not numbers"),
         (("1", "PLANTED", "1", "0"), "column 'sex': 1 values are not on its list (row 41; "),
     ],
 )
@@ -139,9 +139,9 @@ def test_groups_of_images_stay_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"images": np.array([{"a": 1}] * 60, dtype=object)}, "arrays of Python objects are not"),
-        ({"images": np.zeros((60, 4))}, "images are numbers [n, height, width]"),
-        ({"images": np.full((60, 2, 2), np.nan)}, "holds negative pixels, or some that are no numbers"),
+        ({"images": np.array([{"a": 1}] * 60, dtype=object)}, "has Python objects or is damaged"),
+        ({"images": np.zeros((60, 4))}, "Give numbers [n, height, width]"),
+        ({"images": np.full((60, 2, 2), np.nan)}, "has negative pixels, or NaN or infinite ones"),
         ({"images": np.full((60, 2, 2), 255.0)}, "floats above 1"),
         ({"labels": np.zeros(59, dtype=int)}, "a whole number or a text for each of the 60 images"),
         ({"labels": np.zeros(60)}, "a whole number or a text"),
@@ -158,9 +158,9 @@ def test_files_that_hold_no_images(tmp_path: Path) -> None:
     source = images(tmp_path / "in.npz")
     (tmp_path / "half.npz").write_bytes(source.read_bytes()[:500])
     chosen = IngestConfig(kind="images", label_column="lables")
-    assert "did you mean 'labels'" in refused(lambda: check_source(source, chosen, None))
+    assert "Did you mean 'labels'" in refused(lambda: check_source(source, chosen, None))
     for path in (table(tmp_path / "in.csv"), tmp_path / "half.npz"):
-        assert "is no .npz of arrays" in refused(
+        assert "is not an .npz of arrays" in refused(
             lambda path=path: check_source(path, IngestConfig(kind="images"), None)
         )
 
@@ -168,14 +168,14 @@ def test_files_that_hold_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "table", "table": {"numeric": {"a": [1, 1]}}}, "the first must be below the second"),
+        ({"kind": "table", "table": {"numeric": {"a": [1, 1]}}}, "the first is not below the second"),
         (
             {"kind": "table", "table": {"numeric": {"a": None}, "categorical": {"a": ["x"]}}},
             "numeric and as categorical",
         ),
-        ({"kind": "table", "table": {"categorical": {"a": []}}}, "name one or more"),
+        ({"kind": "table", "table": {"categorical": {"a": []}}}, "are empty, repeated or have outer blanks"),
         ({"kind": "table", "table": {"numeric": {"label": None}}}, "would read the answer"),
-        ({"kind": "table", "split_by_unit": True}, "split_by_unit needs unit_column"),
+        ({"kind": "table", "split_by_unit": True}, "split_by_unit has no unit_column"),
         ({"kind": "sound"}, "'text', 'table' or 'images'"),
     ],
 )
@@ -185,12 +185,20 @@ def test_configurations_that_contradict_themselves(options: dict[str, Any], said
         IngestConfig.model_validate(options)
 
 
-def test_narratives_are_configured_as_before(tmp_path: Path) -> None:
-    """What narratives do not use is left out of the stored configuration, so that releases keep their digests."""
-    stored = IngestConfig(text_columns=("a",)).model_dump(mode="json")
-    assert not {"kind", "table", "images", "split_by_unit"} & set(stored)
-    again = config(unit_column="u", split_by_unit=True)
-    assert IngestConfig.model_validate(again.model_dump(mode="json")) == again
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"text_columns": ("a",)},
+        {"unit_column": "u", "split_by_unit": True},
+        {"kind": "table"},
+        {"kind": "images"},
+        {"fields": {"nature": {"label_column": "Nature"}, "part": {"label_column": "Part"}}},
+    ],
+)
+def test_a_stored_configuration_is_read_back(settings: dict[str, Any]) -> None:
+    """Of every kind, and with several fields."""
+    config = IngestConfig.model_validate(settings)
+    assert IngestConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(

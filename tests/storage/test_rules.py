@@ -38,13 +38,13 @@ def test_a_code_is_read_as_table_programs_write_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("nature,111,source,42,\n", "row 1, column other_field: no such field is coded; there are nature, event, part"),
-        ("nature,111,event,42,\nnature,9,event,42,\n", "row 2, column code: the list of nature has no such code"),
-        ("nature,111,event,9*,\n", "row 1, column other_code: the list of event has no such code"),
-        ("nature,111,nature,160,\n", "row 1, column other_field: a rule is of two fields"),
-        ("nature,111,event,42,\nevent,42,nature,111,\n", "row 2, column code: an earlier row says the same"),
-        ("nature,111,event,42," + "x" * 201 + "\n", "row 1, column why: is longer than 200 characters"),
-        (",,,,\n", "it holds no rule"),
+        ("nature,111,source,42,\n", "row 1, column other_field: no such field is coded. Use nature, event, part"),
+        ("nature,111,event,42,\nnature,9,event,42,\n", "row 2, column code: the code list of nature lacks this code"),
+        ("nature,111,event,9*,\n", "row 1, column other_code: the code list of event lacks this code"),
+        ("nature,111,nature,160,\n", "row 1, column other_field: a rule names the same field twice"),
+        ("nature,111,event,42,\nevent,42,nature,111,\n", "row 2, column code: an earlier row has the same rule"),
+        ("nature,111,event,42," + "x" * 201 + "\n", "row 1, column why: the text is too long. Use up to 200"),
+        (",,,,\n", "contains no rule"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, lines: str, said: str) -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
-from storage.tables.formulas import harmless
-from storage.tables.reading import ABSENT, Table, pieces, survey
-from storage.tables.writing import kind_of, writing
+from storage.tables.formulas import escape_formula
+from storage.tables.reader import ABSENT, Table, pieces, survey
+from storage.tables.writer import open_writer, output_kind
 
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
 
@@ -30,7 +30,7 @@ def csv_of(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("
 
 def copied(table: Table, path: Path) -> Path:
     """The table written anew, in the format of the name."""
-    with writing(path, kind_of(path), table.schema) as write:
+    with open_writer(path, output_kind(path), table.schema) as write:
         for piece in pieces(table.read(), columns=len(table.columns)):
             write(piece)
     return path
@@ -84,7 +84,7 @@ def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
 )
 def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
     """It gets an apostrophe, in cells and in the header."""
-    assert harmless(cell) == "'" + cell
+    assert escape_formula(cell) == "'" + cell
     table = survey(csv_of(tmp_path / "in.csv", [("1", cell)], ("id", "=cmd()")), text_columns=[])
     written = copied(table, tmp_path / "out.csv")
     with written.open(newline="", encoding="utf-8") as file:
@@ -94,19 +94,23 @@ def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["", "-5", "+3.5", "-1e5", "-12 ", "a=b", "fell - hard", "'=1", "3%", "-1,000"])
 def test_what_is_no_formula_stays(cell: str) -> None:
     """Negative numbers among them."""
-    assert harmless(cell) == cell
+    assert escape_formula(cell) == cell
 
 
 @given(st.text())
 def test_no_cell_begins_like_a_formula_after_it_was_made_harmless(cell: str) -> None:
     """Whatever the text, its first character that counts is none of the dangerous ones, unless it is a number."""
-    start = harmless(cell).lstrip(" \n")[:1]
+    start = escape_formula(cell).lstrip(" \n")[:1]
     if start and start in "=+-@\t\r":
-        assert harmless(cell).strip(" \n").lstrip("+-")[0].isdigit()
+        assert escape_formula(cell).strip(" \n").lstrip("+-")[0].isdigit()
 
 
 @given(
-    rows=st.lists(st.tuples(*[st.text('a",;\n\r \t', max_size=6)] * 2).filter(any), min_size=1, max_size=8),
+    rows=st.lists(  # a cell of lines with delimiters may be refused, since an open quote makes the same bytes
+        st.tuples(*[st.text('a"; \t\n\r', max_size=6) | st.text('a",; \t', max_size=6)] * 2).filter(any),
+        min_size=1,
+        max_size=8,
+    ),
     ends=st.sampled_from([("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]),
 )
 def test_whatever_is_written_is_read_and_counted(
@@ -154,20 +158,20 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.csv", b"id,Text\n1,x\n2,secret,z\n", "row 2: 3 fields where the header has 2"),
-        ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it does not read"),
+        ("a.csv", b'id,Text\n1,x\n2,"secret\n', "row 2: it is not valid CSV"),
         ("a.csv", b"id,Text\n1,secret\0\n", "NUL byte"),
-        ("a.csv", b"id,text\n1,secret\n", "did you mean 'text'"),
+        ("a.csv", b"id,text\n1,secret\n", "Did you mean 'text'"),
         ("a.csv", b"secret one,secret two\nx,y\n", "put column names above it"),
         ("a.csv", b"Text,Text\nsecret,y\n", "2 columns 'Text'"),
         ("a.csv", b"", "empty"),
-        ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is no JSON object"),
-        ("a.jsonl", b'{"Text": "secret"\n', "line 1: it does not read as JSON"),
-        ("a.jsonl", b'{"Text": "\xff secret"}\n', "line 1: it is no UTF-8"),
-        ("a.jsonl", b'{"Text": ' + b"[" * 100_000 + b"\n", "line 1: it does not read"),
-        ("a.jsonl", b'{"Text": ["secret"]}\n', "line 1, key 'Text': no text"),
-        ("a.jsonl", b'{"Text": "secret \\uD800"}\n', "line 1: it holds half"),
+        ("a.jsonl", b'{"Text": "secret"}\n["secret"]\n', "line 2: it is not a JSON object"),
+        ("a.jsonl", b'{"Text": "secret"\n', "line 1: it is not valid JSON"),
+        ("a.jsonl", b'{"Text": "\xff secret"}\n', "line 1: it is not UTF-8"),
+        ("a.jsonl", b'{"Text": ' + b"[" * 100_000 + b"\n", "line 1: it is not valid JSON"),
+        ("a.jsonl", b'{"Text": ["secret"]}\n', "line 1, key 'Text': a list or an object"),
+        ("a.jsonl", b'{"Text": "secret \\uD800"}\n', "line 1: it has half"),
         ("a.jsonl", b"\n", "no records"),
-        ("a.parquet", b"PAR1 secret", "cannot be read"),
+        ("a.parquet", b"PAR1 secret", "is damaged"),
     ],
 )
 def test_what_is_no_table_is_refused_by_row_and_without_its_cells(

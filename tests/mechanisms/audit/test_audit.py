@@ -13,6 +13,15 @@ from mechanisms.audit import bounds as audit
 from mechanisms.audit.bounds import Guesses, Rule
 from mechanisms.errors import MechanismError
 
+JAX_PRIVACY = {
+    (1000, 1000, 711, 1e-5): 0.7834363,
+    (1000, 1000, 722, 0.0): 0.8365098,
+    (2238, 2238, 2238, 1e-5): 6.5555447,
+    (1000, 200, 150, 1e-4): 0.8065116,
+    (500, 500, 250, 0.0): 0.0,
+}
+"""jax_privacy 2.0.0, `auditing._epsilon_one_run` at 95 %, by coins, guesses, right ones and delta."""
+
 
 def _responses(epsilon: float, coins: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Randomised response: each coin told truly with probability e^eps / (1 + e^eps)."""
@@ -220,3 +229,31 @@ def test_exposure() -> None:
     """The most likely of R + 1 has log2(R + 1), the least likely 0."""
     references = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     assert audit.exposure(np.array([4.0, 0.0]), references).tolist() == [2.0, 0.0]
+
+
+def test_references_bring_out_what_loss_alone_hides() -> None:
+    """Records differ in difficulty by far more than membership moves them: with four references RMIA tells members
+    apart, also where they fit better than the model that is attacked; of a model that saw neither half it is chance."""
+    random = np.random.default_rng(3)
+    n, difficulty = 4000, -np.exp(random.normal(size=4000))
+
+    def model(member: np.ndarray, gain: float) -> np.ndarray:
+        return difficulty * np.exp(-gain * member + 0.1 * random.normal(size=n))
+
+    member = random.random(n) < 0.5
+    bits = random.random((4, n)) < 0.5
+    references = np.stack([model(one, 0.5) for one in bits])
+    for attacked, low, high in ((model(member, 0.1), 0.6, 0.9), (model(member, 0.0), 0.46, 0.54)):
+        score = audit.relative_likelihood(attacked, references)
+        assert low < audit.membership(score[member], score[~member]).auc < high
+    weak = model(member, 0.1)
+    assert audit.membership(weak[member], weak[~member]).auc < 0.56
+    by_hand = np.log(np.exp(weak) / np.exp(references).mean(0))
+    np.testing.assert_allclose(audit.relative_likelihood(weak, references), by_hand)
+
+
+def test_one_run_bounds_are_those_of_jax_privacy() -> None:
+    """Another program's inversion of the same theorem comes to the same figures."""
+    for (coins, made, right, delta), theirs in JAX_PRIVACY.items():
+        ours = audit.one_run_bound(Guesses(right, made, coins), delta=delta)
+        assert ours == pytest.approx(theirs, abs=2e-5)

@@ -53,7 +53,7 @@ def test_a_trials_draw_is_one_of_its_own_posterior(bound: float | None) -> None:
     bounded = None if bound is None else BoundedLikelihood(bound=bound)
     start = torch.zeros(CLASSES, WIDTH + 1)
     posteriors = [
-        SoftmaxPosterior(given.padded[own], given.labels[own], start, 1.0, bounded=bounded) for own in given.included
+        SoftmaxPosterior(given.with_bias[own], given.labels[own], start, 1.0, bounded=bounded) for own in given.included
     ]
     drawn, losses = posterior_trials.sample(posteriors, start)
     assert [len(one[0]) for one in losses] == [35] * 150
@@ -78,9 +78,9 @@ def test_reruns_say_of_all_what_their_draws_do(mechanism: Mechanism, monkeypatch
     heads: list[Tensor] = []
     told = trials.log_likelihood
 
-    def spied(theta: Tensor, padded: Tensor, labels: Tensor, fields: Fields | None = None) -> tuple[Tensor, Tensor]:
+    def spied(theta: Tensor, with_bias: Tensor, labels: Tensor, fields: Fields | None = None) -> tuple[Tensor, Tensor]:
         heads.append(theta)
-        return told(theta, padded, labels, fields)
+        return told(theta, with_bias, labels, fields)
 
     monkeypatch.setattr(trials, "log_likelihood", spied)
     if isinstance(mechanism, ExactPosterior):
@@ -94,7 +94,7 @@ def test_reruns_say_of_all_what_their_draws_do(mechanism: Mechanism, monkeypatch
         plan, given, torch.zeros(CLASSES, WIDTH + 1), progress=lambda done, total: seen.append((done, total))
     ).values()
     (theta,) = heads
-    wanted = (given.padded @ theta[1].T).log_softmax(1).gather(1, given.labels[:, None])[:, 0]
+    wanted = (given.with_bias @ theta[1].T).log_softmax(1).gather(1, given.labels[:, None])[:, 0]
     torch.testing.assert_close(found.ell[1], wanted, rtol=1e-4, atol=1e-4)
     assert not torch.isclose(theta[0], theta[2]).any()  # the same records, another draw
     assert seen[-1][0] == seen[-1][1]

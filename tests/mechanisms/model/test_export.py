@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier, export
+from mechanisms.model import classifier, export, lexicon
 from mechanisms.model.classifier import Classifier, ModelConfig
-from storage.egress.allowed import CONTENT
+from mechanisms.model.fields import Fields
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.lexicon import Lexicon
+from storage.egress.allow_list import CONTENT
 
 CODES = ("1110", "062", "*R 7", "9999", "140")
 STANDARD = [("full", "first"), ("lora", "first"), ("head", "first")]
@@ -86,6 +91,44 @@ def test_sentence_transformers(released: Any, trainable: str, pooling: str) -> N
     got = torch.cat([model.encode([text], convert_to_tensor=True, show_progress_bar=False) for text in texts])
     torch.testing.assert_close(got.cpu(), scores, rtol=1e-5, atol=1e-6)
     assert json.loads((folder / export.LABELS).read_text())["codes"] == list(CODES)
+
+
+@pytest.mark.parametrize(("trainable", "pooling"), POOLED)
+def test_the_layout_is_the_librarys(released: Any, tmp_path: Path, trainable: str, pooling: str) -> None:
+    """Saved again by sentence-transformers from its own modules, every file has the same bytes.
+
+    But for what a release leaves out or names otherwise: folders of this machine and places of classes.
+    """
+    from safetensors.torch import load_file
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    folder, made, _, _ = released(trainable, pooling)
+    transformer = modules.Transformer(str(folder / export.ENCODER), max_seq_length=made.config.max_length)
+    transformer.save_in_root = False
+    head = load_file(folder / export.DENSE / "model.safetensors")
+    count, width = head["linear.weight"].shape
+    dense = modules.Dense(width, count, activation_function=torch.nn.Identity())
+    dense.load_state_dict(head)
+    again = tmp_path / "again"
+    stack = [transformer, modules.Pooling(width, pooling_mode="mean"), dense]
+    SentenceTransformer(modules=cast(Any, stack), device="cpu").save(str(again), create_model_card=False)
+    export._forget_origin(again / export.ENCODER / "config.json")
+    export._forget_origin(again / export.ENCODER / "tokenizer_config.json")
+    listed = json.loads((again / "modules.json").read_text())
+    for module in listed:
+        module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
+    (again / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
+    files = {path.relative_to(again) for path in again.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} - {Path(export.LABELS)}
+    assert [str(file) for file in sorted(files) if (again / file).read_bytes() != (folder / file).read_bytes()] == []
+
+
+def test_it_is_written_without_the_library(released: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose import takes a second."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    folder, _, _, _ = released("head", "mean")
+    assert (folder / "modules.json").is_file()
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), POOLED)
@@ -196,3 +239,54 @@ def test_no_released_folder(released: Any, tmp_path: Path, damage: str) -> None:
         (folder / "model.safetensors").unlink()
     with pytest.raises(MechanismError, match=folder.name):
         export.load(folder)
+
+
+def worded(encoder: Path, kind: str, fields: Fields | None = None) -> tuple[Classifier, Lexicon]:
+    """A head that reads words next to its encoder, with parameters that a release could have."""
+    config = ModelConfig.model_validate(
+        {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lexical": kind}
+    )
+    vocabulary = lexicon.vocabulary_of(["fractured wrist", "burns", "strained back"])
+    features = torch.ones(2, 16)
+    words = lexicon.build(cast(Any, kind), vocabulary=vocabulary, texts=["fractured wrist", "burns"], features=features)
+    made = classifier.build(config, num_labels=len(CODES), seed=0, fields=fields, lexicon=words)
+    made.flat.add_(0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1)))
+    return made, words
+
+
+@pytest.mark.parametrize("kind", ["titles", "hashed"])
+@pytest.mark.parametrize("several", [False, True])
+def test_words_next_to_the_encoder(tiny_bert: Path, tmp_path: Path, narratives: Any, kind: str, several: bool) -> None:
+    """`load` gives the scores back, in bfloat16 too; the encoder's own `encode` stays the features."""
+    made, words = worded(tiny_bert, kind, Fields((2, 3)) if several else None)
+    texts = narratives(6)
+    features = made.encode(classifier.tokenize(made.config, texts)).features
+    scores = made.predict(FeatureInputs(words.join(features, words.words(texts))))
+    codes: Any = {"first": CODES[:2], "second": CODES[2:]} if several else CODES
+    shapes = export.save(made, tmp_path, codes=codes)
+    width = 16 + words.columns
+    dense = [shape["linear.weight"][1] for name, shape in shapes.items() if "2_Dense" in name]
+    assert dense == [width] * (2 if several else 1)
+    back = export.load(tmp_path)
+    torch.testing.assert_close(back.logits(texts), scores, rtol=1e-4, atol=1e-5)
+    for span, released in zip(back.places, back.fields.values(), strict=True):
+        torch.testing.assert_close(released.logits(texts), scores[:, span], rtol=1e-4, atol=1e-5)
+    rounded = replace(back, precision="bfloat16", near_tie=0.0).logits(texts)
+    torch.testing.assert_close(rounded, scores, rtol=0.05, atol=0.1)
+    assert not torch.equal(rounded, scores)
+    assert [module["path"] for module in json.loads((tmp_path / "modules.json").read_text())] == [
+        "0_Transformer",
+        "1_Pooling",
+    ]
+    assert back.logits([]).shape == (0, len(CODES))
+
+
+def test_a_head_without_its_words_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    """A classifier is not built without its lexicon, and a damaged one is named."""
+    made, _ = worded(tiny_bert, "titles")
+    with pytest.raises(MechanismError, match="needs the lexicon"):
+        classifier.build(made.config, num_labels=2, seed=0)
+    export.save(made, tmp_path, codes=CODES)
+    (tmp_path / lexicon.FILE).write_text('{"kind": "titles"}')
+    with pytest.raises(MechanismError, match=r"lexicon\.json is damaged"):
+        export.load(tmp_path)

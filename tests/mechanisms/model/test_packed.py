@@ -1,4 +1,4 @@
-"""Passes without padding in bfloat16: the features of transformers' own forward pass, whatever stands in a batch."""
+"""Passes without padding: the features of transformers' own forward pass, whatever stands in a batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from mechanisms.model import encoders, export, packed
 from mechanisms.model.classifier import mean_pool
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.model.packed import PackedEncoder
+from mechanisms.model.precision import Precision
 
 CPU = torch.device("cpu")
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def tokens(lengths: list[int]) -> TokenInputs:
@@ -23,24 +25,31 @@ def tokens(lengths: list[int]) -> TokenInputs:
     return TokenInputs.from_lists([torch.randint(5, 100, (k,), generator=g).tolist() for k in lengths], pad_id=1)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tiled", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
 @pytest.mark.parametrize("lengths", [[3], [16, 16], [1, 17, 40, 2], [48, 47, 33], list(range(1, 41))])
 def test_features_are_transformers(
-    family: str, lengths: list[int], pooling: str, tiled: bool, request: Any, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    lengths: list[int],
+    pooling: str,
+    tiled: bool,
+    precision: Precision,
+    request: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that are full, short and of one token; layers with weights and biases that all differ; in any order."""
-    if tiled and not packed._tileable():
+    if tiled and not packed._tileable(DTYPES[precision]):
         pytest.skip("needs a CPU with AVX-512 and oneDNN")
     if not tiled:
-        monkeypatch.setattr(packed, "_tileable", lambda: False)
+        monkeypatch.setattr(packed, "_tileable", lambda dtype: False)
     encoder = encoders.load_encoder(str(request.getfixturevalue(family))).eval()
     with torch.no_grad():
         g = torch.Generator().manual_seed(1)
         for weight in encoder.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=g))
-    made = PackedEncoder.of(encoder)
+    made = PackedEncoder.of(encoder, precision)
     assert made is not None
     inputs = tokens(lengths)
     index = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(2))
@@ -49,13 +58,14 @@ def test_features_are_transformers(
         whole = mean_pool(encoder, **batch) if pooling == "mean" else encoder(**batch).last_hidden_state[:, 0]
         ours = made.features(inputs, index, pooling=pooling)
     assert ours.dtype == torch.float32
-    assert float(torch.cosine_similarity(ours, whole).min()) > 0.999
-    torch.testing.assert_close(ours, whole, rtol=0.05, atol=0.05)
+    cosine, close = (0.999, 0.05) if precision == "bfloat16" else (0.999999, 1e-5)
+    assert float(torch.cosine_similarity(ours, whole).min()) > cosine
+    torch.testing.assert_close(ours, whole, rtol=close, atol=close)
 
 
 def test_a_record_has_the_same_features_in_any_company(tiny_bert: Path) -> None:
     """What a neighbour says, and how long, is not seen: to rounding, since products run in another order."""
-    made = PackedEncoder.of(encoders.load_encoder(str(tiny_bert)).eval())
+    made = PackedEncoder.of(encoders.load_encoder(str(tiny_bert)).eval(), "bfloat16")
     assert made is not None
     inputs = tokens([7, 40, 12, 30])
     together = made.features(inputs, torch.arange(4), pooling="mean")
@@ -71,9 +81,9 @@ def test_another_layout_is_not_guessed_at(tiny_bert: Path, other: dict[str, str]
     encoder: Any = encoders.load_encoder(str(tiny_bert))
     for name, value in other.items():
         setattr(encoder.config, name, value)
-    assert PackedEncoder.of(encoder) is None
+    assert PackedEncoder.of(encoder, "bfloat16") is None
     family = DistilBertModel(DistilBertConfig(vocab_size=100, dim=16, n_layers=1, n_heads=2, hidden_dim=32))
-    assert PackedEncoder.of(family) is None
+    assert PackedEncoder.of(family, "bfloat16") is None
 
 
 def test_near_ties_are_float32s(tiny_bundle: Path, narratives: Any) -> None:

@@ -40,7 +40,7 @@ def test_a_configuration_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     assert ModelConfig(precision="auto").model_dump()["precision"] == "bfloat16"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False})
-    assert "precision" not in ModelConfig(precision="auto").model_dump()
+    assert ModelConfig(precision="auto").model_dump()["precision"] == "float32"
     assert ModelConfig(precision="auto") == ModelConfig()
 
 

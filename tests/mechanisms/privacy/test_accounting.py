@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.stats import norm
 from small_heads import claim
 
+from mechanisms.dppl_public import PublicPrototypesEvent
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.claims import epsilon_of_one_replaced
 from mechanisms.privacy.events import (
     ComposedEvent,
     DpSgdEvent,
@@ -30,8 +33,8 @@ def release(noise: float) -> GaussianReleaseEvent:
     return GaussianReleaseEvent(what="class counts", noise_multiplier=noise, l2_sensitivity=1.0)
 
 
-def epsilon(event: Event, *, m: int = 1) -> float:
-    return gaussian_cost.pld_epsilon(event, delta=1e-4, records_per_unit=m)
+def epsilon(event: Event, *, m: int = 1, delta: float = 1e-4) -> float:
+    return gaussian_cost.pld_epsilon(event, delta=delta, records_per_unit=m)
 
 
 SWAG = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175)
@@ -50,8 +53,6 @@ class TestFormal:
 
     def test_one_gaussian_equals_its_closed_form(self) -> None:
         """Balle and Wang 2018, theorem 8: delta = Phi(a - eps/(2a)) - e^eps Phi(-a - eps/(2a)), a = 1/(2 sigma)."""
-        from scipy.stats import norm
-
         noise, delta = 1.5, 1e-4
         epsilon = gaussian_cost.pld_epsilon(release(noise), delta=delta)
         a = 1 / (2 * noise)
@@ -90,6 +91,31 @@ class TestFormal:
         """A replaced record moves the sum by two clips: a full-batch Gaussian costs what one of half the noise does."""
         figures = gaussian_cost.cost(release(3.0), delta=1e-4)
         assert figures.epsilon_replace_one == pytest.approx(epsilon(release(1.5)), rel=1e-3)
+
+    @pytest.mark.parametrize("m", [1, 3])
+    def test_replacing_a_unit_has_a_closed_form(self, m: int) -> None:
+        """Without sampling m records move the sum by 2 m clips: mu' = 2 m mu, by Dong et al. 2022, corollary 2.13."""
+        event, delta = ComposedEvent(events=(release(9.0), sgd(30.0, prob=1.0, steps=20))), 1e-5
+        mu = 2 * m * math.sqrt(1 / 81 + 20 / 900)
+        replaced = gaussian_cost.cost(event, delta=delta, records_per_unit=m).epsilon_replace_one
+        assert replaced is not None
+        exact = norm.cdf(mu / 2 - replaced / mu) - math.exp(replaced) * norm.cdf(-mu / 2 - replaced / mu)
+        assert exact == pytest.approx(delta, rel=0.01)
+        assert exact <= delta
+        assert epsilon_of_one_replaced(event, delta=delta, records_per_unit=m) == replaced
+        assert f"replacing one {'record' if m == 1 else 'unit'} costs" in claim(event, delta=delta, m=m).assumptions[0]
+
+    def test_replacing_without_a_closed_form_is_one_removal_and_one_addition(self) -> None:
+        """(2 epsilon, (1 + e^epsilon) delta): a bound that holds at the same delta, above the exact figure of one."""
+        event, delta = sgd(4.0, prob=0.1, steps=2), 1e-4
+        exact = gaussian_cost.cost(event, delta=delta).epsilon_replace_one
+        assert epsilon_of_one_replaced(event, delta=delta, records_per_unit=1) == exact
+        two = epsilon_of_one_replaced(event, delta=delta, records_per_unit=2)
+        assert two is not None
+        half = two / 2
+        assert gaussian_cost.coarse_epsilon(event, delta / (1 + math.exp(half)), records_per_unit=2) <= half
+        assert two > 2 * gaussian_cost.coarse_epsilon(event, delta, records_per_unit=2)
+        assert epsilon_of_one_replaced(PublicPrototypesEvent(epsilon=1.0), delta=delta, records_per_unit=2) == 4.0
 
     def test_units_of_several_records(self) -> None:
         """Two records a unit: a full-batch release costs as with half the noise; a sampled one lies between one

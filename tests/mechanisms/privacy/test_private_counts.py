@@ -9,11 +9,11 @@ import torch
 from pydantic import ValidationError
 from small_heads import scale_p_value
 
-from mechanisms.dp_sgd import DpSgd, descent_of
+from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
 from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent
+from mechanisms.privacy.events import ComposedEvent, descent_of
 from mechanisms.privacy.noise import SecretStream
 
 KEY = bytes(range(32))

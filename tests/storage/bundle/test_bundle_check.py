@@ -15,8 +15,9 @@ from sealed_bundle import Sealed, plan
 from storage.bundle.check import check
 from storage.bundle.folder import CODELIST, PROOF, SIGNATURE, STATEMENT, UnsoundBundle
 from storage.bundle.proof import proof_of
-from storage.bundle.signing import Signer, Verifier
-from storage.egress.allowed import FILES, check_codes, check_layers, read_files
+from storage.bundle.signing import Signer
+from storage.bundle.trust import Trust
+from storage.egress.allow_list import FILES, check_codes, check_layers, read_files
 from storage.errors import InputError
 from storage.ledger import heads
 
@@ -35,7 +36,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_sealed_bundle_is_sound(sealed: Sealed) -> None:
     """And the check says by whom, which row, how many files."""
-    sound = check(sealed.folder, sealed.verifier)
+    sound = check(sealed.folder, sealed.trust)
     assert sound.release_id == sealed.row.release_id
     assert sound.digest == sealed.row.bundle_digest
     assert sound.ledger_sequence == sealed.row.sequence
@@ -50,10 +51,10 @@ def test_one_bit_in_any_file(sealed: Sealed, tmp_path: Path) -> None:
         before = (folder / name).read_bytes()
         flip(folder / name)
         with pytest.raises(UnsoundBundle) as refused:
-            check(folder, sealed.verifier)
+            check(folder, sealed.trust)
         assert refused.value.file == name
         (folder / name).write_bytes(before)
-    check(folder, sealed.verifier)
+    check(folder, sealed.trust)
 
 
 def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Pat
     with pytest.raises(UnsoundBundle, match="cannot be checked without a key"):
         check(folder, None)
     with pytest.raises(UnsoundBundle, match="not signed"):
-        check(folder, sealed.verifier, unsigned=True)
+        check(folder, sealed.trust, unsigned=True)
     for name in set(names(folder)) - {PROOF}:
         before = (folder / name).read_bytes()
         flip(folder / name)
@@ -81,7 +82,7 @@ def test_any_file_removed(sealed: Sealed, tmp_path: Path) -> None:
         before = (folder / name).read_bytes()
         (folder / name).unlink()
         with pytest.raises(UnsoundBundle) as refused:
-            check(folder, sealed.verifier)
+            check(folder, sealed.trust)
         assert refused.value.file == name
         (folder / name).write_bytes(before)
 
@@ -92,7 +93,7 @@ def test_an_added_file(sealed: Sealed, tmp_path: Path, name: str) -> None:
     folder = sealed.copy(tmp_path)
     (folder / name).write_bytes(b"\x80\x04added")
     with pytest.raises(UnsoundBundle, match="not on the list") as refused:
-        check(folder, sealed.verifier)
+        check(folder, sealed.trust)
     assert refused.value.file == name
 
 
@@ -109,8 +110,8 @@ def test_an_allowed_file_added(sealed: Sealed, tmp_path: Path) -> None:
     sealed.signer.sign(folder, tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
     shutil.move(tmp_path / "kept", folder / "thresholds.json")
-    with pytest.raises(UnsoundBundle, match="was not there when") as refused:
-        check(folder, sealed.verifier)
+    with pytest.raises(UnsoundBundle, match="was added since") as refused:
+        check(folder, sealed.trust)
     assert refused.value.file == "thresholds.json"
 
 
@@ -120,7 +121,7 @@ def test_a_link_in_place_of_a_file(sealed: Sealed, tmp_path: Path) -> None:
     shutil.move(folder / "LICENSE", tmp_path / "LICENSE")
     (folder / "LICENSE").symlink_to(tmp_path / "LICENSE")
     with pytest.raises(UnsoundBundle, match="is a link"):
-        check(folder, sealed.verifier)
+        check(folder, sealed.trust)
 
 
 def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"):
         folder = sealed.copy(tmp_path / name, seal=False)
         shutil.copy(folder / "0_Transformer" / name, folder / name)
-        with pytest.raises(UnsoundBundle, match="beside another model") as refused:
+        with pytest.raises(UnsoundBundle, match="conflicts with another model") as refused:
             read_files(folder, allowed=frozenset(FILES))
         assert refused.value.file == name
 
@@ -181,10 +182,10 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
     Signer(tmp_path / "thief" / heads.PRIVATE_NAME).sign(folder, tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
     with pytest.raises(UnsoundBundle, match="another key") as refused:
-        check(folder, sealed.verifier)
+        check(folder, sealed.trust)
     assert refused.value.file == SIGNATURE
     with pytest.raises(UnsoundBundle, match="head is not signed by the key") as refused:
-        check(folder, Verifier(tmp_path / "thief" / heads.PUBLIC_NAME))
+        check(folder, Trust(tmp_path / "thief" / heads.PUBLIC_NAME))
     assert refused.value.file == PROOF
 
 
@@ -211,20 +212,20 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
 
     folder = sealed.copy(tmp_path)
     (folder / PROOF).write_text(json.dumps(earlier))
-    with pytest.raises(UnsoundBundle, match="not as it was signed") as refused:
-        check(folder, sealed.verifier)
+    with pytest.raises(UnsoundBundle, match="was changed since it was signed") as refused:
+        check(folder, sealed.trust)
     assert refused.value.file == PROOF
     for forged, problem in (
-        (earlier, "is not among the files"),
-        (earlier | {"files": good["files"]}, "its row is of another bundle"),
-        (good | {"head": earlier["head"]}, "head is of another row"),
+        (earlier, "is not listed in"),
+        (earlier | {"files": good["files"]}, "its row belongs to another bundle"),
+        (good | {"head": earlier["head"]}, "head belongs to another row"),
         (good | {"head": good["head"] | {"stated_at": "2031-01-01"}}, "head is not signed"),
-        (good | {"row": good["row"] | {"epsilon": "0.5"}}, "field epsilon is not what the ledger's row says"),
-        (good | {"row": good["row"] | {"state": "drawn"}}, "not as the schema has it"),
+        (good | {"row": good["row"] | {"epsilon": "0.5"}}, "field epsilon differs from the ledger's row"),
+        (good | {"row": good["row"] | {"state": "drawn"}}, "does not match the schema"),
     ):
         with pytest.raises(UnsoundBundle, match=problem):
-            check(resealed(sealed, folder, forged, tmp_path), sealed.verifier)
-    check(resealed(sealed, folder, good, tmp_path), sealed.verifier)
+            check(resealed(sealed, folder, forged, tmp_path), sealed.trust)
+    check(resealed(sealed, folder, good, tmp_path), sealed.trust)
 
 
 def test_the_proof_tells_nothing_of_the_records(sealed: Sealed) -> None:
@@ -251,7 +252,7 @@ def test_what_is_nested_too_deeply(sealed: Sealed, tmp_path: Path, name: str, co
     (folder / name).write_bytes(content)
     with pytest.raises(UnsoundBundle) as refused:
         if name == SIGNATURE:
-            check(folder, sealed.verifier)
+            check(folder, sealed.trust)
         else:
             read_files(folder, allowed=frozenset(FILES))
     assert refused.value.file == name
@@ -267,7 +268,7 @@ def test_layers_that_do_not_fit_each_other(sealed: Sealed, tmp_path: Path) -> No
         folder = sealed.copy(tmp_path / field)
         config = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(config | {field: config[field] + 1}))
-        with pytest.raises(UnsoundBundle, match="not between the encoder's features and the codes"):
+        with pytest.raises(UnsoundBundle, match="does not map the encoder's features to the codes"):
             check(sealed.unsigned_proof(folder), None, unsigned=True)
     check(sealed.unsigned_proof(sealed.copy(tmp_path / "whole")), None, unsigned=True)
 
@@ -281,7 +282,7 @@ def test_field_and_key_that_nobody_expects(sealed: Sealed, tmp_path: Path) -> No
     with pytest.raises(UnsoundBundle, match="class_counts"):
         read_files(folder, allowed=frozenset(FILES))
     file.write_text(json.dumps(statement)[:-1] + ', "epsilon": "0.1"}')
-    with pytest.raises(UnsoundBundle, match="a key is there twice"):
+    with pytest.raises(UnsoundBundle, match="a key is repeated"):
         read_files(folder, allowed=frozenset(FILES))
     file.write_text(json.dumps(statement | {"audit": {"attack_auc": 0.53, "queries": [1, 2], "of": {"low": 0.1}}}))
     read_files(folder, allowed=frozenset(FILES))
@@ -315,18 +316,18 @@ def test_the_command_needs_neither_model_nor_network(sealed: Sealed, tmp_path: P
         command = [sys.executable, "-c", BLOCKED, "verify", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
-    key = str(sealed.verifier.key)
+    key = str(sealed.trust.pinned)
     done = run("--key", key, "--no-golden", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["sound"] is True
     flip(folder / "codelist.csv")
     done = run("--key", key, "--no-golden")
     assert done.returncode == 1
-    assert "codelist.csv: is not as it was signed" in done.stderr
+    assert "codelist.csv: was changed since it was signed" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_no_key_no_check(sealed: Sealed) -> None:
     """A key file that is none is the user's mistake, not the bundle's."""
     with pytest.raises(InputError, match="LICENSE: not a public key"):
-        check(sealed.folder, Verifier(sealed.folder / "LICENSE"))
+        check(sealed.folder, Trust(sealed.folder / "LICENSE"))

@@ -1,20 +1,18 @@
-"""What went to whom, and what was taken back: rows of the ledger, and a signed list for partners."""
+"""What went to whom, and what was taken back: rows of the ledger, and the revocations of a root."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from sealed_bundle import Sealed, plan
 
-from storage.bundle.check import check
 from storage.bundle.folder import UnsoundBundle
-from storage.bundle.registry import hand_over, handovers, record_revocation, require_committed, revocation_list
-from storage.bundle.revocations import Revocations, Revoked
+from storage.bundle.registry import hand_over, handovers, record_revocation, require_committed, revoked_releases
+from storage.bundle.trust import Root, with_next_root
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Row
-from storage.ledger.heads import load_private_key, new_keys
+from storage.ledger.heads import load_private_key
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def test_no_archive_that_the_ledger_does_not_know_of(
 
 
 def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> None:
-    """It is on the list, with the reason, and is not handed over any more; a second revocation is the first."""
+    """The next root names it, with the reason, and is not handed over any more; a second revocation is the first."""
     row = released(ledger)
     assert row.release_id
     to("Statistics Office", ledger, row, tmp_path)
@@ -85,60 +83,25 @@ def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> No
     assert record_revocation(ledger, row.release_id, reason="another reason", requester="r") == first
     (entry,) = handovers(ledger)
     assert entry.reason == "an error in the code list"
-    listed = revocation_list(ledger, load_private_key(sealed.signer.key))
-    assert (listed.number, [r.release_id for r in listed.revoked]) == (first.sequence, [row.release_id])
+    key = load_private_key(sealed.signer.key)
+    root = with_next_root((Root.first(key.public_key()),), revoked=revoked_releases(ledger), days=9)[-1]
+    assert [one.release_id for one in root.revoked] == [row.release_id]
     with pytest.raises(StorageError, match="was revoked"):
         require_committed(ledger, row.release_id, tmp_path)
     with pytest.raises(UnsoundBundle, match="an error in the code list"):
-        listed.check(row.release_id, "0" * 64)
+        root.check(row.release_id, "0" * 64, None)
     with pytest.raises(UnsoundBundle, match="revoked"):
-        listed.check("renamed", "b" * 64)
-    listed.check("another", "0" * 64)
+        root.check("renamed", "b" * 64, None)
+    root.check("another", "0" * 64, None)
 
 
 def test_only_what_left_can_be_revoked(ledger: Ledger) -> None:
     """A reserved release has no bundle; and a reason is needed, since partners read it."""
     row = ledger.reserve(plan("only reserved"))
     assert row.release_id
-    with pytest.raises(StorageError, match="nothing left"):
+    with pytest.raises(StorageError, match="Only a committed release can be revoked"):
         record_revocation(ledger, row.release_id, reason="why", requester="r")
-    with pytest.raises(StorageError, match="only a committed one"):
+    with pytest.raises(StorageError, match="Only a committed release"):
         require_committed(ledger, row.release_id, Path())
     with pytest.raises(InputError, match="--reason"):
         record_revocation(ledger, row.release_id, reason=" ", requester="r")
-
-
-def test_a_list_is_believed_by_its_signature(sealed: Sealed, tmp_path: Path) -> None:
-    """An entry taken out, another key's list or no list at all is refused; the bundle's own release is found on it."""
-    key = load_private_key(sealed.signer.key)
-    row = sealed.row
-    assert row.release_id
-    assert row.bundle_digest
-    entry = Revoked(
-        release_id=row.release_id, bundle_digest=row.bundle_digest, revoked_on="2026-11-21", reason="a test"
-    )
-    file = tmp_path / "list.json"
-
-    def write(text: str) -> Path:
-        file.write_text(text)
-        return file
-
-    empty = Revocations(number=0, stated_on="2026-11-20", revoked=()).signed(key)
-    full = Revocations(number=7, stated_on="2026-11-21", revoked=(entry,)).signed(key)
-    sound = check(sealed.folder, sealed.verifier, revocations=write(empty.model_dump_json()))
-    assert sound.revocations == 0
-    with pytest.raises(UnsoundBundle, match="revoked on 2026-11-21: a test"):
-        check(sealed.folder, sealed.verifier, revocations=write(full.model_dump_json()))
-    cut = json.loads(full.model_dump_json()) | {"revoked": []}
-    thief = load_private_key(new_keys(tmp_path / "thief")[0])
-    forged = Revocations(number=8, stated_on="2026-11-21", revoked=()).signed(thief)
-    unsigned = Revocations(number=8, stated_on="2026-11-21", revoked=())
-    for text, problem in (
-        (json.dumps(cut), "its signature is false"),
-        (forged.model_dump_json(), "not signed with the key"),
-        (unsigned.model_dump_json(), "not signed with the key"),
-        ("[]", "no revocation list"),
-        ("[" * 100_000, "no revocation list"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            check(sealed.folder, sealed.verifier, revocations=write(text))

@@ -1,27 +1,20 @@
-"""Signatures by X.509 certificates, and where the house's own key comes from."""
+"""Signatures by a key alone, and where the house's own key comes from."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from certificates import NOW, Authority
 from sealed_bundle import Sealed
 
 from storage.bundle.check import check
 from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle
 from storage.bundle.seal import seal, workspace_signer
-from storage.bundle.signing import Signer, Verifier
+from storage.bundle.signing import Signer
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """A private key."""
-    return heads.new_keys(tmp_path / "agency")[0]
 
 
 @pytest.fixture
@@ -30,57 +23,16 @@ def folder(sealed: Sealed, tmp_path: Path) -> Path:
     return sealed.copy(tmp_path, seal=False)
 
 
-def test_a_certificate_signs(sealed: Sealed, folder: Path, key: Path, tmp_path: Path) -> None:
-    """Its authority's word is enough; another authority's is not, and a bare key says how to verify it instead."""
-    trusted, other = Authority.new(tmp_path / "ca"), Authority.new(tmp_path / "other")
-    certificate = trusted.issue(key, until=NOW + timedelta(days=30))
-    signer = Signer(key, certificate, (trusted.file,))
-    seal(folder, sealed.row, signer)
-    sound = check(folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
-    assert sound.signed_by == signer.key_id
-    before = (folder / SIGNATURE).read_bytes()
-    seal(folder, sealed.row, signer)
-    assert (folder / SIGNATURE).read_bytes() == before, "sealing again changes nothing"
-    with pytest.raises(UnsoundBundle, match="not trusted") as refused:
-        check(folder, Verifier(authorities=(other.file,), identity="CN=agency"))
-    assert refused.value.file == SIGNATURE
-    with pytest.raises(UnsoundBundle, match="--authority"):
-        check(folder, sealed.verifier)
-    with pytest.raises(UnsoundBundle, match="--key"):
-        check(sealed.folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
-
-
-def test_an_expired_certificate(
-    sealed: Sealed, folder: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither signs nor verifies, whenever the bundle was signed; nor does one of the future."""
-    from storage.bundle import signing
-
-    trusted = Authority.new(tmp_path / "ca")
-    expired = trusted.issue(key, until=NOW - timedelta(days=2))
-    future = trusted.issue(key, since=NOW + timedelta(days=2), until=NOW + timedelta(days=9))
-    for certificate, problem in ((expired, "expired on"), (future, "not valid before")):
-        signer = Signer(key, certificate, (trusted.file,))
-        with pytest.raises(UnsoundBundle, match=problem):
-            signer.check()
-        with monkeypatch.context() as patched:
-            patched.setattr(signing, "_check_dates", lambda certificate: None)
-            seal(folder, sealed.row, signer)
-            check(
-                folder, Verifier(authorities=(trusted.file,), identity="CN=agency")
-            )  # the library itself lets it pass
-        with pytest.raises(UnsoundBundle, match=problem) as refused:
-            check(folder, Verifier(authorities=(trusted.file,), identity="CN=agency"))
-        assert refused.value.file == SIGNATURE
-
-
-def test_a_certificate_of_another_key(key: Path, tmp_path: Path) -> None:
-    """Told before anything is drawn."""
-    trusted = Authority.new(tmp_path / "ca")
-    other = heads.new_keys(tmp_path / "other")[0]
-    certificate = trusted.issue(other, until=NOW + timedelta(days=3))
-    with pytest.raises(InputError, match="of another key"):
-        Signer(key, certificate, (trusted.file,)).check()
+def test_a_signature_with_a_certificate(sealed: Sealed, tmp_path: Path) -> None:
+    """Refused, beside the key's hint too: one way of trust, and one reading of a signature."""
+    folder = sealed.copy(tmp_path)
+    whole = json.loads((folder / SIGNATURE).read_text())
+    chain = {"x509CertificateChain": {"certificates": [{"rawBytes": "AAAA"}]}}
+    material = whole["verificationMaterial"]
+    for changed in (chain, material | chain, material | {"certificate": {"rawBytes": "AAAA"}}):
+        (folder / SIGNATURE).write_text(json.dumps(whole | {"verificationMaterial": changed}))
+        with pytest.raises(UnsoundBundle, match="bare key"):
+            check(folder, sealed.trust)
 
 
 def test_the_workspace_has_one_key(tmp_path: Path) -> None:
@@ -97,7 +49,7 @@ def test_the_workspace_has_one_key(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="chmod 600"):
         Signer(signer.key).check()
     signer.key.unlink()
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match="is missing"):
         workspace_signer(private, tmp_path)
 
 
@@ -131,7 +83,7 @@ def test_sealing_dies_anywhere(
         with pytest.raises(Died):
             seal(folder, sealed.row, sealed.signer)
     seal(folder, sealed.row, sealed.signer)
-    assert check(folder, sealed.verifier).files == 21
+    assert check(folder, sealed.trust).files == 21
     assert not list(folder.parent.glob(".sealing-*"))
 
 
@@ -157,7 +109,7 @@ def test_the_private_workspace_may_be_on_another_disk(
     monkeypatch.setattr(Path, "replace", replace)
     seal(folder, sealed.row, sealed.signer)
     assert moved
-    check(folder, sealed.verifier)
+    check(folder, sealed.trust)
 
 
 def test_a_full_disk_while_sealing(
@@ -174,14 +126,14 @@ def test_a_full_disk_while_sealing(
         with pytest.raises(OSError, match="No space"):
             seal(folder, sealed.row, sealed.signer)
     with pytest.raises(UnsoundBundle, match="not signed"):
-        check(folder, sealed.verifier)
+        check(folder, sealed.trust)
     seal(folder, sealed.row, sealed.signer)
-    check(folder, sealed.verifier)
+    check(folder, sealed.trust)
 
 
 def test_a_row_of_another_bundle_seals_nothing(sealed: Sealed, folder: Path, tmp_path: Path) -> None:
     """Content that is not what was committed gets no proof."""
     shutil.copy(folder / "LICENSE", folder / "PRIVACY.md")
-    with pytest.raises(StorageError, match="does not bear out"):
+    with pytest.raises(StorageError, match="does not match"):
         seal(folder, sealed.row, sealed.signer)
     assert not (folder / PROOF).exists()

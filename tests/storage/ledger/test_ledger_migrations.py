@@ -1,4 +1,4 @@
-"""Migrations: from nothing, from an older version with rows in it, and what is refused."""
+"""Migrations: from nothing, again, and what is refused."""
 
 import warnings
 
@@ -12,9 +12,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, guards
+from storage.ledger import Ledger
 from storage.ledger.database import Database, migrate
-from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, metadata
+from storage.ledger.schema import REVISION, VERSION_TABLE, metadata
 
 
 def script():
@@ -40,60 +40,34 @@ def test_the_migrated_schema_is_the_one_that_the_code_uses(site):
         assert compare_metadata(context, metadata) == []
 
 
-def copy_into(source, target_url):
-    """Insert a newer ledger's rows into an older schema, as if they had been written there."""
-    target = sa.create_engine(target_url, poolclass=NullPool)
-    with source.database.read() as reading, target.begin() as writing:
-        columns = [c for c in ledger_row.columns]
-        for row in reading.execute(sa.select(*columns).order_by(ledger_row.c.sequence)).mappings():
-            writing.execute(ledger_row.insert(), dict(row))
-
-
-def history(ledger, plan):
-    first = ledger.reserve(plan("a", cohorts=("2023", "2024"))).release_id
-    ledger.mark_drawn(first, draw_digest="d", sensitivity=2.5, epsilon=5.0)
-    ledger.commit(first, bundle_digest="b")
-    ledger.reserve(plan("b", kind="formal"))
-
-
-def check_upgraded(site, source):
-    with pytest.raises(exc.DBAPIError):
-        site.rows("SELECT * FROM spend")
-    if not site.is_sqlite:
-        with pytest.raises(StorageError, match=r"schema 0001.*autocoder ledger migrate"):
-            site.open()
-        migrate(Database(site.owner_url, lock_timeout=10), app_role=make_url(site.url).username)
-    upgraded = site.open()
-    assert upgraded.rows() == source.rows()
-    assert upgraded.budget() == source.budget()
-    assert upgraded.verify().ok
-    assert upgraded.verify().notes == ()
-
-
-def test_an_older_file_with_rows_is_migrated_when_it_is_opened(sqlite_site, plan, tmp_path):
-    """Version 0001 had no running totals: they are filled from its rows and the next reservation counts on."""
-    source = Ledger.open(f"sqlite:///{tmp_path / 'new.db'}")
-    history(source, plan)
-    assert migrate(Database(sqlite_site.url, lock_timeout=10), revision="0001") == "0001"
-    copy_into(source, sqlite_site.url)
-    check_upgraded(sqlite_site, source)
-    charge = sqlite_site.open().reserve(plan("c", cohorts=("2023",))).charges[0]
-    assert (charge.epsilon_before, charge.epsilon_after) == (5, 9)
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite"])
+def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
+    """By either spelling of the URL; one that is there is opened."""
+    url = f"{driver}:///{tmp_path / 'ledger.db'}"
+    assert Ledger.open_existing(url) is None
+    with pytest.raises(InputError, match="no ledger at"):
+        Ledger.require_existing(url)
+    assert list(tmp_path.iterdir()) == []
+    Ledger.open(url).ensure_genesis_row(requester="operator")
+    found = Ledger.open_existing(url)
+    assert found is not None
+    assert found.head()[0] == 1
 
 
 @pytest.mark.postgres
-def test_an_older_database_with_rows_is_migrated_by_its_owner(postgres_site, plan, tmp_path):
-    """The application's role is told what to run; after it ran, all rows, totals and grants are there."""
-    source = Ledger.open(f"sqlite:///{tmp_path / 'new.db'}")
-    history(source, plan)
-    drop = ["DROP TABLE record_set", "DROP TABLE spend", "DROP TABLE ledger_row", f"DROP TABLE {VERSION_TABLE}"]
-    functions = [f"DROP FUNCTION {name.removeprefix('function ')}" for name in guards.functions()]
-    postgres_site.sql(*drop, *functions, owner=True)
-    owner, role = Database(postgres_site.owner_url, lock_timeout=10), make_url(postgres_site.url).username
-    assert migrate(owner, app_role=role, revision="0001") == "0001"
-    copy_into(source, postgres_site.owner_url)
-    check_upgraded(postgres_site, source)
+def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, plan):
+    """The application's role is told what to run; after it ran, schema and grants are there."""
+    tables = ("record_set", "spend", "ledger_row", VERSION_TABLE)
+    functions = postgres_site.rows("SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
+    postgres_site.sql(
+        *(f"DROP TABLE {table}" for table in tables), *(f"DROP FUNCTION {name}" for (name,) in functions), owner=True
+    )
+    with pytest.raises(StorageError, match=r"has no ledger.*autocoder ledger migrate"):
+        postgres_site.open()
+    role = make_url(postgres_site.url).username
+    assert migrate(Database(postgres_site.owner_url, lock_timeout=10), app_role=role) == REVISION
     postgres_site.open().reserve(plan("c", cohorts=("2023",)))
+    assert postgres_site.open().verify().notes == ()
 
 
 def test_a_newer_schema_is_refused(sqlite_site):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ from mechanisms.audit.bounds import Guesses
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, NonPrivateEvent
 from tasks.auditing import bounds as audit_bounds
+from tasks.auditing import membership
 from tasks.auditing.bounds import Bound
 from tasks.auditing.pool import FAMILIES, NEVER, Pool
 from tasks.auditing.trials import Trials
+from tasks.releasing import evidence
 
 TRIALS = 32
 CANARIES = 8
@@ -59,7 +63,7 @@ TOGETHER = 1 - 0.05 / (2 + len(FAMILIES))
 def bounds(leak: float, *, seed: int, each: float = TOGETHER) -> dict[str, Bound]:
     """Every bound by its name."""
     made = pool()
-    told = audit_bounds.of_trials(made, trials(made, leak=leak, seed=seed), delta=0.0, confidence=each)
+    told = audit_bounds.trial_bounds(made, trials(made, leak=leak, seed=seed), delta=0.0, confidence=each)
     return {bound.name: bound for bound in told}
 
 
@@ -108,19 +112,72 @@ def test_guesses_at_a_formal_claim_are_held_against_its_curve() -> None:
     leaky, tight = (trials(made, leak=leak, seed=1) for leak in (5.0, 0.0))
 
     def told(these: Trials, **options: Any) -> dict[str, Bound]:
-        found = audit_bounds.of_trials(made, these, delta=1e-4, confidence=TOGETHER, **options)
+        found = audit_bounds.trial_bounds(made, these, delta=1e-4, confidence=TOGETHER, **options)
         return {bound.name: bound for bound in found}
 
     assert told(leaky)["in-distribution"].reach < 5.0
     caught = told(leaky, event=event)["in-distribution"]
     assert 5.0 < caught.epsilon <= caught.reach
     assert caught.guesses.made == caught.guesses.coins
+    assert caught.noise_at_most is not None
+    assert caught.noise_at_most < 1
+    assert caught.epsilon_of_any is not None
+    assert caught.epsilon_of_any < caught.epsilon
     quiet = told(tight, event=event, halved=leaky)
     assert set(quiet) == set(FAMILIES)
     assert all(bound.epsilon < 5.0 for bound in quiet.values())
     assert quiet["in-distribution"].at_half_noise == caught.epsilon
-    assert audit_bounds.of_noise(event) == event
-    assert audit_bounds.of_noise(NonPrivateEvent(epochs=1)) is None
+    assert audit_bounds.event_to_test(event) == event
+    assert audit_bounds.event_to_test(NonPrivateEvent(epochs=1)) is None
+
+
+def test_later_records_are_no_non_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that read no record, whose losses drift with time: by pairs earlier records would be members at epsilon
+    1. Without a coin there is no test by pairs, nothing is refuted, and the AUC is called what it is.
+    """
+    pick = torch.Generator().manual_seed(1)
+    labels: dict[str, torch.Tensor] = dict.fromkeys(("train", "test"), torch.randint(3, (4000,), generator=pick))
+    drifting = {"train": torch.zeros(4000, 3), "test": torch.zeros(4000, 3)}
+    for half, shift in (("train", 3.0), ("test", 0.0)):
+        drifting[half] += torch.randn(4000, 3, generator=pick)
+        drifting[half][torch.arange(4000), labels[half]] += shift
+    monkeypatch.setattr(membership, "load_inputs", lambda _, half: (None, labels[half]))
+    monkeypatch.setattr(membership, "read", lambda _, half: {"log_probabilities": drifting[half].log_softmax(1)})
+
+    def measured(*, coin: bool) -> dict[str, Any]:
+        design = membership.Design({"pairs": 0.05}, {"pairs": 0.05}, claimed=1.0, delta=1e-5, coin=coin)
+        work = SimpleNamespace(inputs={"prepared": None, "predictions": None}, out=tmp_path)
+        return dict(membership._measure(cast(Any, work), seed=1, design=design, trials_of=""))
+
+    careless, told = measured(coin=True), measured(coin=False)
+    assert careless["epsilon_lower_bound"] > 1.0
+    assert (told["epsilon_lower_bound"], told["reach"], told["bounds"]) == (0.0, 0.0, [])
+    assert told["attack_auc"] > 0.9
+    assert "no membership test" in evidence.describe_attack(told["attack"], coin=told["coin"])
+    assert evidence.describe_attack("loss", coin=True) == "strongest membership test, loss"
+
+
+def test_a_bound_from_gradient_canaries_is_one_on_noise() -> None:
+    """722 of 1,000 right, as published: epsilon 4 if the noise is Gaussian, 0.75 to 0.84 of any mechanism, which may be
+    right as often at a pure epsilon of 1. Guesses at random exclude no noise.
+    """
+    step = NoiseSegment(steps=70, noise_multiplier=70**0.5 / 1.1212, l2_clip_norm=1.0)
+    event = DpSgdEvent(sampling_prob=1.0, segments=(step,))
+    design = membership.Design(alpha={}, first={}, claimed=5.0, delta=1e-5, event=event.model_dump(mode="json"))
+
+    def made(right: int) -> Bound:
+        counted = {"coins": 1000, "right": right, "right_at_half_noise": 880}
+        return membership._gradient_bound(counted, event, design, alpha=0.05)
+
+    bound = made(722)
+    assert bound.noise_at_most is not None
+    assert 1.0 < bound.noise_at_most < 1.3
+    assert 4.0 < bound.epsilon < 5.0
+    assert bound.epsilon_of_any is not None
+    assert 0.7 < bound.epsilon_of_any < 0.85
+    assert bound.at_half_noise is not None
+    assert bound.at_half_noise > 5.0
+    assert (made(500).noise_at_most, made(500).epsilon, made(500).epsilon_of_any) == (None, 0.0, 0.0)
 
 
 def test_the_largest_delta_by_counts() -> None:
@@ -144,7 +201,7 @@ def test_claims_count_of_the_trials_that_were_measured() -> None:
 
     def refuted(claims: torch.Tensor) -> Bound:
         changed = Trials(leaky.included, leaky.ell, leaky.right, claims)
-        return audit_bounds.of_trials(made, changed, delta=0.0, confidence=0.99)[0]
+        return audit_bounds.trial_bounds(made, changed, delta=0.0, confidence=0.99)[0]
 
     measured = torch.zeros(TRIALS, dtype=torch.bool)
     measured[TRIALS // 2 + TRIALS // 8 :] = True
@@ -176,7 +233,7 @@ def test_without_natural_reruns_nothing_is_measured_in_them(monkeypatch: pytest.
     made = pool()
     leaky = trials(made, leak=5.0, seed=1)
     monkeypatch.setattr(Pool, "natural", staticmethod(lambda trial: False))
-    bound = audit_bounds.of_trials(made, leaky, delta=0.0, confidence=0.99)[0]
+    bound = audit_bounds.trial_bounds(made, leaky, delta=0.0, confidence=0.99)[0]
     assert (bound.guesses.made, bound.refutes, bound.could_refute, bound.claimed) == (0, 0.0, 0.0, None)
 
 
@@ -189,7 +246,7 @@ def test_pairs_of_the_candidate() -> None:
     def bound(leak: float, seed: int) -> Bound:
         pick = np.random.default_rng(seed)
         ell = [-np.logaddexp(0, -(pick.normal(size=400) + by)) for by in (leak, 0.0)]
-        return audit_bounds.pairs(ell, codes, None, delta=0.0, confidence=0.95, seed=seed)
+        return audit_bounds.pair_bound(ell, codes, None, delta=0.0, confidence=0.95, seed=seed)
 
     assert 0.5 < bound(3.0, 1).epsilon <= math.log(200 / -math.log(0.05)) / 2
     assert binom.sf(19, 200, 0.05) < 0.005

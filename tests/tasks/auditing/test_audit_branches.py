@@ -11,10 +11,10 @@ from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import IngestConfig
-from tasks.auditing.run import reruns
-from tasks.auditing.settings import AuditParameters, draws_of_trials
-from tasks.branches.branch import CompareParameters, standard
-from tasks.branches.outcome import Study
+from tasks.auditing.run import reference_heads, reruns
+from tasks.auditing.settings import AuditParameters, trial_draws_of
+from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.experiment import Study
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.running.stage import Context, Step
 
@@ -31,14 +31,14 @@ def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     study = Study(
         Context(home=str(tmp_path)),
         PARAMETERS,
-        CompareParameters(target_epsilon=4.0),
+        Terms(target_epsilon=4.0),
         REF,
         REF,
         {"train": 2000, "label_space": 100},
         lambda step: steps.append(step) or REF,
         target=4.0,
     )
-    _, mechanism = reruns(study, AuditParameters(trials=16, trial_draws=7), standard()[name], REF)
+    _, mechanism = reruns(study, AuditParameters(trials=16, trial_draws=7), standard_branches()[name], REF)
     return steps, mechanism
 
 
@@ -53,26 +53,49 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path, name: s
     assert own not in asked(tmp_path, "dp-sgd-tuned")[0][0].config["mechanism"]
 
 
+def test_an_audit_without_trials_fits_heads_without_privacy(tmp_path: Path) -> None:
+    """On a pool of records and a few canaries, as many as are set, with the run's optimiser."""
+    steps: list[Step] = []
+    study = Study(
+        Context(home=str(tmp_path)),
+        PARAMETERS,
+        Terms(target_epsilon=4.0),
+        REF,
+        REF,
+        {"train": 2000, "label_space": 100},
+        lambda step: steps.append(step) or REF,
+        target=4.0,
+    )
+    reference_heads(study, AuditParameters(trials=0, references=9), standard_branches()["prior-descent"])
+    pool, plan, heads = steps
+    assert (pool.name, pool.config["canaries"], heads.config["trials"]) == ("audit-pool", 2, 9)
+    assert plan.config["mechanism"]["kind"] == "non-private"
+    assert plan.config["mechanism"]["phase"] == PARAMETERS.fit.adamw.model_dump(mode="json")
+    assert heads.config["seed"] == PARAMETERS.fit.seed
+
+
 def test_reruns_have_no_more_draws_than_the_candidate() -> None:
     """The usual number is cut to its own, more is refused by name; mechanisms without draws take any number."""
-    (swag, formal) = (standard()[name].settled(PARAMETERS, CompareParameters()) for name in ("swag-ppm", "dp-sgd"))
+    (swag, formal) = (standard_branches()[name].mechanism_for(PARAMETERS, Terms()) for name in ("swag-ppm", "dp-sgd"))
     assert isinstance(swag, SwagPpm)
     assert swag.pseudo_posterior is not None
     fewer = swag.pseudo_posterior.model_copy(update={"sensitivity_draws": 20})
     few = swag.model_copy(update={"pseudo_posterior": fewer})
-    assert draws_of_trials("a", swag, AuditParameters()) == 50
-    assert draws_of_trials("a", swag, AuditParameters(trial_draws=500)) == 500
-    assert draws_of_trials("a", few, AuditParameters()) == 20
-    assert draws_of_trials("a", formal, AuditParameters(trial_draws=100_000)) == 100_000
+    assert trial_draws_of("a", swag, AuditParameters()) == 50
+    assert trial_draws_of("a", swag, AuditParameters(trial_draws=500)) == 500
+    assert trial_draws_of("a", few, AuditParameters()) == 20
+    assert trial_draws_of("a", formal, AuditParameters(trial_draws=100_000)) == 100_000
     for mechanism, draws, own in ((swag, 501, 500), (few, 51, 20)):
-        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} that a itself takes"):
-            draws_of_trials("a", mechanism, AuditParameters(trial_draws=draws))
+        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} draws of a"):
+            trial_draws_of("a", mechanism, AuditParameters(trial_draws=draws))
 
 
 def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
     """Unweighted, weighted and reweighted are one plan, with the audit's own number of draws; a bound is another."""
     plans = {
-        name: asked(tmp_path, name) for name, branch in standard().items() if isinstance(branch.mechanism, SwagPpm)
+        name: asked(tmp_path, name)
+        for name, branch in standard_branches().items()
+        if isinstance(branch.mechanism, SwagPpm)
     }
     configs = {name: steps[0].config for name, (steps, _) in plans.items()}
     assert configs["swag"] == configs["swag-ppm"] == configs["swag-ppm-reweighted"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mechanisms.privacy.events import Claim
-from tasks.auditing import results
-from tasks.auditing.audited import Audited, AuditResult
+from tasks.auditing import truth_page
+from tasks.auditing.audit_result import AuditResult, BranchAudit
 from tasks.auditing.findings import changed_groups, findings, lines
 from tasks.comparing.published import Effect
-from tasks.releasing.gate import Evidence
+from tasks.releasing.evidence import Evidence, describe_bound
 
 
 def audited(
@@ -22,7 +22,7 @@ def audited(
     claimed: float | None = 2.5,
     reach: float = 6.0,
     **other: Any,
-) -> Audited:
+) -> BranchAudit:
     """One branch at one seed, as far as sentences need it. It claims half as much for one record more or less, and the
     gate's own rule says what the bound says of that.
     """
@@ -63,7 +63,7 @@ def audited(
         "figures": figures,
         "ledger_sequence": 1,
     }
-    return Audited.model_validate(fields | other)
+    return BranchAudit.model_validate(fields | other)
 
 
 def test_each_verdict_has_its_sentence() -> None:
@@ -72,6 +72,7 @@ def test_each_verdict_has_its_sentence() -> None:
     """
     formal = audited("formal", refuted=0.9, natural=0.5, claimed=None, epsilon_add_remove=4.0)
     formal.figures["bounds"][0]["at_half_noise"] = 5.5
+    formal.figures.update(noise_at_most=1.19, epsilon_of_any=0.25)
     lines = findings(
         {
             "": [
@@ -95,21 +96,43 @@ def test_each_verdict_has_its_sentence() -> None:
         "tests.",
         "quiet: claims ε 4.00, 2.00 for one record more or less; no ε is refuted. **Inconclusive**: perfect guesses "
         "could have shown at most ε 1.90, which is not enough.",
-        "formal: claims ε 4.00; every ε below 0.90 is refuted (at half of its noise: every ε below 5.50). Not "
-        "contradicted by these tests.",
+        "formal: claims ε 4.00; noise of more than 1.19 times the stated is excluded, which refutes every ε below 0.90 "
+        "if the noise is Gaussian; of any (ε, δ) every ε below 0.25 is refuted (at half of its noise, if Gaussian: "
+        "every ε below 5.50). Not contradicted by these tests.",
     ]
+
+
+def test_a_bound_on_noise_is_called_one_everywhere() -> None:
+    """What noise is excluded, what follows if it is Gaussian, and what is refuted of any (epsilon, delta): in the
+    terminal's line, in the page's tables and at the gate. Without Gaussian noise there is one bound.
+    """
+    formal = audited("formal", refuted=4.1, epsilon=5.0, epsilon_add_remove=5.0, guarantee_kind="formal")
+    shown = {"noise_at_most": 1.194, "epsilon_of_any": 0.753}
+    formal.figures.update(shown)
+    formal.figures["bounds"][0].update(shown)
+    (line,) = lines(AuditResult(branches=(formal,), trials=16, target_epsilon=None))
+    words = "noise of at most 1.19 times the stated; at least ε 4.1 if the noise is Gaussian; at least ε 0.753 of any"
+    assert words in line
+    assert words in describe_bound(4.1, **shown)
+    assert describe_bound(4.1, None, None) == "at least ε 4.1"
+    head, (row,) = truth_page.claims_table([formal])
+    at = head.index("noise excluded above")
+    assert (head[at + 1], head[at + 2]) == ("ε refuted below", "of any (ε, δ)")
+    assert row[at : at + 3] == ["1.19", "4.10", "0.75"]
+    assert truth_page.bounds_table([formal])[1][0][2].startswith("noise 1.19, 1.00 (9/10) of 6.00, any 0.75")
+    assert truth_page.claims_table([audited("swag", refuted=1.5)])[1][0][at : at + 3] == ["–", "1.50", "1.50"]
 
 
 def test_what_is_withheld_says_why() -> None:
     """A later audit that a first one would have been a contradiction by: in the terminal's line and in the page's."""
     told = audited("late", refuted=1.9, reach=0.0)
-    told.figures.update(withheld=True, epsilon_suspected=2.4, look=17)
-    why = "would have refuted every epsilon below 2.4; audit 17 of a claim may not say so, nor that the claim withstood"
+    told.figures.update(withheld=True, epsilon_refuted_before=2.4, attempt=17)
+    why = "would have refuted every epsilon below 2.4; audit 17 of a claim can neither refute nor clear it"
     (sentence,) = findings({"": [told]})
     (line,) = lines(AuditResult(branches=(told,), trials=16, target_epsilon=None))
     assert "**Inconclusive**: as a first audit" in sentence
     assert why in sentence
-    assert line.endswith(f"{why} it")
+    assert line.endswith(why)
 
 
 def test_the_page_marks_what_is_refuted_for_one_record() -> None:
@@ -122,12 +145,12 @@ def test_the_page_marks_what_is_refuted_for_one_record() -> None:
         name: [audited("a", epsilon=epsilon, refuted=bound, natural=bound, curves=name)]
         for name, (epsilon, bound) in changes.items()
     }
-    head, rows = results.changes_table(runs)
+    head, rows = truth_page.changes_table(runs)
     verdicts = {row[0]: row[head.index("verdict")] for row in rows}
     claims = {row[0]: row[head.index("ε claimed, one record more or less")] for row in rows}
     assert [verdicts[f"`{name}`"] for name in changes] == ["contradicted"] * 3 + ["not contradicted"]
     assert [claims[f"`{name}`"] for name in changes] == ["2.65", "2.30", "2.72", "2.65"]
-    (bounded,) = results.claims_table([audited("bounded", epsilon=5.0, refuted=5.04)])[1]
+    (bounded,) = truth_page.claims_table([audited("bounded", epsilon=5.0, refuted=5.04)])[1]
     assert "contradicted" in bounded
 
 
@@ -136,8 +159,8 @@ def test_a_test_that_could_not_have_failed_says_so() -> None:
     what half of the noise did.
     """
     told = {"epsilon": 0.0, "correct": 9, "guesses": 10}
-    assert results._bound(told | {"reach": 0.0}) == "cannot be measured here (9/10)"
-    shown = results._bound(told | {"epsilon": 0.9, "reach": 7.25, "at_half_noise": 5.1})
+    assert truth_page._bound(told | {"reach": 0.0}) == "cannot be measured here (9/10)"
+    shown = truth_page._bound(told | {"epsilon": 0.9, "reach": 7.25, "at_half_noise": 5.1})
     assert shown == "0.90 (9/10) of 7.25; half noise 5.10"
 
 
@@ -165,4 +188,4 @@ def test_an_effect_is_measured_by_its_two_branches() -> None:
 def test_curves_are_those_that_are_recognised_best() -> None:
     """Nine at most, first seeds alone, in their order."""
     audits = [audited(f"b{n}", loss_auc=0.5 + n / 100, seed=seed) for n in range(12) for seed in (1, 2)]
-    assert [audit.branch for audit in results._curves(audits)] == [f"b{n}" for n in range(3, 12)]
+    assert [audit.branch for audit in truth_page._curves(audits)] == [f"b{n}" for n in range(3, 12)]

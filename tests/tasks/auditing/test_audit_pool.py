@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -31,7 +32,7 @@ def test_more_canaries_than_records_are_refused_before_anything_is_computed(monk
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
     step = pool.pool(ModelConfig(), canaries=6, seed=0, dataset=REF, prepared=REF)
     work: Any = cast(Any, SimpleNamespace(inputs={"prepared": None, "dataset": None}))
-    with pytest.raises(InputError, match="--canaries: 6 need 12 records and there are 10; give at most 5"):
+    with pytest.raises(InputError, match=r"--canaries: 6 need 12 records, and the data have 10\. Give at most 5"):
         step.body(work)
 
 
@@ -43,7 +44,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     labels[::5, 1] = -1
     half = FeatureInputs(torch.randn(30, 4, generator=pick)), labels
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
-    monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
+    monkeypatch.setattr(pool, "load_table", lambda folder, split: pa.table({"text": ["a report"] * 30}))
     monkeypatch.setattr(pool, "_read", encoded)
     return torch.cat([labels, labels])
 
@@ -71,7 +72,7 @@ def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_p
     labels = torch.randint(4, (30,), generator=torch.Generator().manual_seed(0))
     half = FeatureInputs(torch.randn(30, 4, generator=torch.Generator().manual_seed(1))), labels
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
-    monkeypatch.setattr(pool, "load_split", lambda folder, split: {"text": ["a report"] * 30})
+    monkeypatch.setattr(pool, "load_table", lambda folder, split: pa.table({"text": ["a report"] * 30}))
     monkeypatch.setattr(pool, "_read", encoded)
     work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
     pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)

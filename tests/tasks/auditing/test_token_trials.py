@@ -19,10 +19,10 @@ from tasks.auditing import pool as audit_pool
 from tasks.auditing import settings, trials
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.branches.branch import CompareParameters, standard
-from tasks.branches.outcome import Study
+from tasks.branches.branch import Terms, standard_branches
+from tasks.branches.experiment import Study
 from tasks.comparing import run as comparison
-from tasks.fitting.prepared import build, label_count, load_inputs
+from tasks.fitting.model_inputs import build, label_count, load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
@@ -37,8 +37,8 @@ def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainPar
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
     """A branch fitted, and the pool of its audit."""
     do = partial(run_step, context)
-    asked = CompareParameters(seeds=1, target_epsilon=5.0)
-    study = comparison.run(context, chosen, asked, (standard()[name],), do=do).study
+    asked = Terms(target_epsilon=5.0)
+    study = comparison.run(context, chosen, asked, (standard_branches()[name],), do=do).study
     step = audit_pool.pool(chosen.model, canaries=3, seed=chosen.fit.seed, **study.records)
     return study, do(step)
 
@@ -48,7 +48,7 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
     """Of the posterior's second trial: on those whose coin fell so, at its own seed, the same answers to the bit."""
     chosen, context = parameters(tmp_path / "data", tiny_roberta, model), tiny_jobs.workspace(tmp_path / "home")
     study, pool_ref = studied(context, chosen, "swag-ppm")
-    ref, name = reruns(study, AuditParameters(trials=TRIALS, trial_draws=3), standard()["swag-ppm"], pool_ref)
+    ref, name = reruns(study, AuditParameters(trials=TRIALS, trial_draws=3), standard_branches()["swag-ppm"], pool_ref)
     done = trials.Trials.load(context.store.open(ref), name)
     pool = audit_pool.Pool.load(context.store.open(pool_ref))
     seed = chosen.fit.seed
@@ -59,9 +59,9 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
     dataset = context.store.open(study.dataset)
     classifier = build(context, chosen.model, dataset, seed=seed)
     run = Run(label_count(dataset), derive_seed(seed, "audit", "trial", 1) >> 10, lambda: classifier, resampled=True)
-    mechanism, _ = study.mechanism(standard()["swag-ppm"]).audited_as(3, batched=False)
+    mechanism, _ = study.at(standard_branches()["swag-ppm"]).mechanism.audited_as(3, batched=False)
     own = done.included[1]
-    plan: Plan = mechanism.plan(study.task(standard()["swag-ppm"]))
+    plan: Plan = mechanism.plan(study.at(standard_branches()["swag-ppm"]).task)
     fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
     said = fitted.model.log_probabilities(pool.inputs)
     torch.testing.assert_close(done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5)
@@ -100,7 +100,7 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
         tiny_jobs.workspace(tmp_path / "home"),
     )
     study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
-    ref, name = reruns(study, AuditParameters(trials=TRIALS), standard()["dp-sgd-tuned"], pool_ref)
+    ref, name = reruns(study, AuditParameters(trials=TRIALS), standard_branches()["dp-sgd-tuned"], pool_ref)
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
 
@@ -119,7 +119,7 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     ends: list[tuple[trials.Trials, int]] = []
     for context in (whole, broken):
         study, pool_ref = studied(context, chosen, "swag-ppm")
-        make = partial(reruns, study, asked, standard()["swag-ppm"], pool_ref)
+        make = partial(reruns, study, asked, standard_branches()["swag-ppm"], pool_ref)
         if context is broken:
             begun: list[int] = []
             real = Plan.fit
@@ -158,5 +158,5 @@ def test_records_that_are_no_narratives_are_refused(tiny_roberta: Path, tmp_path
     settings.check(chosen, AuditParameters(trials=16))
     ingest = chosen.data.ingest.model_copy(update={"kind": "table"})
     table = chosen.model_copy(update={"data": chosen.data.model_copy(update={"ingest": ingest})})
-    with pytest.raises(InputError, match="reruns plant canaries in narratives"):
+    with pytest.raises(InputError, match="reruns need narratives, in which they plant canaries"):
         settings.check(table, AuditParameters(trials=16))

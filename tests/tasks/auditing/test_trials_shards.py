@@ -21,8 +21,8 @@ from tasks.auditing import pool as audit_pool
 from tasks.auditing import trials
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
-from tasks.auditing.trials import TrialRange, TrialsAsked
-from tasks.branches.branch import CompareParameters, standard
+from tasks.auditing.trials import TrialRange
+from tasks.branches.branch import Terms, standard_branches
 from tasks.comparing import run as comparison
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.running.stage import Context, run_step
@@ -42,9 +42,9 @@ def rerun(parameters: RetrainParameters, home: Path, settings: FanOut) -> dict[s
     """Files of the reruns of SWAG-PPM, whose randomness has seeds."""
     context = tiny_jobs.workspace(home, fan_out=settings)
     do = partial(run_step, context)
-    branch = standard()["swag-ppm"]
+    branch = standard_branches()["swag-ppm"]
     study = comparison.run(
-        context.model_copy(update={"fan_out": FanOut()}), parameters, CompareParameters(seeds=1), (branch,), do=do
+        context.model_copy(update={"fan_out": FanOut()}), parameters, Terms(), (branch,), do=do
     ).study
     pool = do(audit_pool.pool(parameters.model, canaries=4, seed=parameters.fit.seed, **study.records))
     ref, _ = reruns(study, AuditParameters(trials=TRIALS, trial_draws=3), branch, pool)
@@ -69,7 +69,7 @@ def home(single: tuple[Path, dict[str, bytes]], tmp_path: Path) -> Path:
 
 def on(home: Path) -> Callable[[dict[str, Any]], object]:
     """A worker with this workspace."""
-    return lambda asked: trials.compute(Context(home=str(home), device="cpu"), TrialsAsked.model_validate(asked))
+    return lambda asked: played_workers.compute(Context(home=str(home), device="cpu"), asked)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_shards_are_the_trials_of_one_process(
     workers = played_workers.play(monkeypatch, on(home), *fates)
     patience = 0.1 if "queued" in fates else 1000
     assert rerun(parameters, home, FanOut(shards=shards, patience_seconds=patience)) == single[1]
-    assert len(workers.asked) == asked
-    assert set(workers.deployments) == {"trials-shard/trials-shard"}
+    assert len(workers.requests) == asked
+    assert set(workers.deployments) == {("shard/shard", None)}
     assert len(list((home / "private" / "stages" / "trials-shard").iterdir())) == min(shards, 3)
 
 
@@ -107,9 +107,9 @@ def test_machines_that_share_only_a_place_end_alike(
     workers = played_workers.play(monkeypatch, on(tmp_path / "worker"))
     assert rerun(parameters, home, FanOut(shards=3, patience_seconds=1000)) == single[1]
     assert len(list((tmp_path / "worker" / "private" / "stages" / "trials-shard").iterdir())) == 3
-    for text in workers.asked:
+    for text in workers.requests:
         told = json.loads(text)
-        assert set(told) == {"trials", "inputs", "key"}
+        assert set(told) == {"settings", "inputs", "key"}
         assert set(told["inputs"]) == {"pool", "dataset", "plan"}
         assert all(set(ref) == {"kind", "uri", "sha256"} for ref in told["inputs"].values())
 
@@ -158,7 +158,7 @@ def test_a_worker_of_another_version_refuses(
 
     played_workers.play(monkeypatch, kept)
     rerun(parameters, home, FanOut(shards=2, patience_seconds=1000))
-    with pytest.raises(StorageError, match="another version"):
+    with pytest.raises(StorageError, match="code or libraries differ"):
         on(home)(told[0] | {"key": "0" * 32})
 
 
@@ -167,7 +167,7 @@ def test_shards_are_all_trials_once_in_the_chunks_of_one_process(number: int, sh
     """What runs side by side is the same, so that the last bits are."""
     whole: Any = {"model": {}, "seed": 1, "delta": 1e-5, "unit": ("record", 1), "end": number}
     asked = TrialRange.model_validate(whole)
-    parts = asked.split(shards)
+    parts = asked.split(shards, chunk=asked.chunk)
     assert [chunk for part in parts for chunk in part.chunks] == asked.chunks
     assert len(parts) == min(shards, len(asked.chunks))
     assert [t for chunk in asked.chunks for t in chunk] == list(range(number))

@@ -49,8 +49,8 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
 
     def released() -> tuple[publish.Released, PlannedRelease]:
         study, outcome = formal.run(context, chosen, lambda step: run_step(context, step))
-        planned = formal.planned(study, outcome, prefect_run_id=None)
-        planned, file = publish.keep_plan(context, planned, chosen.release)
+        planned = formal.plan_release(study, outcome, prefect_run_id=None)
+        planned, file = publish.save_plan(context, planned, chosen.release)
         assert PlannedRelease.load(file) == planned
         return publish.release.fn(context, planned, chosen.release), planned
 
@@ -88,10 +88,10 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], ti
         ran.append(step.label)
         return run_step(here, step)
 
-    formal.look(here, chosen, look)
+    formal.find_stages(here, chosen, look)
     before, seen[:] = list(seen), []
     formal.run(here, chosen, do)
-    formal.look(here, chosen, look)
+    formal.find_stages(here, chosen, look)
     assert [label for label, _ in before] == [label for label, _ in seen] == ran
     assert [found for _, found in before] == [False] * len(ran)
     assert [found for _, found in seen] == [True] * len(ran)
@@ -101,9 +101,9 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], ti
     ("wanted", "said"),
     [
         ({"target_epsilon": None}, "--target-epsilon NUMBER"),
-        ({"branch": "nothing"}, "no branch nothing"),
-        ({"branch": "non-private"}, "no formal fit"),
-        ({"branch": "swag-ppm-censored"}, "no formal fit"),
+        ({"branch": "nothing"}, "branch nothing does not exist"),
+        ({"branch": "non-private"}, "cannot be released formally"),
+        ({"branch": "swag-ppm-censored"}, "cannot be released formally"),
     ],
 )
 def test_what_cannot_be_is_refused_first(
@@ -111,36 +111,33 @@ def test_what_cannot_be_is_refused_first(
 ) -> None:
     """No epsilon, and branches that are none or not formal."""
     with pytest.raises(InputError, match=said):
-        formal.branch_of(parameters(data, tiny_bert, **wanted))
-
-
-def test_other_methods_keep_their_digests(data: Mapping[str, Any]) -> None:
-    """A retrain without a formal release is written as before there was one."""
-    assert "formal" not in RetrainParameters.model_validate({"data": data}).model_dump(mode="json")
+        formal.formal_branch(parameters(data, tiny_bert, **wanted))
 
 
 def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
-    """They are what runs, and make another method; without any, digests are as they were."""
+    """They are what runs, and make another method."""
     plain = parameters(data, tiny_bert, branch="bounded-posterior")
     narrow = parameters(data, tiny_bert, branch="bounded-posterior", mechanism={"prior_std": 0.25})
-    branch, _ = formal.branch_of(narrow)
+    branch, _ = formal.formal_branch(narrow)
     assert branch.mechanism.model_dump()["prior_std"] == 0.25
-    assert formal.branch_of(plain)[0].mechanism.model_dump()["prior_std"] == 0.3
+    assert formal.formal_branch(plain)[0].mechanism.model_dump()["prior_std"] == 0.3
     assert method_digest(narrow) != method_digest(plain)
-    assert "mechanism" not in plain.model_dump()["formal"]
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"prior_sd": 1}, r"formal.mechanism.prior_sd: bounded-posterior has no such setting; it has draws, prior_std"),
+        (
+            {"prior_sd": 1},
+            r"formal.mechanism.prior_sd: bounded-posterior has no setting of this name. It has draws, prior_std",
+        ),
         ({"prior_std": -1}, r"formal.mechanism.prior_std: Input should be greater than 0"),
         ({"sampler": {"chains": "x"}}, r"formal.mechanism.sampler.chains: "),
-        ({"target_epsilon": 900}, r"formal.mechanism.target_epsilon: that is said by formal.branch"),
-        ({"kind": "non-private"}, r"formal.mechanism.kind: that is said by formal.branch"),
+        ({"target_epsilon": 900}, r"formal.mechanism.target_epsilon cannot be set here"),
+        ({"kind": "non-private"}, r"formal.mechanism.kind cannot be set here"),
     ],
 )
 def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:
     """Are refused by their name, before work."""
     with pytest.raises(InputError, match=told):
-        formal.branch_of(parameters(data, tiny_bert, branch="bounded-posterior", mechanism=settings))
+        formal.formal_branch(parameters(data, tiny_bert, branch="bounded-posterior", mechanism=settings))

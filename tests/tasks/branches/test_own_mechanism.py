@@ -21,17 +21,17 @@ from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, kinds,
 from mechanisms.model import checkpoint
 from mechanisms.model.inputs import Inputs
 from mechanisms.privacy import claims, gaussian_cost
-from mechanisms.privacy.events import Claim, Event
+from mechanisms.privacy.events import Claim, Event, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream, new_key
 from storage.artifacts import Store
 from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
-from tasks.branches import one_fit
-from tasks.branches.branch import CompareParameters, choose, standard
-from tasks.branches.outcome import Study
+from tasks.branches.branch import Terms, choose, standard_branches
+from tasks.branches.experiment import Study
+from tasks.branches.plan import plan_release
 from tasks.comparing import report, run
-from tasks.comparing.decision import Decided
-from tasks.comparing.judged import judge
+from tasks.comparing.assessment import NO_BUNDLE, assess
+from tasks.comparing.decision import Decision
 from tasks.fitting import scores
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
@@ -49,7 +49,6 @@ class VoteEvent(Event, frozen=True):
 @claims.claims(VoteEvent, formal=True)
 def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
     """One record is one vote: the cost of one Gaussian release, of m votes for a unit of m records."""
-    from mechanisms.privacy.events import GaussianReleaseEvent
 
     release = GaussianReleaseEvent(what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0)
     epsilon = gaussian_cost.pld_epsilon(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
@@ -83,22 +82,17 @@ class NoisyVotes(Aimed, frozen=True):
 
     kind: Literal["noisy-votes"] = "noisy-votes"
 
-    def plan(self, task: Task) -> Plan:
-        settled = self.at(task)
-        assert settled.target_epsilon is not None
-
-        def release(noise_multiplier: float) -> Any:
-            from mechanisms.privacy.events import GaussianReleaseEvent
-
-            return GaussianReleaseEvent(what="votes", noise_multiplier=noise_multiplier, l2_sensitivity=1.0)
-
-        noise = gaussian_cost.calibrate(
-            release,
-            target_epsilon=settled.target_epsilon,
-            delta=settled.delta or task.delta,
+    def calibrate(self, task: Task) -> float:
+        assert self.target_epsilon is not None
+        return gaussian_cost.calibrate(
+            lambda noise: GaussianReleaseEvent(what="votes", noise_multiplier=noise, l2_sensitivity=1.0),
+            target_epsilon=self.target_epsilon,
+            delta=self.delta or task.delta,
             records_per_unit=task.records_per_unit,
         )
-        return Plan(mechanism=settled, event=VoteEvent(noise_multiplier=noise), records=task.records)
+
+    def event(self, noise: float, task: Task) -> VoteEvent:
+        return VoteEvent(noise_multiplier=noise)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, VoteEvent)
@@ -111,29 +105,29 @@ class NoisyVotes(Aimed, frozen=True):
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> CompareParameters:
+def settings(monkeypatch: pytest.MonkeyPatch) -> Terms:
     """Registered for one test, and a line of a profile that names it."""
     monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
     registered(NoisyVotes)
     branch = {"title": "Noisy votes", "mechanism": {"kind": "noisy-votes"}}
-    return CompareParameters(target_epsilon=4.0, seeds=1, epochs=2, branches={"votes": branch})
+    return Terms(target_epsilon=4.0, epochs=2, branches={"votes": branch})
 
 
-def test_the_walk(
-    tiny_roberta: Path, tmp_path: Path, settings: CompareParameters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compared beside a sibling, audited with reruns, planned, on the report; a release is refused by name."""
+def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared beside a sibling, audited with reruns, on the report; not recommended, and its release is refused."""
     monkeypatch.setattr(report, "_artifacts", lambda *_: None)  # Prefect's page is not here
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, population="demo"), tiny_roberta)
-    branches = choose("non-private,votes", model=chosen.model, known=settings.known)
+    branches = choose("non-private,votes", model=chosen.model, branches=settings.all_branches)
     do = partial(run_step, context)
     compared = run.run(context, chosen, settings, branches, do=do)
     votes = compared.outcomes[1]
     assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == ("votes", "formal", "noisy-votes")
     assert votes.claim.epsilon == pytest.approx(4, rel=0.006)
-    page = report.write([Decided.of(compared, judge(compared, {}))]).read_text()
-    assert "Noisy votes" in page
+    decision = Decision.of(compared, assess(compared, {}))
+    assert "Noisy votes" in report.write([decision]).read_text()
+    assert decision.recommendation.chosen is None
+    assert f"Noisy votes: {NO_BUNDLE}" in decision.recommendation.sentence
 
     audit = AuditParameters(trials=16, canaries=2)
     (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do, prefect_run_id=None).branches
@@ -142,11 +136,12 @@ def test_the_walk(
     assert 0 <= audited.epsilon_lower_bound <= audited.reach < 4
     assert audited.figures["trials"] == 16
 
-    plans = run.plans(compared, prefect_run_id=None)
-    assert set(plans) == {"votes"}
-    planned = PlannedRelease.load(Path(plans["votes"]))
+    assert run.write_plans(compared, prefect_run_id=None) == {}
+    planned = plan_release(compared.study, votes, prefect_run_id=None)
+    file = publish.save_plan(context, planned, chosen.release)[1]
+    planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
-    with pytest.raises(MechanismError, match="a model of `noisy-votes` has no bundle; it can be compared and audited"):
+    with pytest.raises(MechanismError, match=r"event `noisy-votes`\) has no bundle, so it cannot"):
         publish.release.fn(context, planned, chosen.release)
     assert not list(context.workspace.bundles.glob("*"))
 
@@ -155,13 +150,13 @@ def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
     """The key of the plan and of the fit of each branch."""
     steps: dict[str, Step] = {}
     for name in names:
-        branch = study.settings.known[name]
-        steps[f"plan {name}"] = one_fit.plan(study, branch)
-        steps[f"fit {name}"] = one_fit.fit(study, branch, 0, planned=study.dataset)
+        experiment = study.at(study.terms.all_branches[name], 0)
+        steps[f"plan {name}"] = experiment.plan()
+        steps[f"fit {name}"] = experiment.fit(planned=study.dataset)
     return {name: step.key(study.context.store) for name, step in steps.items()}
 
 
-def test_siblings_keep_their_keys(tmp_path: Path, settings: CompareParameters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
     """One mechanism more, another metric, another page: plans and fits of the others stay found. A change of a
     mechanism's own file, or of what it imports, changes its own key and no sibling's; a metric changes the scores."""
     from storage import code_version
@@ -213,19 +208,19 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: CompareParameters, m
         ({"title": "x", "mechanism": {"kind": "nothing"}}, "no mechanism `nothing`; there are"),
         ({"title": "x", "mechanism": {"kind": "dp-sgd", "noise": 1}}, "own.mechanism.noise"),
         ({"mechanism": {"kind": "non-private"}}, "own.title"),
-        ("dp-sgd", "a branch is a mapping"),
+        ("dp-sgd", "is not a branch"),
     ],
 )
 def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
     """By name and field, in one text."""
     from storage.errors import InputError
-    from tasks.branches.branch import parsed
+    from tasks.branches.branch import parse_branches
 
     with pytest.raises(InputError, match=problem):
-        parsed({"own": body}, "branches")
+        parse_branches({"own": body}, "branches")
 
 
-def test_two_mechanisms_of_one_kind_are_refused(settings: CompareParameters) -> None:
+def test_two_mechanisms_of_one_kind_are_refused(settings: Terms) -> None:
     """A kind is a tag: two classes under it could be taken for each other."""
 
     class Other(NoisyVotes, frozen=True):
@@ -233,4 +228,4 @@ def test_two_mechanisms_of_one_kind_are_refused(settings: CompareParameters) -> 
 
     with pytest.raises(TypeError, match=r"`noisy-votes` is .*NoisyVotes already"):
         registered(Other)
-    assert settings.known.keys() == {*standard(), "votes"}
+    assert settings.all_branches.keys() == {*standard_branches(), "votes"}

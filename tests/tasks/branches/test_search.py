@@ -10,10 +10,10 @@ import tiny_jobs
 
 from storage.artifacts import ArtifactRef
 from tasks.branches import search
-from tasks.branches.swag_chain import chain
+from tasks.branches.swag_chain import run_chain
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import SEARCHED, claim, method_digest, swag_event
-from tasks.releasing.publish import open_ledger
+from tasks.releasing.ledger_access import open_ledger
 from tasks.running.stage import Context, Step, run_step
 
 
@@ -36,9 +36,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
         return known or run_step(context, step)
 
     def settle() -> RetrainParameters:
-        return search.settle(
-            context, parameters, lambda tried, rounds: chain(tried, do, rounds=rounds), prefect_run_id=None
-        )
+        return search.meet_target(context, parameters, do, prefect_run_id=None)
 
     settled = settle()
     fits = [label for label in ran if label.startswith("fine-tune")]
@@ -46,7 +44,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     assert fits.count("fine-tune (base)") == ran.count("risks") == 1, "risks do not depend on c and k"
     assert "evaluate" not in ran, "tuning does not look at the test half"
     ran.clear()
-    made = chain(settled, do)
+    made = run_chain(settled, do)
     assert ran == ["evaluate"]
     last, posterior = made.measured["reweighted"], made.posteriors["reweighted"]
     assert last
@@ -86,4 +84,4 @@ def test_without_a_target_nothing_is_fitted(parameters: RetrainParameters, tmp_p
     def never(*_: Any) -> Any:
         raise AssertionError("nothing is to be fitted")
 
-    assert search.settle(Context(home=str(tmp_path)), plain, never, prefect_run_id=None) is plain
+    assert search.meet_target(Context(home=str(tmp_path)), plain, never, prefect_run_id=None) is plain

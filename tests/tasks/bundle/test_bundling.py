@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from safetensors.torch import load_file
 from sealed_bundle import Sealed, plan
 
 import storage
-from mechanisms.model import export
+from mechanisms.model import export, onnx_graph
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code, read_codelist
-from storage.egress.allowed import CONTENT
+from storage.egress import gate
+from storage.egress.allow_list import CONTENT
 from storage.egress.documents import check_schema, schema
 from storage.errors import InputError
 from storage.ledger.content import anticipated
-from storage.ledger.siblings import Sibling
+from storage.ledger.overlapping_releases import OverlappingRelease
+from storage.ledger.policy import RegistryStatement
+from storage.ledger.record import Deployment
 from tasks.bundle import fill, golden
 from tasks.bundle.statement import statement, statement_page
 from tasks.pages.render import amount, render
@@ -81,10 +88,20 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     assert "| δ (delta) | 0.000001 |" in page
     assert "only in the limit" not in page
     assert "only in the limit" in render("statement.md", statement=statement)
-    options = {"encoder": "e", "mean_pooled": False, "example": "x", "labels": {"": 3}, "licence": None}
+    options = {
+        "encoder": "e",
+        "training": "unchanged",
+        "mean_pooled": False,
+        "example": "x",
+        "lexical": "none",
+        "columns": "",
+        "labels": {"": 3},
+        "licence": None,
+    }
     options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": {"": None}}
     written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one fit with noise" in written
+    assert "The encoder is e, unchanged;" in written
     assert "rounded to bfloat16" in written
     assert "trained on what the encoder gave in bfloat16" in written
     assert "license: other" in written
@@ -112,10 +129,10 @@ def test_earlier_releases_of_the_same_records_are_named(sealed: Sealed) -> None:
     """In statement, page and card, through the gate; what a later row changes is not among them, and without any a
     statement is as it was.
     """
-    formal = Sibling(
+    formal = OverlappingRelease(
         "a1", "injuries", ("2015",), "prior-descent", "formal", "5.000000000000", "0.00001", "burned", "records"
     )
-    row = anticipated(plan("second"), audit=None)
+    row = anticipated(plan("second", sealed.candidate), audit=None)
     fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(), [formal])
     told = statement(row, [formal])
     assert told["siblings"] == [
@@ -127,6 +144,29 @@ def test_earlier_releases_of_the_same_records_are_named(sealed: Sealed) -> None:
     assert "| `a1` | injuries | 2015 | formal | 5 | `prior-descent` | records |" in page
     assert "siblings" not in statement(row)
     assert "Other releases" not in statement_page(statement(row))
+
+
+def test_card_and_materials_say_what_the_encoder_is(sealed: Sealed) -> None:
+    """Of a head on a frozen encoder the bundle holds the public encoder, bit for bit: nothing calls it fine-tuned."""
+    published = load_file(Path(sealed.candidate.model.encoder) / "model.safetensors")
+    released = load_file(sealed.folder / "0_Transformer" / "model.safetensors")
+    shared = {
+        name: tensor
+        for stem in ("", "roberta.")
+        for name in released
+        if (tensor := published.get(stem + name)) is not None
+    }
+    assert len(shared) > 10
+    assert all(torch.equal(released[name], tensor) for name, tensor in shared.items())
+    card, bill = (sealed.folder / name for name in (bundle.CARD, bundle.MATERIALS))
+    for text in (card.read_text(), bill.read_text()):
+        assert "as it was published, bit for bit" in text
+        assert "ine-tuned" not in text
+    model = sealed.candidate.model
+    assert "rounded to bfloat16" in fill.describe_training(model, precision="bfloat16")
+    for part, words in (("lora", "adapters"), ("full", "fine-tuned on the records")):
+        changed = model.model_copy(update={"trainable": part})
+        assert words in fill.describe_training(changed, precision="float32")
 
 
 def test_golden_answers_are_those_of_the_loaded_folder(sealed: Sealed) -> None:
@@ -166,25 +206,43 @@ def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
 
 def test_bfloat16_and_another_licence(sealed: Sealed, tmp_path: Path) -> None:
     """Half the bytes, within a rounding of the same answers, through the same gate; the licence is the operator's."""
-    licence = tmp_path / "licence.txt"
-    licence.write_text("Use it well.\n")
     folder = tmp_path / "half"
     folder.mkdir()
-    sealed.refill(folder, precision="bfloat16", licence=str(licence))
+    sealed.refill(folder, precision="bfloat16", licence="MIT")
     for name in ("0_Transformer/model.safetensors", "2_Dense/model.safetensors"):
         whole, half = (sealed.folder / name).stat().st_size, (folder / name).stat().st_size
         assert half < 0.65 * whole
     assert json.loads((folder / "0_Transformer" / "config.json").read_text())["dtype"] == "bfloat16"
-    assert (folder / bundle.LICENCE).read_text() == "Use it well.\n"
+    assert (folder / bundle.LICENCE).read_text().startswith("SPDX-License-Identifier: MIT\n")
     scores = [export.load(f).logits(golden.texts(_codes(sealed.folder))).softmax(-1) for f in (sealed.folder, folder)]
     assert 0 < float((scores[0] - scores[1]).abs().max()) < 0.05
+
+
+def test_a_graph_for_onnxruntime_travels_in_the_bundle(sealed: Sealed, tmp_path: Path) -> None:
+    """It gives the golden scores by the bundle's own weights; another graph does not pass, nor an unplanned one."""
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    expected = sealed.refill(folder, onnx=True)
+    released, texts = export.load(folder), golden.texts(_codes(folder))
+    assert torch.allclose(onnx_graph.scores(folder, released, texts), released.logits(texts), atol=1e-3)
+    assert "`model.onnx`" in (folder / bundle.CARD).read_text()
+    statement = json.loads((folder / bundle.STATEMENT).read_text())
+    with pytest.raises(UnsoundBundle, match="differs from the graph"):
+        gate.inspect(folder, replace(expected, statement=statement))
+    graph = folder / "model.onnx"
+    digest = hashlib.sha256(graph.read_bytes()).hexdigest()
+    gate.inspect(folder, replace(expected, statement=statement, graph=digest))
+    graph.write_bytes(graph.read_bytes() + b"narrative")
+    with pytest.raises(UnsoundBundle, match="differs from the graph"):
+        gate.inspect(folder, replace(expected, statement=statement, graph=digest))
 
 
 def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     sealed: Sealed, tiny_roberta: Path, tmp_path: Path
 ) -> None:
     """An encoder with a field that is not on the list, and a licence that is not there; and nothing is left behind."""
-    settings, row = BundleParameters(), anticipated(plan("rehearsed"), audit=None)
+    settings, row = BundleParameters(), anticipated(plan("rehearsed", sealed.candidate), audit=None)
     fill.rehearse(sealed.context, row, sealed.candidate, settings)
     assert not list((sealed.home / "private" / "rehearsal").iterdir())
     odd = tmp_path / "odd-encoder"
@@ -200,6 +258,45 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     with pytest.raises(InputError, match="none"):
         publish._signer(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
     assert publish._signer(sealed.context, BundleParameters(unsigned=True)) is None
+
+
+def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path: Path) -> None:
+    """Where the policy states what a registry asks for: record, answers, and links from card, page and statement.
+
+    Without such a policy both name the command that makes them. The gate compares both with what the policy states.
+    """
+    stated = RegistryStatement(
+        curators=("Bureau of Injuries",),
+        region="United States",
+        domain="records that employers send",
+        actors="the bureau trains; partners get bundles",
+        refreshment="each quarter",
+        justification="decided by the board",
+        authors=("A. Officer",),
+    )
+    drawn = next(row for row in sealed.ledger.history(str(sealed.row.release_id)) if row.state == "drawn")
+    charges = sealed.ledger.history(str(sealed.row.release_id))[0].charges
+    folder = tmp_path / "with"
+    folder.mkdir()
+    expected = sealed.refill(folder, deployment=Deployment(drawn, charges, stated, repeated=False))
+    record = json.loads((folder / bundle.RECORD).read_text())
+    assert record["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == float(drawn.epsilon or 0)
+    assert record["deployment"]["basic"]["data_curators"] == ["Bureau of Injuries"]
+    assert "Which data sets are neighbours?" in (folder / bundle.ANSWERS).read_text()
+    assert json.loads((folder / bundle.STATEMENT).read_text())["documents"] == [bundle.RECORD, bundle.ANSWERS]
+    for page in (bundle.CARD, bundle.PAGE):
+        text = (folder / page).read_text()
+        assert f"]({bundle.RECORD})" in text
+        assert f"]({bundle.ANSWERS})" in text
+        assert f"autocoder ledger record {sealed.row.release_id}" in (sealed.folder / page).read_text()
+    documents = {name: (folder / name).read_text() for name in (bundle.RECORD, bundle.ANSWERS)}
+    again = json.loads((folder / bundle.STATEMENT).read_text())
+    with_documents = replace(expected, statement=again, documents=documents)
+    gate.inspect(folder, with_documents)
+    (folder / bundle.ANSWERS).write_text(documents[bundle.ANSWERS] + sealed.narratives[0])
+    with pytest.raises(UnsoundBundle, match="differs from what the policy") as refused:
+        gate.inspect(folder, with_documents)
+    assert refused.value.file == bundle.ANSWERS
 
 
 def test_every_schema_is_sound() -> None:

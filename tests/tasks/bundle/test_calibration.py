@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.calibration import coded_alone, fit_temperature, thresholds_for
-from tasks.bundle.thresholds import are_generated_for, reached, read_thresholds, thresholds_on_generated, warnings
+from tasks.bundle.thresholds import are_generated_for, best_accuracy, read_thresholds, thresholds_on_generated, warnings
 
 
 def coded(n: int, *, temperature: float = 1.0, seed: int = 0, codes: int = 6) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object]) ->
 def test_a_file_of_brackets_is_refused(tmp_path: Path) -> None:
     """Nested deeper than a reader can follow."""
     (tmp_path / "thresholds.json").write_text("[" * 100_000)
-    with pytest.raises(MechanismError, match="no thresholds file"):
+    with pytest.raises(MechanismError, match="not a thresholds file"):
         read_thresholds(tmp_path / "thresholds.json")
 
 
@@ -138,9 +138,9 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["accuracy_of_all"] <= best["accuracy"] < 1
     assert best["coverage"] >= 50 / 1500
     (said,) = warnings(told)
-    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} right", "a test", "autocoder calibrate"):
+    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} correct", "a test", "autocoder calibrate"):
         assert part in said
-    assert reached({}) == "", "a file of before says nothing"
+    assert best_accuracy({}) == "", "a file of before says nothing"
     assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
 
 

@@ -11,33 +11,33 @@ from sealed_bundle import Sealed
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import export
-from storage.bundle.archive import opened, pack
+from storage.bundle.archive import open_folder, pack
 from storage.bundle.check import check
-from storage.egress.allowed import content_of, fields_in, files_of, kind_of
+from storage.egress.allow_list import allowed_content, allowed_files, file_kind, read_fields
 from tasks.bundle import golden, thresholds
-from tasks.releasing.publish import _of_thresholds
+from tasks.releasing.publish import _threshold_warnings
 
 FIELDS = ("nature", "event")
 
 
 def test_each_field_has_its_own_files(joint: Sealed, sealed: Sealed) -> None:
     """Code list, labels, dense layer, golden answers, thresholds where there are such; the encoder is there once."""
-    assert fields_in(joint.folder) == FIELDS
-    assert fields_in(sealed.folder) == ()
+    assert read_fields(joint.folder) == FIELDS
+    assert read_fields(sealed.folder) == ()
     names = {path.relative_to(joint.folder).as_posix() for path in joint.folder.rglob("*") if path.is_file()}
     for field in FIELDS:
         own = {"labels.json", "codelist.csv", "golden.jsonl", "2_Dense/config.json", "2_Dense/model.safetensors"}
         assert {f"{field}/{file}" for file in own} <= names
     assert not {"codelist.csv", "golden.jsonl", "thresholds.json", "2_Dense/model.safetensors"} & names
     assert sum(name.endswith("0_Transformer/model.safetensors") for name in names) == 1
-    assert names - {"ledger_proof.json", "model.sig"} <= content_of(FIELDS) < files_of(FIELDS)
+    assert names - {"ledger_proof.json", "model.sig"} <= allowed_content(FIELDS) < allowed_files(FIELDS)
 
 
 def test_a_bundle_of_one_field_is_as_it_was(sealed: Sealed) -> None:
     """No field's name in any of its files: partners' programs read it as before."""
     names = {path.relative_to(sealed.folder).as_posix() for path in sealed.folder.rglob("*") if path.is_file()}
-    assert names <= files_of(())
-    assert not any(kind_of(name) is None for name in names)
+    assert names <= allowed_files(())
+    assert not any(file_kind(name) is None for name in names)
     assert set(json.loads((sealed.folder / "labels.json").read_text())) == {"codes"}
     assert "fields" not in json.loads((sealed.folder / "privacy_statement.json").read_text())
     assert "field" not in json.loads((sealed.folder / "thresholds.json").read_text())
@@ -50,11 +50,11 @@ def test_a_bundle_of_one_field_is_as_it_was(sealed: Sealed) -> None:
 
 def test_a_partner_finds_it_sound(joint: Sealed, tmp_path: Path) -> None:
     """Signed, with all digests and fields, as a folder and through an archive; the model gives the golden answers."""
-    sound = check(joint.folder, joint.verifier)
-    with opened(pack(joint.folder, tmp_path / f"{joint.folder.name}.tar.zst")) as folder:
-        assert check(folder, joint.verifier).digest == sound.digest
+    sound = check(joint.folder, joint.trust)
+    with open_folder(pack(joint.folder, tmp_path / f"{joint.folder.name}.tar.zst")) as folder:
+        assert check(folder, joint.trust).digest == sound.digest
     for field, own in export.load(joint.folder).fields.items():
-        golden.check(own, sound.found[f"{field}/golden.jsonl"])
+        golden.check(own, sound.contents[f"{field}/golden.jsonl"])
 
 
 def test_it_loads_field_by_field_in_plain_sentence_transformers(joint: Sealed) -> None:
@@ -95,12 +95,12 @@ def test_thresholds_are_of_the_field_that_the_generated_narratives_are_coded_in(
     known = thresholds.read_thresholds(joint.folder / "nature" / "thresholds.json")
     assert known["field"] == "nature"
     assert not (joint.folder / "event" / "thresholds.json").exists()
-    assert any(line.startswith("event: the bundle has no thresholds") for line in _of_thresholds(joint.folder))
+    assert any(line.startswith("event: the bundle has no thresholds") for line in _threshold_warnings(joint.folder))
 
 
 def test_codes_of_other_fields_are_refused(joint: Sealed, tmp_path: Path) -> None:
     """A joint head is never written as one field's, nor with codes of another number."""
-    made = joint.candidate.untrained(joint.context)
+    made = joint.candidate.build_untrained(joint.context)
     for codes in (["a"], {"nature": ["a"], "event": ["b"]}):
         with pytest.raises(MechanismError, match="not those of the fields"):
             export.save(made, tmp_path / "bundle", codes=codes)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sealed_bundle import Sealed
 
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import GaussianReleaseEvent, describe_guarantee
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
 from storage.ledger.report import escape
-from tasks.bundle.sentences import AUDITED, COUPLED, EVERY, SECTIONS, said_of
+from tasks.bundle.sentences import AUDITED, COUPLED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
 
 HOUSE = Path(__file__).resolve().parents[3]
@@ -27,7 +30,7 @@ RELEASE: dict[str, Any] = {
 
 def texts(**changed: Any) -> str:
     """Everything said of such a release."""
-    return " ".join(one["text"] for one in said_of(RELEASE | changed))
+    return " ".join(one["text"] for one in sentences_of(RELEASE | changed))
 
 
 def test_the_page_is_what_the_source_says() -> None:
@@ -58,6 +61,14 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "e^epsilon times", "exact draw"),
         ({}, "the noise that it had", "exact draw"),
         ({"mechanism": "noisy-votes"}, "e^epsilon times", "the noise that it had"),
+        ({}, "n that the program divides by held fixed", "that differ in the values of one unit"),
+        (
+            {"neighbouring_relation": "replace-one"},
+            "that differ in the values of one unit",
+            "one unit added or removed",
+        ),
+        ({"mechanism": "formal-posterior"}, "exact draw", "e^epsilon times"),
+        ({"mechanism": "bounded-posterior", "neighbouring_relation": "replace-one"}, "exact draw", "e^epsilon times"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"}, "SWAG's Gaussian", "e^epsilon times"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-bounded"}, "an exact one", "SWAG's Gaussian"),
     ],
@@ -68,10 +79,71 @@ def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str,
     assert unsaid not in texts(**changed)
 
 
+@pytest.mark.parametrize("mechanism", ["formal-posterior", "bounded-posterior"])
+def test_nothing_is_proved_of_a_draw_but_of_an_exact_one(mechanism: str) -> None:
+    """A sampler's draw is none; that its draw is exact is assumed, and the kind names the condition."""
+    listed = sentences_of(RELEASE | {"mechanism": mechanism})
+    about = [one for one in listed if "epsilon" in one["text"] and one["status"] == "proved"]
+    assert [one["text"][:13] for one in about] == ["An exact draw"]
+    assert any(one["status"] == "assumed" and "the draw is an exact one" in one["text"] for one in listed)
+    assert describe_guarantee("formal", mechanism) == "formal, given exact sampling"
+    assert describe_guarantee("formal", "prior-descent") == "formal"
+    assert describe_guarantee("asymptotic-local", mechanism) == "asymptotic-local"
+
+
+FIGURES: dict[str, Any] = {
+    **{"release_id": "r1", "population": "demo", "cohorts": ["2021"], "privacy_unit": "record", "sensitivity": None},
+    **{"epsilon": "4.99999845", "delta": "0.00001", "neighbouring_relation": "add-remove", "assumptions": []},
+    **{"epsilon_replace_one": "11.5211", "does_not_mean": []},
+}
+
+
+def page_of(**changed: Any) -> str:
+    """The lawyer's page of such a release, on one line."""
+    return " ".join(statement_page(RELEASE | FIGURES | changed).split())
+
+
+def test_a_lawyer_reads_the_odds_at_this_epsilon() -> None:
+    """In words, and in the table for both relations; delta is explained; nothing is almost as likely at epsilon 5."""
+    page = page_of()
+    assert "almost as likely" not in page
+    assert "no outcome of the training is more than about 148 times as likely" in page
+    assert "| odds that one record was used change by at most about | 148 times |" in page
+    assert "its values replaced), in nats | 11.5211 |" in page
+    assert "| odds of any guess at the values in one record change by at most about | 101,000 times |" in page
+    assert "one in 100,000, that one record is given away outright" in page
+    assert "The number of records is held fixed" in page
+    assert "about 2.7 times as likely" in page_of(epsilon="1.0")
+    assert "δ is 0: nothing goes beyond these odds" in page_of(delta="0")
+
+
+def test_a_statement_has_both_relations(sealed: Sealed) -> None:
+    """One unit's values replaced cost as much as twice the sensitivity, for units of several records too."""
+    event = GaussianReleaseEvent(what="test", noise_multiplier=6.0, l2_sensitivity=1.0)
+    changes: dict[str, Any] = {"guarantee_kind": "formal", "mechanism": event.mechanism, "delta": Decimal("0.00001")}
+    changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
+    made = statement(sealed.row.model_copy(update=changes))
+    check_schema(bundle.STATEMENT, made, "privacy_statement")
+    exact = gaussian_cost.pld_epsilon(event, delta=1e-5, records_per_unit=6)
+    assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)
+    assert "epsilon_replace_one" not in statement(sealed.row)
+
+
+def test_a_draw_is_called_formal_given_exact_sampling() -> None:
+    """In the table of figures, in the paragraph, and of an earlier release of the same records."""
+    page = page_of(mechanism="bounded-posterior", neighbouring_relation="replace-one", delta="0", epsilon="5")
+    assert "| kind of guarantee | formal, given exact sampling |" in page
+    assert "nothing proves that its draw is exact" in page
+    assert "was used change" not in page
+    sibling = {"release_id": "a1", "population": "demo", "cohorts": ["2021"], "guarantee_kind": "formal"}
+    sibling |= {"mechanism": "formal-posterior", "epsilon": "2", "shares": "records"}
+    assert "| formal, given exact sampling | 2 |" in page_of(siblings=[sibling])
+
+
 def test_a_bundle_holds_them(sealed: Sealed) -> None:
     """In the statement for machines and on its page; a bundle made before there were any still fits the schema."""
     told = json.loads((sealed.folder / bundle.STATEMENT).read_text())
-    assert told["sentences"] == said_of(told)
+    assert told["sentences"] == sentences_of(told)
     page = (sealed.folder / bundle.PAGE).read_text()
     for one in told["sentences"]:
         assert escape(one["text"]) in page

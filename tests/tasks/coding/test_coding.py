@@ -33,7 +33,7 @@ def test_a_group_s_score_is_the_sum_over_its_codes() -> None:
             [0.0, 0.0, 0.2, 0.2, 0.1, 0.5],  # 152 and 197: both 0.5; 197 comes from one code
         ]
     )
-    found = groups.broadest_sure(scores, threshold=0.5)
+    found = groups.most_detailed(scores, threshold=0.5)
     assert [entry and entry[0] for entry in found] == ["152", "11", None, found[3] and found[3][0]]
     assert found[0] is not None
     assert found[0][1] == pytest.approx(0.8)
@@ -51,7 +51,7 @@ def test_no_group_holds_what_everybody_knows_already() -> None:
     assert float(groups.members.sum(0).max()) <= len(lines) / 4
     scores = torch.zeros(1, len(lines))
     scores[0, [at for at, code in enumerate(lines) if code.startswith("1") and len(code) == 3]] = 1.0
-    assert groups.broadest_sure(scores / scores.sum(), threshold=0.9) == [None], "sure of 1 alone is sure of nothing"
+    assert groups.most_detailed(scores / scores.sum(), threshold=0.9) == [None], "sure of 1 alone is sure of nothing"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_digits_are_groups_only_where_they_are_known_to_be(
     codes: tuple[str, ...], classification: str, wanted: bool | None, there: bool
 ) -> None:
     """A plain list's 23 has nothing to do with its 2."""
-    assert (groups_of(codes, classification=classification, wanted=wanted) is not None) == there
+    assert (groups_of(codes, classification=classification, by_digits=wanted) is not None) == there
 
 
 def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[str]]) -> None:
@@ -112,19 +112,17 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     expected = (coder.scores(text).log() / 4).softmax(-1)
     torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
     assert soft.threshold_for(0.8) == 0.7
-    for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "there are 0.8, 0.9")):
+    for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "has 0.8, 0.9")):
         with pytest.raises(InputError, match=said):
             soft.threshold_for(accuracy)
     with pytest.raises(InputError, match="autocoder calibrate --bundle"):
         coder.threshold_for(0.8)
     best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
-    said = (
-        r"83\.0% right, of the surest 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
-    )
+    said = r"83\.0% correct among 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
     with pytest.raises(InputError, match=said):
         Coder.open(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
-    with pytest.raises(InputError, match="generated narratives of injuries, which say nothing of other codes"):
+    with pytest.raises(InputError, match=r"Generated narratives describe injuries, .* do not suit other models"):
         replace(coder, classification="SOC").threshold_for(0.9)
 
 

@@ -13,19 +13,19 @@ import pytest
 
 from storage.crosswalk import Crosswalk
 from storage.errors import InputError, StorageError
-from storage.tables import reading
+from storage.tables import reader
 from storage.tables.narratives import Narratives
-from storage.tables.reading import survey
+from storage.tables.reader import survey
 from tasks.coding import job as coding_job
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, check_version
+from tasks.coding.columns import AnswerColumns, check_version
 from tasks.coding.job import CodingJob, run
 
 
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
     """25 rows, two of them blank, in pieces of four."""
-    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     texts = narratives(25)
     texts[3], texts[17] = "", "  "
     return write(tmp_path / "in.csv", [[str(n), text, "2.01"] for n, text in enumerate(texts)])
@@ -40,7 +40,10 @@ def write(path: Path, rows: list[list[str]]) -> Path:
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
     """A job with all answer columns but the crosswalk's."""
-    settings = {"added": Added(top_k=2, threshold=0.6, crosswalk=None, grouped=True), "append": False} | changes
+    settings = {
+        "answers": AnswerColumns(top_k=2, threshold=0.6, crosswalk=None, grouped=True),
+        "append": False,
+    } | changes
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), **settings)
 
 
@@ -154,10 +157,10 @@ def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
     assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").iterdir()), (
         "no narrative lies in the folder of pieces"
     )
-    other = Added(top_k=1, threshold=None, crosswalk=None, grouped=True)
+    other = AnswerColumns(top_k=1, threshold=None, crosswalk=None, grouped=True)
     resumed = run(coder, job(table, tmp_path / "out.csv"))
     assert resumed.resumed == 25
-    assert run(coder, job(table, tmp_path / "out.csv", added=other, overwrite=True)).resumed == 0
+    assert run(coder, job(table, tmp_path / "out.csv", answers=other, overwrite=True)).resumed == 0
 
 
 def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: Path, tmp_path: Path) -> None:
@@ -168,7 +171,7 @@ def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: P
     with pytest.raises(InputError, match="--overwrite"):
         run(coder, job(table, out))
     with pytest.raises(InputError, match="other columns"):
-        run(coder, job(table, out, append=True, added=Added(1, None, None, True)))
+        run(coder, job(table, out, append=True, answers=AnswerColumns(1, None, None, True)))
     assert out.read_bytes() == before
     run(coder, job(table, out, append=True))
     assert rows_of(out) == 2 * rows_of(out)[:25]
@@ -184,14 +187,14 @@ def test_versions_are_not_mixed(coder: Coder, table: Path, tmp_path: Path) -> No
     """A column that names another version is refused, with the first row; the bundle's own and blanks pass."""
     check_version(survey(table, text_columns=["Text"]), "version", coder)
     mixed = write(tmp_path / "mixed.csv", [["1", "a", "2.01"], ["2", "b", ""], ["3", "c", "3.01"], ["4", "d", "3.01"]])
-    with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, are of another version"):
+    with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, have another version"):
         check_version(survey(mixed, text_columns=["Text"]), "version", coder)
 
 
 def test_a_crosswalk_adds_the_new_code_and_sends_splits_to_a_person(coder: Coder, table: Path, tmp_path: Path) -> None:
     """One new code is written; two are listed and reviewed, none is left blank and reviewed."""
     walk = Crosswalk("3.01", {"111": ("1110",), "132": ("1321", "1322")})
-    run(coder, job(table, tmp_path / "out.csv", added=Added(1, 0.0, walk, grouped=False)))
+    run(coder, job(table, tmp_path / "out.csv", answers=AnswerColumns(1, 0.0, walk, grouped=False)))
     for row in rows_of(tmp_path / "out.csv"):
         new = walk.codes(row["code"])
         assert row["crosswalk_code"] == "; ".join(new)
@@ -217,6 +220,6 @@ def test_an_input_that_changes_meanwhile_is_noticed(
         real(*arguments)
 
     monkeypatch.setattr(coding_job, "_merge", changed)
-    with pytest.raises(StorageError, match="changed while it was coded"):
+    with pytest.raises(StorageError, match="changed during coding"):
         run(coder, one)
     assert not (tmp_path / "out.csv").exists()

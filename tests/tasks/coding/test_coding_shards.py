@@ -16,17 +16,17 @@ import played_workers
 import pytest
 
 from storage.errors import InputError, StorageError
-from storage.tables import reading
+from storage.tables import reader
 from storage.tables.narratives import Narratives
 from tasks.bundle.thresholds import SCHEMA
 from tasks.coding import job as coding_job
 from tasks.coding import shards
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, read_crosswalks
-from tasks.coding.job import Coded, CodingJob, run
+from tasks.coding.columns import AnswerColumns, read_crosswalks
+from tasks.coding.job import CodingJob, CodingReport, run
 from tasks.coding.joint import open_bundle
-from tasks.coding.shards import PiecesAsked
-from tasks.parameters import Spread
+from tasks.coding.shards import Pieces
+from tasks.parameters import ShardSettings
 
 ROWS, PIECES = 25, 7
 
@@ -34,7 +34,7 @@ ROWS, PIECES = 25, 7
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
     """25 rows, one of them blank, in pieces of four."""
-    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     texts = narratives(ROWS)
     texts[3] = ""
     path = tmp_path / "in.jsonl"
@@ -43,14 +43,14 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 
 
 def job(coder: Coder, source: Path, out: Path) -> CodingJob:
-    table = reading.survey(source, text_columns=("Text",))
+    table = reader.survey(source, text_columns=("Text",))
     return shards.job_of(coder, table, out=str(out), column="Text", top_k=2, threshold=0.6)
 
 
-def spread(coder: Coder, one: CodingJob, bundle: Path, number: int = 3, **settings: Any) -> Coded:
+def spread(coder: Coder, one: CodingJob, bundle: Path, number: int = 3, **settings: Any) -> CodingReport:
     """As the flow does."""
-    told = shards.told(coder, one, bundle=bundle)
-    chosen = Spread(**{"shards": number, "patience_seconds": 1000} | settings)
+    told = shards.pieces_of(coder, one, bundle=bundle)
+    chosen = ShardSettings(**{"shards": number, "patience_seconds": 1000} | settings)
 
     def tell(done: int, total: int) -> None:
         assert done <= total
@@ -59,7 +59,7 @@ def spread(coder: Coder, one: CodingJob, bundle: Path, number: int = 3, **settin
 
 
 def on_a_worker(asked: dict[str, Any]) -> int:
-    return shards.compute(PiecesAsked.model_validate(asked))
+    return shards.compute(Pieces.model_validate(asked["settings"]), asked["key"])
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_shards_write_what_one_process_writes(
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert (done.rows, done.blank, done.review, done.resumed) == (*vars(expected).values(),)
     assert sorted(part.name for part in coded) == [f"{n:08}.parquet" for n in range(PIECES)]
-    assert len(workers.asked) == asked
-    assert set(workers.deployments) == {"code-shard/code-shard"}
+    assert len(workers.requests) == asked
+    assert set(workers.deployments) == {("shard/shard", "coding")}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.csv", "whole.csv"]
 
 
@@ -121,7 +121,7 @@ def test_nothing_of_a_narrative_goes_through_prefect(
     spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     words = {w for line in table.read_text().splitlines() for w in json.loads(line)["Text"].split() if len(w) > 4}
     assert words
-    for asked in workers.asked:
+    for asked in workers.requests:
         assert not [word for word in words if word in asked]
 
 
@@ -165,20 +165,15 @@ def test_a_late_worker_of_another_job_changes_nothing(
 ) -> None:
     """Its job was given up, and another one writes to the same file: it finds no place to write to, and says so."""
     one = job(coder, table, tmp_path / "out.csv")
-    late = PiecesAsked.model_validate_json(_told(coder, one, tiny_bundle))
+    late = shards.pieces_of(coder, one, bundle=tiny_bundle)
     played_workers.play(monkeypatch, on_a_worker, "failed")
     with pytest.raises(StorageError, match="lost 1 times"):
         spread(coder, one, tiny_bundle, attempts=1)
-    run(coder, replace(one, added=replace(one.added, top_k=1)))
+    run(coder, replace(one, answers=replace(one.answers, top_k=1)))
     before = (tmp_path / "out.csv").read_bytes()
-    with pytest.raises(StorageError, match="the run that asked has ended"):
-        shards.compute(late)
+    with pytest.raises(StorageError, match="that run has ended"):
+        shards.compute(late, shards.key_of(late))
     assert (tmp_path / "out.csv").read_bytes() == before
-
-
-def _told(coder: Coder, one: CodingJob, bundle: Path) -> str:
-    told = shards.told(coder, one, bundle=bundle)
-    return told.model_copy(update={"key": shards._key(told)}).model_dump_json()
 
 
 def test_other_files_and_other_versions_are_refused(
@@ -186,15 +181,15 @@ def test_other_files_and_other_versions_are_refused(
 ) -> None:
     """A worker whose table was changed meanwhile, or whose code is another; answers that never arrive."""
     one = job(coder, table, tmp_path / "out.csv")
-    told = PiecesAsked.model_validate_json(_told(coder, one, tiny_bundle))
-    with pytest.raises(StorageError, match="another version"):
-        shards.compute(told.model_copy(update={"key": "0" * 32}))
+    told = shards.pieces_of(coder, one, bundle=tiny_bundle)
+    with pytest.raises(StorageError, match="code or libraries differ"):
+        shards.compute(told, "0" * 32)
     played_workers.play(monkeypatch, on_a_worker, "elsewhere")
-    with pytest.raises(StorageError, match="give all workers of the queue the folder of the output"):
+    with pytest.raises(StorageError, match="Give all workers of the queue the folder of the output"):
         spread(coder, one, tiny_bundle)
     table.write_text(table.read_text().replace("fell", "fall"))
-    with pytest.raises(StorageError, match=r"in\.jsonl, the bundle or a file beside it is another here"):
-        shards.compute(told)
+    with pytest.raises(StorageError, match="the bundle or one of its files differs"):
+        shards.compute(told, shards.key_of(told))
 
 
 def test_what_the_command_has_goes_to_the_workers(
@@ -209,21 +204,24 @@ def test_what_the_command_has_goes_to_the_workers(
     own = open_bundle(tiny_bundle, **places)
     assert isinstance(own, Coder)
     walks = {"": tmp_path / "crosswalk.csv"}
-    added = Added(2, 0.6, read_crosswalks(own, walks)[""], own.groups is not None)
+    answers = AnswerColumns(2, 0.6, read_crosswalks(own, walks)[""], own.groups is not None)
     workers = played_workers.play(monkeypatch, on_a_worker)
 
     def to(name: str) -> CodingJob:
-        source = reading.survey(table, text_columns=("Text", "id"))
+        source = reader.survey(table, text_columns=("Text", "id"))
         narratives = Narratives(("Text", "id"), "Case {id}: {Text}")
-        return CodingJob(source, tmp_path / name, narratives, added, append=True)
+        return CodingJob(source, tmp_path / name, narratives, answers, append=True)
 
     for _ in range(2):
         run(own, to("whole.csv"))
-        told = shards.told(own, to("out.csv"), bundle=tiny_bundle, crosswalks=walks, **places)
-        chosen = Spread(shards=3, patience_seconds=1000)
+        told = shards.pieces_of(own, to("out.csv"), bundle=tiny_bundle, crosswalks=walks, **places)
+        chosen = ShardSettings(shards=3, patience_seconds=1000)
         run(own, to("out.csv"), spread=partial(shards.finish, own, to("out.csv"), told, chosen, lambda *_: None))
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert len(workers.asked) == 6
+    assert len(workers.requests) == 6
+    keys = {json.loads(request)["settings"]["job"] for request in workers.requests}
+    assert len(keys) == 2, "a key of its own for each job, though table and bundle are the same"
+    assert not keys & {to("out.csv").key(own), "0" * 64}
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * ROWS
 
 
@@ -232,8 +230,8 @@ def test_what_workers_would_do_otherwise_is_refused(
 ) -> None:
     """A bundle that only this process has unpacked, and passes that each processor rounds in its own way."""
     one = job(coder, table, tmp_path / "out.csv")
-    with pytest.raises(InputError, match="--bundle: it is packed"):
-        shards.told(coder, one, bundle=tmp_path / "unpacked")
+    with pytest.raises(InputError, match="--bundle: shards cannot use a packed bundle"):
+        shards.pieces_of(coder, one, bundle=tmp_path / "unpacked")
     rounded = replace(coder, model=replace(coder.model, precision="bfloat16"))
     with pytest.raises(InputError, match="--precision float32"):
-        shards.told(rounded, one, bundle=tiny_bundle)
+        shards.pieces_of(rounded, one, bundle=tiny_bundle)

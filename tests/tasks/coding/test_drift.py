@@ -48,9 +48,9 @@ def _psi(now: Period, reference: Period) -> float:
     ("now", "verdict", "moved"),
     [
         (period(3000, shares=(0.2, 0.3, 0.4, 0.09, 0.01), seed=1), "drift", {"111", "1311"}),
-        (period(3000, shares=(0.25, 0.3, 0.35, 0.09, 0.01), seed=1), "look", {"111", "1311"}),
+        (period(3000, shares=(0.25, 0.3, 0.35, 0.09, 0.01), seed=1), "investigate", {"111", "1311"}),
         (period(3000, power=0.5, seed=1), "drift", None),
-        (period(3000, power=0.75, seed=1), "look", None),
+        (period(3000, power=0.75, seed=1), "investigate", None),
         (period(100_000, shares=(0.41, 0.3, 0.19, 0.09, 0.01), seed=1), "stable", None),
     ],
     ids=["codes", "codes a little", "scores", "scores a little", "certain but too small to matter"],
@@ -79,7 +79,7 @@ def test_distances_are_scipy_s() -> None:
 def test_two_models_are_not_compared() -> None:
     """That difference would be the model's."""
     other = period(100)
-    with pytest.raises(InputError, match="code both with one bundle"):
+    with pytest.raises(InputError, match="Code both with one bundle"):
         compare(period(100), Period(other.codes, other.scores, "OIICS 3.01", "m"))
 
 
@@ -95,7 +95,7 @@ def test_scores_of_two_temperatures_are_not_compared(tmp_path: Path) -> None:
         return read_period(tmp_path / "p.csv", "CODED", field=field)
 
     own, fitted = "nature 0.94 part 1", "nature 0.89 part 1"
-    with pytest.raises(InputError, match=r"temperature 0\.89, of the other 0\.94; code both with the same thresholds"):
+    with pytest.raises(InputError, match=r"temperatures are 0\.89 and 0\.94\. Code both with the same thresholds"):
         compare(read("nature", fitted), read("nature", own))
     assert compare(read("part", fitted), read("part", own)).verdict == "stable"
     assert compare(read("nature", fitted), read("nature")).verdict == "stable"
@@ -123,9 +123,9 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
     for rows, said in (
         (good[:10], "has 10 coded rows"),
         ([*good, ["111", "0.5", "other", "OIICS", "2.01"]], "2 models, versions or temperatures"),
-        ([*good, ["111", "high", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
-        ([*good, ["111", "nan", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
-        ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is no number"),
+        ([*good, ["111", "high", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
+        ([*good, ["111", "nan", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
+        ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
     ):
         with pytest.raises(InputError, match=said):
             read_period(write(rows), "CODED")

@@ -17,22 +17,23 @@ import torch
 from pydantic import ValidationError
 from sealed_bundle import Sealed
 
+from mechanisms.model.conformal import Sets
 from storage.crosswalk import Crosswalk
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
 from storage.rules import Rules
-from storage.tables import reading
+from storage.tables import reader
 from storage.tables.narratives import Narratives
-from storage.tables.reading import survey
+from storage.tables.reader import survey
 from tasks.bundle.thresholds import thresholds_on_table
 from tasks.coding import drift, quality, shards
 from tasks.coding import job as coding_job
 from tasks.coding.coder import Coder
-from tasks.coding.columns import Added, JointAdded, added_of, read_crosswalks
+from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns, read_crosswalks
 from tasks.coding.job import CodingJob, run
 from tasks.coding.joint import JointCoder, open_bundle
-from tasks.coding.shards import PiecesAsked
-from tasks.parameters import Spread
+from tasks.coding.shards import Pieces
+from tasks.parameters import ShardSettings
 
 TEXTS = ["The employee fell from a ladder and broke his arm.", " ", "A saw cut two fingers of the employee."]
 
@@ -63,7 +64,10 @@ def table_of(folder: Path, rows: int = 60) -> Path:
 
 def coded(coder: JointCoder | Coder, data: Path, out: Path, **how: Any) -> list[dict[str, str]]:
     table = survey(data, text_columns=("text",))
-    run(coder, CodingJob(table, out, Narratives(("text",)), added_of(coder, **{"top_k": 1, "threshold": None} | how)))
+    run(
+        coder,
+        CodingJob(table, out, Narratives(("text",)), answer_columns(coder, **{"top_k": 1, "threshold": None} | how)),
+    )
     with out.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -113,10 +117,26 @@ def test_columns_are_named_after_the_fields(coder: JointCoder, tmp_path: Path) -
     assert rows[0]["event"] == case.codings["event"].answers[0].code
 
 
+def test_every_field_has_its_set(coder: JointCoder, tmp_path: Path) -> None:
+    """With the field's name before the columns; none for a blank narrative. Another limit is another job."""
+    given = {name: Sets(0.9, limit, 100, {}) for name, limit in zip(coder.fields, (0.0, 1.0), strict=True)}
+    with_sets = replace(coder, fields={name: replace(one, sets=given[name]) for name, one in coder.fields.items()})
+    filled, blank, *_ = coded(with_sets, table_of(tmp_path, 4), tmp_path / "sets.csv")
+    assert int(filled["nature_set_size"]) == len(coder.fields["nature"].model.codes), "a limit of 0 holds every code"
+    assert (filled["event_set"], filled["event_set_size"]) == (filled["event"], "1")
+    assert (blank["nature_set"], blank["nature_set_size"]) == ("", "0")
+    keys = [answer_columns(one, top_k=1, threshold=None).key for one in (coder, with_sets)]
+    assert keys[0] != keys[1]
+
+
 def columns_of(*fields: str) -> list[str]:
     """All that coding in these fields can add."""
     walk = Crosswalk("3.01", {})
-    return JointAdded(tuple(Added(3, 0.5, walk, grouped=True, field=name) for name in fields), NO_RULES).schema().names
+    return (
+        JointAnswerColumns(tuple(AnswerColumns(3, 0.5, walk, grouped=True, field=name) for name in fields), NO_RULES)
+        .schema()
+        .names
+    )
 
 
 def test_no_field_can_be_called_what_a_column_is(coder: JointCoder) -> None:
@@ -126,7 +146,7 @@ def test_no_field_can_be_called_what_a_column_is(coder: JointCoder) -> None:
     assert {"nature_crosswalk_code", "event_crosswalk_version"} <= own
     for name in own:
         fields = {one: {"label_column": one.title()} for one in (*coder.fields, name)}
-        with pytest.raises(ValidationError, match="of another meaning; call the field otherwise"):
+        with pytest.raises(ValidationError, match="of another meaning"):
             IngestConfig.model_validate({"fields": fields, "sampling": "per-record"})
 
 
@@ -200,9 +220,9 @@ def test_the_rules_are_part_of_a_job(joint: Sealed, coder: JointCoder, tmp_path:
     table = survey(table_of(tmp_path), text_columns=("text",))
     keys = set()
     for one in (coder, open_bundle(joint.folder, rules=rules)):
-        added = added_of(one, top_k=1, threshold=0.5)
-        assert isinstance(added, JointAdded)
-        keys.add(CodingJob(table, tmp_path / "out.csv", Narratives(("text",)), added).key(one))
+        answers = answer_columns(one, top_k=1, threshold=0.5)
+        assert isinstance(answers, JointAnswerColumns)
+        keys.add(CodingJob(table, tmp_path / "out.csv", Narratives(("text",)), answers).key(one))
     assert len(keys) == 2
 
 
@@ -229,22 +249,22 @@ def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_
     opened = open_bundle(joint.folder, thresholds=[made["event"]])
     assert opened.fields["event"].thresholds is not None
     assert opened.fields["event"].thresholds["fitted_on"] == "own"
-    with pytest.raises(InputError, match="is of a single field; this bundle codes nature, event"):
+    with pytest.raises(InputError, match=r"belongs to a single field\. This bundle codes nature, event"):
         open_bundle(joint.folder, thresholds=[made[""]])
-    with pytest.raises(InputError, match="another file is of event too"):
+    with pytest.raises(InputError, match="another file belongs to event too"):
         open_bundle(joint.folder, thresholds=[made["event"], made["event"]])
-    with pytest.raises(InputError, match="it is of event, not of the one that this bundle codes"):
+    with pytest.raises(InputError, match="belongs to event, not to the field of this bundle"):
         open_bundle(tiny_bundle, thresholds=[made["event"]])
-    with pytest.raises(InputError, match="--rules: they are of two fields"):
+    with pytest.raises(InputError, match="--rules applies to bundles of several fields"):
         open_bundle(tiny_bundle, rules=tmp_path / "rules.csv")
-    with pytest.raises(InputError, match=r"codes several fields at once \(nature, event\)"):
+    with pytest.raises(InputError, match=r"codes several fields \(nature, event\)"):
         Coder.open(joint.folder)
     with pytest.raises(InputError, match=r"^(nature|event): --accuracy"):
         coder.threshold_for(0.8)
     walks = walks_of(coder, tmp_path)
-    with pytest.raises(InputError, match=r"nature9\.csv is of nature; this bundle codes one field alone"):
+    with pytest.raises(InputError, match=r"nature9\.csv belongs to nature. This bundle codes one field alone"):
         read_crosswalks(open_bundle(tiny_bundle), walks)
-    with pytest.raises(InputError, match=r"nature9\.csv is of a single field; this bundle codes nature, event"):
+    with pytest.raises(InputError, match=r"nature9\.csv belongs to a single field. This bundle codes nature, event"):
         read_crosswalks(coder, {"": walks["nature"]})
 
 
@@ -277,7 +297,7 @@ def test_a_sample_is_coded_again_in_every_field(coder: JointCoder, tmp_path: Pat
     found = quality.agreements(tmp_path / "out.csv", tmp_path / "sample.csv")
     assert found["nature"].share == 1
     assert found["event"].share == 0
-    with pytest.raises(InputError, match="'1311' is no field and code of this table, such as nature=CODE"):
+    with pytest.raises(InputError, match=r"'1311' is not a field and code of this table\. Write nature=CODE"):
         quality.draw(
             tmp_path / "out.csv",
             tmp_path / "other.csv",
@@ -309,14 +329,14 @@ def test_a_column_that_lies_about_the_fields_is_refused(coder: JointCoder, tmp_p
     text = (tmp_path / "out.csv").read_text().replace("nature event", "nature part")
     (tmp_path / "lies.csv").write_text(text)
     assert rows
-    with pytest.raises(InputError, match="names fields that it has no columns of"):
+    with pytest.raises(InputError, match="names fields without columns"):
         drift.fields_in(tmp_path / "lies.csv", "CODED")
 
 
 def test_no_two_columns_have_one_name(coder: JointCoder) -> None:
     """Whatever is added."""
     for threshold in (None, 0.5):
-        names = added_of(coder, top_k=3, threshold=threshold).schema().names
+        names = answer_columns(coder, top_k=3, threshold=threshold).schema().names
         assert len(set(names)) == len(names)
         assert pa.schema([(name, pa.string()) for name in names])
 
@@ -380,7 +400,7 @@ def test_a_crosswalk_starts_from_its_own_fields_list(joint: Sealed, coder: Joint
     mixed = open_bundle(folder)
     assert isinstance(mixed, JointCoder)
     assert (mixed.fields["event"].version, mixed.version.startswith("lists-")) == ("3.01", True)
-    with pytest.raises(InputError, match=r"event9\.csv, row 1 .* the codes of event are of version 3\.01"):
+    with pytest.raises(InputError, match=r"event9\.csv, row 1 .* version 3\.01 of event"):
         read_crosswalks(mixed, walks)
     walks["event"].write_text(walks["event"].read_text().replace(",2.01,", ",3.01,"))
     found = read_crosswalks(mixed, walks)
@@ -395,13 +415,11 @@ def test_a_crosswalk_in_the_place_of_anothers(coder: JointCoder, tmp_path: Path)
     assert {own.version for own in coder.fields.values()} == {"2.01"}
     assert {*coder.fields["nature"].model.codes} & {*coder.fields["event"].model.codes}
     for name, other in (("nature", "event"), ("event", "nature")):
-        said = (
-            rf"{other}9\.csv starts from \d% of the codes of {name}, and 100% of those of {other}; give {name} the file"
-        )
+        said = rf"{other}9\.csv covers \d% of the codes of {name} and 100% of {other}. Give {name} the file"
         with pytest.raises(InputError, match=said):
             read_crosswalks(coder, {name: walks[other]})
     (tmp_path / "none.csv").write_text(f"{HEADER}0,1,2.01,3\n")
-    with pytest.raises(InputError, match=r"none\.csv starts from 0% of the codes of event; give event the file"):
+    with pytest.raises(InputError, match=r"none\.csv covers 0% of the codes of event. Give event the file"):
         read_crosswalks(coder, {"event": tmp_path / "none.csv"})
     few = walks_of(coder, tmp_path, lacking=coder.fields["nature"].model.codes[5:])["nature"]
     assert len(read_crosswalks(coder, {"nature": few})["nature"].to) == 5, "incomplete, and of no other field"
@@ -422,15 +440,15 @@ def test_a_killed_job_goes_on_with_its_own_crosswalks_alone(
     coder: JointCoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tables at another place, given in another order, are the same job; any other table begins anew."""
-    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     data, out, real = table_of(tmp_path, 12), tmp_path / "out.csv", coding_job._write_part
     own, other = walks_of(coder, tmp_path), walks_of(coder, tmp_path, "8")
     moved = {name: file.rename(tmp_path / f"moved-{name}.csv") for name, file in reversed(own.items())}
     same = {name: tmp_path / f"moved-{name}.csv" for name in own}
 
     def job(files: Mapping[str, Path], to: Path) -> CodingJob:
-        added = added_of(coder, top_k=1, threshold=0.5, crosswalks=read_crosswalks(coder, files))
-        return CodingJob(survey(data, text_columns=("text",)), to, Narratives(("text",)), added, overwrite=True)
+        answers = answer_columns(coder, top_k=1, threshold=0.5, crosswalks=read_crosswalks(coder, files))
+        return CodingJob(survey(data, text_columns=("text",)), to, Narratives(("text",)), answers, overwrite=True)
 
     def killed_after(pieces: int, files: Mapping[str, Path]) -> None:
         written = 0
@@ -462,29 +480,31 @@ def test_workers_code_with_the_crosswalk_of_each_field(
     joint: Sealed, coder: JointCoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are told each field's file, and write what one process does; a file that changed meanwhile is noticed."""
-    monkeypatch.setattr(reading, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     files = walks_of(coder, tmp_path)
     files["event"] = files["event"].rename(tmp_path / "nature=event.csv")
     data, crosswalks = table_of(tmp_path), read_crosswalks(coder, files)
-    workers = played_workers.play(monkeypatch, lambda asked: shards.compute(PiecesAsked.model_validate(asked)))
+    workers = played_workers.play(
+        monkeypatch, lambda asked: shards.compute(Pieces.model_validate(asked["settings"]), asked["key"])
+    )
 
     def to(name: str) -> CodingJob:
-        added = added_of(coder, top_k=2, threshold=0.5, crosswalks=crosswalks)
-        return CodingJob(survey(data, text_columns=("text",)), tmp_path / name, Narratives(("text",)), added)
+        answers = answer_columns(coder, top_k=2, threshold=0.5, crosswalks=crosswalks)
+        return CodingJob(survey(data, text_columns=("text",)), tmp_path / name, Narratives(("text",)), answers)
 
     run(coder, to("whole.csv"))
-    told = shards.told(coder, to("out.csv"), bundle=joint.folder, crosswalks=files)
+    told = shards.pieces_of(coder, to("out.csv"), bundle=joint.folder, crosswalks=files)
     assert told.crosswalk == {name: str(file) for name, file in files.items()}
-    chosen = Spread(shards=3, patience_seconds=1000)
+    chosen = ShardSettings(shards=3, patience_seconds=1000)
     run(coder, to("out.csv"), spread=partial(shards.finish, coder, to("out.csv"), told, chosen, lambda *_: None))
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert [json.loads(asked)["crosswalk"] for asked in workers.asked] == [told.crosswalk] * 3
-    late = told.model_copy(update={"key": shards._key(told)})
+    assert [json.loads(asked)["settings"]["crosswalk"] for asked in workers.requests] == [told.crosswalk] * 3
+    key = shards.key_of(told)
     files["event"].write_text(files["event"].read_text().replace(",9", ",8"))
-    with pytest.raises(StorageError, match="a file beside it is another here"):
-        shards.compute(late)
-    with pytest.raises(StorageError, match="a file beside it is another here"):
-        shards.compute(late.model_copy(update={"crosswalk": {"nature": str(files["nature"])}}))
+    with pytest.raises(StorageError, match="one of its files differs"):
+        shards.compute(told, key)
+    with pytest.raises(StorageError, match="one of its files differs"):
+        shards.compute(told.model_copy(update={"crosswalk": {"nature": str(files["nature"])}}), key)
 
 
 def test_a_table_with_new_codes_is_added_to_sampled_and_compared(coder: JointCoder, tmp_path: Path) -> None:
@@ -492,11 +512,11 @@ def test_a_table_with_new_codes_is_added_to_sampled_and_compared(coder: JointCod
     walks, out = read_crosswalks(coder, walks_of(coder, tmp_path)), tmp_path / "out.csv"
     data = table_of(tmp_path, 90)
     rows = coded(coder, data, out, crosswalks=walks)
-    added = added_of(coder, top_k=1, threshold=None, crosswalks=walks)
-    again = CodingJob(survey(data, text_columns=("text",)), out, Narratives(("text",)), added, append=True)
+    answers = answer_columns(coder, top_k=1, threshold=None, crosswalks=walks)
+    again = CodingJob(survey(data, text_columns=("text",)), out, Narratives(("text",)), answers, append=True)
     for other in (None, {"event": walks["event"]}):
         with pytest.raises(InputError, match="other columns"):
-            run(coder, replace(again, added=added_of(coder, top_k=1, threshold=None, crosswalks=other)))
+            run(coder, replace(again, answers=answer_columns(coder, top_k=1, threshold=None, crosswalks=other)))
     drawn = quality.draw(out, tmp_path / "sample.csv", columns=["text"], policy=quality.Policy(share=0.5), seed=1)
     assert drawn.rows == len(rows)
     period = drift.read_period(out, "CODED", field="event")

@@ -17,12 +17,11 @@ import pytest
 import tiny_jobs
 
 from storage.errors import InputError, StorageError
-from tasks.branches.branch import CompareParameters, standard
+from tasks.branches.branch import Terms, standard_branches
 from tasks.comparing import run as comparison
 from tasks.comparing import shards
-from tasks.comparing.shards import BranchAsked
 from tasks.comparing.summary import summarise
-from tasks.parameters import FanOut, RetrainParameters, Spread
+from tasks.parameters import FanOut, RetrainParameters, ShardSettings
 from tasks.running.stage import Context, Step, run_step
 
 BRANCHES = ("non-private", "swag-ppm", "formal-head")
@@ -49,7 +48,7 @@ def stages(home: Path) -> dict[str, bytes]:
 def compare(
     parameters: RetrainParameters,
     home: Path,
-    settings: Spread | None = None,
+    settings: ShardSettings | None = None,
     *,
     branches: tuple[str, ...] = BRANCHES,
     ran: list[str] | None = None,
@@ -63,10 +62,8 @@ def compare(
         return run_step(context, step)
 
     elsewhere = None if settings is None else partial(shards.finish, settings, lambda done, total: None)
-    chosen = tuple(standard()[name] for name in branches)
-    compared = comparison.run(
-        context, parameters, CompareParameters(seeds=2, epochs=2), chosen, do=do, elsewhere=elsewhere
-    )
+    chosen = tuple(standard_branches()[name] for name in branches)
+    compared = comparison.run(context, parameters, Terms(epochs=2), chosen, do=do, seeds=2, run_on_workers=elsewhere)
     return compared.study.target, summarise(compared.outcomes)
 
 
@@ -76,7 +73,7 @@ def on(home: Path) -> Callable[[dict[str, Any]], object]:
     def work(asked: dict[str, Any]) -> object:
         context = Context(home=str(home), device="cpu")
         context.workspace.create()
-        return shards.compute(context, BranchAsked.model_validate(asked))
+        return played_workers.compute(context, asked)
 
     return work
 
@@ -107,7 +104,7 @@ def test_workers_run_what_one_process_runs(
     workers = played_workers.play(monkeypatch, on(tmp_path / "home"), *fates)
     patience = 0.1 if "queued" in fates else 1000
     ran: list[str] = []
-    target, told = compare(parameters, tmp_path / "home", Spread(patience_seconds=patience), ran=ran)
+    target, told = compare(parameters, tmp_path / "home", ShardSettings(patience_seconds=patience), ran=ran)
     assert target == single[1][0]
     assert [one for one in told if one.branch != NOISE] == [one for one in single[1][1] if one.branch != NOISE]
     assert [one.branch for one in told] == list(BRANCHES)
@@ -122,7 +119,7 @@ def test_workers_run_what_one_process_runs(
     assert len([n for n in found if n.startswith("branch-fit/")]) == len(
         [n for n in expected if n.startswith("branch-fit/")]
     )
-    assert len(workers.asked) == asked
+    assert len(workers.requests) == asked
     assert set(ran) <= {"ingest", "titles", "features"}, "what branches run is run as a shard alone"
 
 
@@ -147,12 +144,12 @@ def test_a_worker_needs_neither_the_records_nor_the_ledger(
     monkeypatch.setattr(shards.spreading, "finish", away)
     workers = played_workers.play(monkeypatch, on(tmp_path / "worker"))
     branches = ("non-private", "swag-ppm")
-    _, told = compare(moved, tmp_path / "home", Spread(patience_seconds=1000), branches=branches)
+    _, told = compare(moved, tmp_path / "home", ShardSettings(patience_seconds=1000), branches=branches)
     assert told == [one for one in single[1][1] if one.branch in branches]
     assert not list((tmp_path / "worker").rglob("ledger*"))
-    for text in workers.asked:
+    for text in workers.requests:
         asked = json.loads(text)
-        assert set(asked) == {"at", "inputs", "key"}
+        assert set(asked) == {"settings", "inputs", "key"}
         assert set(asked["inputs"]) == {"dataset", "prepared", "settings"}
         assert all(set(ref) == {"kind", "uri", "sha256"} for ref in asked["inputs"].values())
 
@@ -165,10 +162,10 @@ def test_a_comparison_that_died_asks_only_for_what_is_missing(
     branches = ("non-private", "swag-ppm")
     workers = played_workers.play(monkeypatch, on(home), "done", "done", "done", "failed")
     with pytest.raises(StorageError, match=r"swag-ppm, seed \d+: lost 1 times"):
-        compare(parameters, home, Spread(patience_seconds=1000, attempts=1), branches=branches)
-    before = len(workers.asked)
-    compare(parameters, home, Spread(patience_seconds=1000), branches=branches)
-    assert len(workers.asked) - before == 1
+        compare(parameters, home, ShardSettings(patience_seconds=1000, attempts=1), branches=branches)
+    before = len(workers.requests)
+    compare(parameters, home, ShardSettings(patience_seconds=1000), branches=branches)
+    assert len(workers.requests) - before == 1
 
 
 def test_slots_and_workers_are_not_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -176,6 +173,6 @@ def test_slots_and_workers_are_not_both(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     context = Context(home=str(tmp_path), fan_out=FanOut())
     with pytest.raises(InputError, match="slots"):
-        shards.preflight(context, CompareParameters(slots=2))
+        shards.preflight(context, slots=2)
     with pytest.raises(InputError, match="PREFECT_API_URL"):
-        shards.preflight(context, CompareParameters())
+        shards.preflight(context)

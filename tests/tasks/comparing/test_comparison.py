@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +19,16 @@ from mechanisms.privacy.events import Claim, NonPrivateEvent
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import IngestConfig
-from tasks.branches.branch import CompareParameters, choose, standard
-from tasks.branches.outcome import Outcome
+from tasks.branches.branch import CompareParameters, Terms, choose, standard_branches
+from tasks.branches.experiment import Outcome
 from tasks.comparing import protocols, published, results, tables
-from tasks.comparing.summary import BranchSummary, matched, summarise
+from tasks.comparing.assessment import BranchAssessment
+from tasks.comparing.decision import Decision, reference_fault
+from tasks.comparing.summary import BranchSummary, round_up_target, summarise
 from tasks.pages.render import notes_beside, render
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing.claims import method_digest
-from tasks.releasing.recommendation import recommend
+from tasks.releasing.recommendation import Figures, recommend
 from tasks.running.provenance import provenance
 
 PARAMETERS = RetrainParameters(data=DataParameters(source="nowhere.csv", ingest=IngestConfig()))
@@ -33,7 +38,7 @@ def outcome(seed: int, **figures: Any) -> Outcome:
     """A non-private outcome with these figures."""
     ref = ArtifactRef.model_construct(name="x", key="x", sha256="0" * 64, folder=str(Path("x")))
     claim = Claim(guarantee_kind="none", neighbouring_relation="add-remove", accountant="none")
-    branch = standard()["non-private"]
+    branch = standard_branches()["non-private"]
     return Outcome(
         branch=branch,
         seed=seed,
@@ -61,8 +66,8 @@ def test_mean_and_spread_over_seeds() -> None:
 
 def test_the_target_is_rounded_up_from_the_largest() -> None:
     """No formal rival gets less than SWAG-PPM came out with at any seed."""
-    assert matched([4.35, 4.6, 4.1]) == 5
-    assert matched([4.0]) == 4
+    assert round_up_target([4.35, 4.6, 4.1]) == 5
+    assert round_up_target([4.0]) == 4
 
 
 def data(**changes: Any) -> DataParameters:
@@ -99,7 +104,7 @@ def test_codes_are_told_with_their_titles() -> None:
 
 def test_the_papers_table_3_gives_its_table_1() -> None:
     """153 codes; averages of the rounded F1 agree with the aggregates that the paper prints, to its two decimals."""
-    (chew,) = [source for source in published.beside(data()) if source.by_code]
+    (chew,) = [source for source in published.publications_for(data()) if source.by_code]
     rows = chew.codes()
     assert len(rows) == 153
     total = sum(row["size"] for row in rows.values())
@@ -146,19 +151,70 @@ def test_orderings_are_answered_from_the_figures() -> None:
     """Above by more than the spreads allow, within them, below; branches that did not run have no line."""
     rows = [summary("sad", 0.6, 0.01), summary("auto-s", 0.5, 0.01), summary("dp-sgd-tuned", 0.6, 0.01)]
     rows += [summary("formal-head", 0.4, 0.01), summary("swag-ppm", 0.3)]
-    lines = list(tables.orderings(rows, published.beside(data(population="demo"))))
+    lines = list(tables.orderings(rows, published.publications_for(data(population="demo"))))
     assert len(lines) == 5
-    assert any("sad above auto-s" in line and line.endswith("0.600 to 0.500, holds") for line in lines)
-    assert any("sad above dp-sgd-tuned" in line and line.endswith("within the spread") for line in lines)
+    assert any("sad above auto-s" in line and line.endswith("0.600 to 0.500 (seeds 0.014), holds") for line in lines)
+    assert any("sad above dp-sgd-tuned" in line and line.endswith("within the error") for line in lines)
     assert sum(line.endswith("**does not hold**") for line in lines) == 3
+
+
+def test_no_ordering_holds_below_the_error_over_test_records() -> None:
+    """0.02 apart with no spread over seeds: it holds at a paired error of 0.005, and not at one of 0.011."""
+    for error, verdict in ((0.005, "holds"), (0.011, "within the error")):
+        errors: Any = {"paired_errors": {"weighted_f1": {"auto-s": error}, "macro_f1": {"auto-s": error}}}
+        rows = [summary("sad", 0.62, record_errors={"weighted_f1": 0.008, "macro_f1": 0.012}, **errors)]
+        rows += [summary("auto-s", 0.6)]
+        (line,) = tables.orderings(rows, published.publications_for(data(population="demo")))
+        assert line.endswith(f"0.620 to 0.600 (test records {error:.3f}, seeds 0.000), {verdict}")
+
+
+def test_a_column_compares_claims_for_one_relation() -> None:
+    """A draw's ε 5 is for one record replaced, 2.5 for one more or less; noise at ε 5 costs 11.52; δ 0 stays 0."""
+    rows = [
+        summary(
+            "bounded-posterior",
+            0.6,
+            kind="formal",
+            epsilon=5.0,
+            epsilon_replaced=5.0,
+            delta=0.0,
+            relation="replace-one",
+        ),
+        summary("prior-descent", 0.6, kind="formal", epsilon=5.0, epsilon_replaced=11.5211, delta=1e-5),
+        summary("non-private", 0.7),
+    ]
+    head, cells = tables.claims_table(rows, [])
+    at = [head.index(name) for name in ("neighbours", "ε claimed", "ε, one replaced", "δ")]
+    assert [[row[place] for place in at] for row in cells] == [
+        ["replace-one", "5.00 ± 0.00", "5.00", "0"],
+        ["add-remove", "5.00 ± 0.00", "11.52", "1e-05"],
+        ["–", "–", "–", "–"],
+    ]
+
+
+def test_a_rival_starts_where_the_recommended_branch_starts() -> None:
+    """At the titles, with settings searched there; the page says how many were tried for either."""
+    branches = standard_branches()
+    rival, tuned, ours = (branches[name] for name in ("dp-sgd-titles", "dp-sgd-tuned", "prior-descent"))
+    assert rival.prior == ours.prior
+    assert type(rival.mechanism) is type(tuned.mechanism)
+    assert rival.mechanism != tuned.mechanism
+    assert rival.needs_titles
+    rows = [
+        summary(one.name, 0.6, title=one.title, settings_tried=one.settings_tried, from_titles=one.prior == "titles")
+        for one in (rival, ours, branches["non-private"])
+    ]
+    assert "| DP-SGD (tuned), from titles | 30 | titles |" in results_page(rows, data())
+    assert "| Prior descent | 50 | titles |" in results_page(rows, data())
+    assert "| Non-private | – | the run's |" in results_page(rows, data())
 
 
 def test_every_publication_keeps_figures_to_a_population() -> None:
     """All files are read; figures of no population are refused."""
-    assert {file.stem for file in published.FOLDER.glob("*.yaml")} == {"chew", "huang-xie", "questions"}
-    assert len(published.beside(data())) == 3
+    assert {file.stem for file in published.PUBLISHED.glob("*.yaml")} == {"chew", "huang-xie", "questions"}
+    assert len(published.publications_for(data())) == 3
     figures = {"swag-ppm": {"weighted_f1": 0.5, "macro_f1": 0.5}}
-    with pytest.raises(ValidationError, match="population that they are of"):
+    with pytest.raises(ValidationError, match="need a population"):
         published.Publication.model_validate({"label": "x", "source": "y", "branches": figures})
 
 
@@ -166,7 +222,7 @@ def test_the_table_over_delta_goes_by_the_claims_own() -> None:
     """Whatever a branch is called; and what others report beside such, where it may stand."""
     rows = [summary("a", 0.6, delta=1e-4), summary("b", 0.5, delta=0.1), summary("swag-ppm", 0.5)]
     _, ours = tables.delta_table(rows, [], delta=1e-4)
-    _, beside = tables.delta_table(rows, published.beside(data()), delta=1e-4)
+    _, beside = tables.delta_table(rows, published.publications_for(data()), delta=1e-4)
     assert [row[0] for row in ours] == ["b"]
     assert [row[0] for row in beside] == ["b", "swag-ppm"]
 
@@ -178,7 +234,7 @@ def test_a_page_escapes_what_it_is_given() -> None:
     section: Any = {"title": "t", "prefix": "", "facts": facts, "target": None, "delta": 1e-5, "rows": ()}
     section |= {"refused": {}}
     section |= {"recommendation": recommend([]), "tables": content, "pictures": {}}
-    values: Any = {"notice": "n", "kinds": "k", "settings": CompareParameters(), "encoder": "e", "source": provenance()}
+    values: Any = {"notice": "n", "kinds": "k", "terms": Terms(), "seeds": (1,), "encoder": "e", "source": provenance()}
     values |= {"parameters": RetrainParameters(data=data()), "sections": [section], "plans": []}
     page = render("comparison.html", unprotected=["a & b"], **values)
     assert "<script>" not in page
@@ -201,13 +257,13 @@ def test_what_a_person_adds_is_a_file_of_its_own(name: str) -> None:
 def test_a_protocol_changes_what_is_taken_and_nothing_else() -> None:
     """Both ways from either profile; a date that a run trains before stays with all records alone."""
     own = RetrainParameters(data=data(ingest={"sampling": "per-record", "train_before": "2016-05-01"}))
-    assert protocols.of(own.data.ingest) == "all-records"
-    paper, back = protocols.under(own, "paper"), protocols.under(own, "all-records")
+    assert protocols.protocol_of(own.data.ingest) == "all-records"
+    paper, back = protocols.apply_protocol(own, "paper"), protocols.apply_protocol(own, "all-records")
     assert back == own
-    assert protocols.of(paper.data.ingest) == "paper"
+    assert protocols.protocol_of(paper.data.ingest) == "paper"
     assert (paper.data.ingest.cap_per_code, paper.data.ingest.train_before) == (200, None)
-    assert "2016-05-01" in protocols.title(own)
-    assert protocols.of(data(ingest={"cap_per_code": 7}).ingest) is None
+    assert "2016-05-01" in protocols.protocol_title(own)
+    assert protocols.protocol_of(data(ingest={"cap_per_code": 7}).ingest) is None
     changed = {"sampling", "cap_per_code", "min_per_code", "train_before"}
     before, after = own.data.ingest.model_dump(), paper.data.ingest.model_dump()
     assert {name for name in after if after.get(name) != before.get(name)} <= changed
@@ -216,25 +272,29 @@ def test_a_protocol_changes_what_is_taken_and_nothing_else() -> None:
 def test_the_paper_setting_is_the_papers() -> None:
     """Batch 512, rate 1e-3, clip 1, 30 epochs, AdamW, Mironov's conversion (section 3.2)."""
     task = Task(records=5346, classes=153, target_epsilon=4)
-    config = standard()["dp-sgd"].settled(PARAMETERS, CompareParameters()).plan(task).mechanism
+    config = standard_branches()["dp-sgd"].mechanism_for(PARAMETERS, Terms()).plan(task).mechanism
     assert isinstance(config, DpSgd)
     assert (config.batch_size, config.learning_rate, config.l2_clip_norm, config.epochs) == (512, 1e-3, 1.0, 30)
     assert (config.optimiser, config.calibrate_by, config.delta) == ("adamw", "rdp-mironov", 1e-4)
-    swept = standard()["dp-sgd-delta-0.99"]
-    assert (swept.mechanism, swept.delta) == (standard()["dp-sgd"].mechanism, 0.99)
+    swept = standard_branches()["dp-sgd-delta-0.99"]
+    assert (swept.mechanism, swept.delta) == (standard_branches()["dp-sgd"].mechanism, 0.99)
 
 
 def test_branches_are_chosen_by_name() -> None:
     """Each once, in the order asked for; unknown ones and those without a mechanism are refused."""
     head = ModelConfig(trainable="head", pooling="mean")
     assert [b.name for b in choose("formal-head, dp-sgd,formal-head", model=head)] == ["formal-head", "dp-sgd"]
-    assert len(choose("all", model=head)) == sum(branch.in_all for branch in standard().values())
+    assert len(choose("all", model=head)) == sum(branch.in_all for branch in standard_branches().values())
     unlisted = DataParameters.model_validate({"source": "x.csv", "population": "p", "ingest": {}})
     without = {branch.name for branch in choose("all", model=head, data=unlisted)}
-    assert {b.name for b in choose("all", model=head)} - without == {"non-private-titles", "dppl-public"}
-    with pytest.raises(InputError, match="dppl-public starts at the titles of codes: give --codelist"):
+    assert {b.name for b in choose("all", model=head)} - without == {
+        "non-private-titles",
+        "dp-sgd-titles",
+        "dppl-public",
+    }
+    with pytest.raises(InputError, match=r"dppl-public starts at the titles of codes\. Give --codelist"):
         choose("dppl-public", model=head, data=unlisted)
-    with pytest.raises(InputError, match="no branch nothing"):
+    with pytest.raises(InputError, match="branch nothing does not exist"):
         choose("nothing", model=head)
     with pytest.raises(InputError, match="at least one"):
         choose(" , ", model=head)
@@ -242,3 +302,23 @@ def test_branches_are_chosen_by_name() -> None:
     assert "formal-head" not in [b.name for b in choose("all", model=lora)]
     with pytest.raises(InputError, match="formal-head needs"):
         choose("formal-head", model=lora)
+
+
+def judged_reference(losses: list[float], *, private: float) -> str:
+    """Returns the doubt about a fit without privacy of F1 0.5 with these losses, next to a private one's F1."""
+    reference = Figures(name="non-private", title="Non-private", kind="none", weighted_f1=0.5)
+    formal = Figures(name="formal", title="Formal", kind="formal", weighted_f1=private, epsilon=4.0, delta=1e-5)
+    row = replace(outcome(1), losses=losses)
+    compared: Any = SimpleNamespace(outcomes=[row])
+    return reference_fault(Decision.of(compared, [BranchAssessment(reference), BranchAssessment(formal)]))
+
+
+def test_a_reference_that_is_not_trained_out_is_named() -> None:
+    """A private fit clearly above it, or a loss that goes on falling, is doubt; a converged one is not."""
+    converged = [2 * math.exp(-epoch / 3) + 0.3 for epoch in range(30)]
+    linear = [4 - 0.02 * epoch for epoch in range(30)]
+    assert judged_reference(converged, private=0.48) == ""
+    assert judged_reference(converged, private=0.502) == "", "within what chance does"
+    assert "Formal, ε 4 exceeds it" in judged_reference(converged, private=0.6)
+    assert "its loss still falls at the end" in judged_reference(linear, private=0.48)
+    assert "exceeds it and its loss still falls" in judged_reference(linear, private=0.6)

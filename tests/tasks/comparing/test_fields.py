@@ -20,14 +20,14 @@ from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from storage.ledger.content import anticipated
 from tasks.auditing.settings import choose_branches
-from tasks.branches.branch import CompareParameters, choose, standard
+from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.bundle import fill
-from tasks.comparing import judged, protocols, report, summary, tables
+from tasks.comparing import assessment, protocols, report, summary, tables
 from tasks.comparing import run as comparison
 from tasks.diagnosing.run import DiagnoseParameters, diagnose
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import data, fits
-from tasks.fitting.prepared import fields_of, load_inputs
+from tasks.fitting.model_inputs import fields_of, load_inputs
 from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
 from tasks.releasing import formal_offer
 from tasks.releasing.claims import method_digest
@@ -35,7 +35,7 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.retraining import run as retraining
 from tasks.running.stage import Context, run_step
 
-SETTINGS = CompareParameters(target_epsilon=6, delta=1e-5, seeds=1, epochs=2)
+SETTINGS = Terms(target_epsilon=6, delta=1e-5, epochs=2)
 
 
 def parameters(folder: Path, encoder: Path, **changed: Any) -> RetrainParameters:
@@ -77,7 +77,7 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     chosen = choose("non-private-titles,prior-descent", model=wanted.model, data=wanted.data)
     compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
     study, store = compared.study, context.store
-    sizes = study.task(chosen[1]).fields
+    sizes = study.at(chosen[1]).task.fields
     assert [field["name"] for field in study.facts["fields"]] == ["nature", "length"]
     assert sizes == (study.facts["fields"][0]["label_space"], 3)
     labels = load_inputs(store.open(study.prepared), "test")[1].numpy()
@@ -103,23 +103,27 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     formal = compared.outcomes[1]
     assert formal.claim.epsilon == pytest.approx(6, rel=0.005)
     assert formal.cost["separate_each_epsilon"] < 6 < formal.cost["separate_together_epsilon"] < 12
-    rows = judged.judge(compared, {})
+    rows = assessment.assess(compared, {})
     assert rows[1].figures.refused == ""
-    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
     planned = PlannedRelease.load(Path(file))
     assert planned.fields == ("nature", "length")
     planned.check(context)
     told = planned.model_copy(update={"fields": ("length", "nature")})
     with pytest.raises(MechanismError, match="fields: not what ran"):
         told.check(context)
-    assert "fields" not in planned.model_copy(update={"fields": ()}).model_dump()
-    words = shlex.split(formal_offer.command(planned, 3.0))
+    words = shlex.split(formal_offer.retrain_command(planned, 3.0))
     settings = [value for word, value in pairwise(words) if word == "--set"]
     assert words[:4] == ["autocoder", "retrain", "--profile", "osha-fields"]
     assert "--codelist" not in words
-    asked = profiles.override(profiles.load_profile("osha-fields"), settings)
+    asked = profiles.apply_settings(profiles.load_profile("osha-fields"), settings)
     assert asked["data"]["ingest"]["fields"] == wanted.model_dump(mode="json")["data"]["ingest"]["fields"]
-    said = summary.summarise(compared.outcomes)
+    said = summary.summarise(compared.outcomes, context)
+    errors = [one.record_errors["weighted_f1"] for one in said]
+    paired = said[0].paired_errors["weighted_f1"][said[1].branch]
+    assert 0 < paired <= sum(errors)
+    assert rows[1].figures.minus(rows[0].figures).of_records == pytest.approx(paired)
+    assert tables.differences_table(said)[1][0][1] == f"{errors[0]:.3f}"
     head, cells = tables.fields_table(said, ("nature", "length"))
     assert head == ["branch", "nature: F1 w / m", "length: F1 w / m", "mean of the fields"]
     assert cells[1][1] == f"{formal.figures['nature.weighted_f1']:.3f} / {formal.figures['nature.macro_f1']:.3f}"
@@ -135,7 +139,7 @@ def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, 
     compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
     (outcome,) = compared.outcomes
     assert outcome.claim.epsilon == pytest.approx(2 * outcome.event.model_dump()["sensitivity"])
-    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
     planned = PlannedRelease.load(Path(file))
     planned.check(context)
     assert planned.fields == ("nature", "length")
@@ -188,7 +192,7 @@ def test_a_formal_fit_of_several_fields_is_planned(tiny_bert: Path, tmp_path: Pa
     assert outcome.claim.guarantee_kind == "formal"
     assert outcome.claim.epsilon == pytest.approx(6, rel=0.01)
     assert outcome.cost["separate_each_epsilon"] < 6 < outcome.cost["separate_together_epsilon"]
-    (file,) = comparison.plans(compared, prefect_run_id=None).values()
+    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
     planned = PlannedRelease.load(Path(file))
     planned.check(context)
     fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
@@ -210,7 +214,7 @@ def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Pat
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
     wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
-    with pytest.raises(InputError, match=r"weighted-descent codes one field; several at once are fitted by .*swag-ppm"):
+    with pytest.raises(InputError, match=r"weighted-descent codes one field\. For several fields use .*swag-ppm"):
         choose("weighted-descent", model=wanted.model, data=wanted.data)
     assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
     with pytest.raises(InputError, match="weighted-descent codes one field"):
@@ -219,10 +223,10 @@ def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="weighted-descent codes one field"):
         retraining.refuse_early(context, formal)
     with pytest.raises(InputError, match="weighted-descent codes one field"):
-        choose_branches("weighted-descent", wanted, standard())
+        choose_branches("weighted-descent", wanted, standard_branches())
     with pytest.raises(InputError, match="--protocols: `paper`"):
-        protocols.under(wanted, "paper")
-    assert protocols.under(wanted, "all-records").data.ingest == wanted.data.ingest
+        protocols.apply_protocol(wanted, "paper")
+    assert protocols.apply_protocol(wanted, "all-records").data.ingest == wanted.data.ingest
 
 
 def test_a_method_is_known_by_what_its_code_lists_hold(tiny_bert: Path, tmp_path: Path) -> None:
@@ -244,9 +248,9 @@ def test_contradictions_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """A code list beside those of the fields, an encoder that trains, and a sentence of no field."""
     content = parameters(tmp_path, tiny_bert).model_dump(mode="json")
     for section, name, value, said in (
-        ("data", "codelist", "x.csv", "codelist: several fields have one each"),
+        ("data", "codelist", "x.csv", "codelist is for one field"),
         ("model", "trainable", "full", "linear heads on one frozen encoding"),
-        ("model", "prior_sentences", {"part": "{}"}, "part is none of data.ingest.fields"),
+        ("model", "prior_sentences", {"part": "{}"}, "part is not in data.ingest.fields"),
     ):
         changed = content | {section: content[section] | {name: value}}
         with pytest.raises(ValidationError, match=said):

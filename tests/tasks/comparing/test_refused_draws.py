@@ -12,12 +12,12 @@ import pytest
 from mechanisms.errors import DrawsRefused
 from mechanisms.posterior import convergence
 from storage.demo_data import write_demo_data
-from tasks.auditing.audited import AuditResult
+from tasks.auditing.audit_result import AuditResult
 from tasks.auditing.findings import lines
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import report, results, run
-from tasks.comparing.decision import Decided
-from tasks.comparing.judged import judge
+from tasks.comparing.assessment import assess
+from tasks.comparing.decision import Decision
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
@@ -53,17 +53,17 @@ def test_the_others_are_compared_and_the_pages_say_why_one_is_not(
     settings = CompareParameters.model_validate(
         {"target_epsilon": 5, "epsilons": [2], "seeds": 1, "epochs": 1, "branches": OWN}
     )
-    compared_with = partial(run.run, context, parameters, settings, do=partial(run_step, context))
-    some = choose("non-private,sampled", model=parameters.model, known=settings.known)
+    compared_with = partial(run.run, context, parameters, settings, do=partial(run_step, context), epsilons=(2,))
+    some = choose("non-private,sampled", model=parameters.model, branches=settings.all_branches)
     compared = compared_with(some)
     assert [outcome.branch.name for outcome in compared.outcomes] == ["non-private"]
     assert list(compared.refused) == ["Sampled"]
     assert "split R-hat" in compared.refused["Sampled"]
     assert not compared.further
-    page = report.write([Decided.of(compared, judge(compared, {}))])
+    page = report.write([Decision.of(compared, assess(compared, {}))])
     for file in (page, page.with_name("decision.html")):
         assert "Sampled is in no table: the sampler" in file.read_text(), file.name
-    (alone,) = choose("sampled", model=parameters.model, known=settings.known)
+    (alone,) = choose("sampled", model=parameters.model, branches=settings.all_branches)
     told = results.page([], parameters=parameters, settings=settings, **PAGE, refused=["Sampled: its draws disagree"])
     assert "## In no table\n\n- Sampled: its draws disagree\n" in told
     with pytest.raises(DrawsRefused, match="split R-hat"):

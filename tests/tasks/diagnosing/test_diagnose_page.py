@@ -14,7 +14,7 @@ from mechanisms.audit import leave_one_out
 from tasks.branches.swag_chain import Chain
 from tasks.diagnosing import page as diagnostics_page
 from tasks.diagnosing import stages
-from tasks.diagnosing.claim import RoundClaim
+from tasks.diagnosing.page import RoundClaim
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
@@ -38,7 +38,7 @@ def finished(
 def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
     """The two stages."""
     common: Any = {"dataset": made.dataset, "prepared": made.prepared}
-    look = stages.look(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)  # type: ignore[arg-type]
+    look = stages.posterior_checks(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)  # type: ignore[arg-type]
     left = stages.leave_out(chosen, SETTINGS, measured=made.measured[chosen.rounds[-1]], **common)  # type: ignore[arg-type]
     return look, left
 
@@ -57,8 +57,7 @@ def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) ->
     if last == "censored":
         assert max(value for _, value in seen["scales"]) <= 2.0
     assert len(found["own_loss"]) == 7
-    refs: Any = {"dataset": made.dataset, "posterior": made.posteriors[last], "measured": made.measured[last]}
-    claimed = RoundClaim.of(context.store, chosen, **refs)
+    claimed = RoundClaim(*made.claim(context.store, chosen, last))
     sections = diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], claimed)
     page = diagnostics_page.page(chosen, sections, claim=claimed.claim)
     assert "Private. This page is computed from the records" in page

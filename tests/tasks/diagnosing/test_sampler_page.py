@@ -14,10 +14,10 @@ from mechanisms.errors import MechanismError
 from mechanisms.posterior import convergence
 from storage.errors import InputError
 from tasks.diagnosing import run
-from tasks.diagnosing.sampler import rooms
+from tasks.diagnosing.sampler import margins
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
-from tasks.releasing.publish import open_ledger
+from tasks.releasing.ledger_access import open_ledger
 from tasks.running.stage import Context, run_step
 
 SETTINGS = DiagnoseParameters()
@@ -48,7 +48,7 @@ def test_the_page_of_a_posterior_draw(tmp_path: Path, tiny_roberta: Path, monkey
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
     assert found.figures["chains"] == 4
     assert found.figures["draws"] >= 400
-    assert min(rooms(found.figures).values()) >= 1
+    assert min(margins(found.figures).values()) >= 1
     last = open_ledger(context, chosen.release).rows()[-1]
     assert last.details["r_hat"] == pytest.approx(found.figures["r_hat"], abs=1e-6)
     assert last.details["verdicts"] == {"sampler": found.verdicts["sampler"]}
@@ -66,7 +66,7 @@ def test_a_branch_without_a_sampler_is_refused(tmp_path: Path, tiny_roberta: Pat
         diagnosed(tiny_jobs.workspace(tmp_path / "home"), parameters(tmp_path, tiny_roberta, "formal-head"))
 
 
-def test_room_is_to_the_limit() -> None:
+def test_margin_is_to_the_limit() -> None:
     """At the limit it is 1, twice as far from it 2."""
     at = {"r_hat": 1.05, "ess_bulk": 100.0, "ess_tail": 200.0, "acceptance": 0.75}
-    assert list(rooms(at).values()) == pytest.approx([1, 1, 2, 1.5])
+    assert list(margins(at).values()) == pytest.approx([1, 1, 2, 1.5])

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mechanisms.posterior import swag
 from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy.events import BoundedSwagEvent
-from tasks.branches.swag_chain import chain
+from tasks.branches.swag_chain import run_chain
 from tasks.fitting.risks import running_maximum
 from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
@@ -43,7 +43,7 @@ def test_from_file_to_release(
     assert 0 < figures["largest_seen"] <= 1.5
     assert running_maximum(measured.path)[-1] == pytest.approx(figures["largest_seen"])
     assert swag.load(last.path).std_scale == pytest.approx((1 / 0.75) ** 0.5), "q B = 1/2 * 3/2 is left out of training"
-    planned, file = publish.keep_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    planned, file = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
     assert PlannedRelease.load(file) == planned
     assert isinstance(planned.plan.event, BoundedSwagEvent)
     assert planned.plan.claim.epsilon == 3.0
@@ -52,7 +52,7 @@ def test_from_file_to_release(
     done = publish.release.fn(context, planned, chosen.release)
     assert (done.epsilon, done.sensitivity) == ("3", "1.5")
     (warned,) = done.warnings
-    assert "no score reached 80% or 90% or 95% right on 800 generated narratives" in warned, "told to whoever released"
+    assert "no score reached 80% or 90% or 95% accuracy on 800 generated narratives" in warned
     statement = json.loads((Path(done.bundle) / "privacy_statement.json").read_text())
     assert statement["guarantee_kind"] == "asymptotic-local"
     assert "not proven" in " ".join(statement["assumptions"])
@@ -72,7 +72,7 @@ def test_another_bound_is_another_fit(data: dict[str, Any], tiny_roberta: Path, 
         def look(step: Any, steps: list[tuple[str, str]] = steps) -> None:
             steps.append((step.label, str(step.config)))
 
-        chain(tiny_jobs.retrain(data, tiny_roberta, mechanism="both", target_epsilon=epsilon), look)
+        run_chain(tiny_jobs.retrain(data, tiny_roberta, mechanism="both", target_epsilon=epsilon), look)
         keys.append(dict(steps))
     differ = {label for label in keys[0] if keys[0][label] != keys[1][label]}
     assert differ == {"fine-tune (both)", "SWAG (both)", "sensitivity (both)"}

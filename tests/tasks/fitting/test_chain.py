@@ -14,12 +14,11 @@ from tiny_jobs import fitted, retrain
 
 from mechanisms.model import checkpoint
 from storage.errors import StorageError
-from tasks.branches.swag_chain import Chain, chain
+from tasks.branches.swag_chain import Chain, run_chain
 from tasks.fitting import candidate
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
-from tasks.releasing import preflight, publish
-from tasks.releasing.claims import release_plan
+from tasks.releasing import ledger_access, preflight, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.stage import Context
@@ -36,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
     """Plan and release."""
-    planned, file = publish.keep_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
+    planned, file = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
     assert PlannedRelease.load(file) == planned
     return publish.release.fn(context, planned, chosen.release)
 
@@ -53,7 +52,7 @@ def copied(trained: Trained, home: Path) -> Trained:
     context = tiny_jobs.workspace(home)
     stages = Path(trained[0].home) / "private" / "stages"
     shutil.copytree(stages, home / "private" / "stages", copy_function=os.link, dirs_exist_ok=True)
-    return context, trained[1], chain(trained[1], lambda step: step.find(context.store))
+    return context, trained[1], run_chain(trained[1], lambda step: step.find(context.store))
 
 
 @pytest.mark.parametrize(("trainable", "pooling"), PARTS)
@@ -96,15 +95,16 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
 
     def key(**changes: Any) -> str:
         changed = chosen.model_copy(update={"release": chosen.release.model_copy(update=changes)})
-        plan = release_plan(
+        planned = PlannedRelease.of_posterior(
+            context,
             changed,
-            context.store,
             dataset=made.dataset,  # type: ignore[arg-type]
+            prepared=made.prepared,  # type: ignore[arg-type]
             posterior=made.posteriors["reweighted"],  # type: ignore[arg-type]
             measured=made.measured["reweighted"],  # type: ignore[arg-type]
             prefect_run_id=None,
         )
-        return plan.idempotency_key
+        return planned.plan.idempotency_key
 
     assert key() == key(requester="somebody else")
     assert key() != key(label="second")
@@ -139,7 +139,7 @@ def test_what_lies_in_the_way_is_not_committed(
     draw.write_bytes(drawn)
     assert release(context, chosen, made).bundle == str(folder)
     card.write_text(built + "edited")
-    with pytest.raises(StorageError, match="is not what was committed"):
+    with pytest.raises(StorageError, match="is not the committed one"):
         release(context, chosen, made)
 
 
@@ -156,7 +156,7 @@ def test_a_unit_of_several_records_costs_as_many_times(
     wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
     policy = chosen.release.model_copy(update={"policy": str(wide)})
     done = release(context, chosen.model_copy(update={"release": policy}), made)
-    row = publish.open_ledger(context, policy).release(done.release_id)
+    row = ledger_access.open_ledger(context, policy).release(done.release_id)
     assert row.max_records_per_unit == 3
     assert (row.sensitivity, row.epsilon, row.epsilon_add_remove) == (5, 30, 15)
 

@@ -19,11 +19,12 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FILE, FeatureSchema
 from storage.errors import InputError
 from tasks.branches import plan as branch_plan
-from tasks.branches.branch import CompareParameters, choose
-from tasks.branches.swag_chain import chain
+from tasks.branches.branch import Terms, choose
+from tasks.branches.swag_chain import run_chain
 from tasks.comparing import run as comparison
+from tasks.comparing.assessment import NO_BUNDLE, assess
 from tasks.fitting import data
-from tasks.fitting.prepared import load_inputs
+from tasks.fitting.model_inputs import load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
 from tasks.running.stage import Context, run_step
@@ -63,7 +64,7 @@ def test_a_table_is_prepared_measured_and_fitted(tmp_path: Path, table: Path) ->
     chosen = parameters(table, {"kind": "table", "table": BOUNDS})
     estimate = preflight.check(context, chosen)
     assert estimate.parameters == 5 * 100
-    made = chain(chosen, lambda step: run_step(context, step))
+    made = run_chain(chosen, lambda step: run_step(context, step))
     assert made.dataset is not None
     assert made.prepared is not None
     assert made.evaluated is not None
@@ -112,24 +113,27 @@ def test_a_release_is_refused_before_training(tmp_path: Path, table: Path) -> No
 
 
 @pytest.mark.usefixtures("no_encoder")
-def test_a_comparison_plans_what_a_release_refuses(tmp_path: Path, table: Path) -> None:
-    """The branch has a claim, and no bundle could hold its model: said before anything is reserved."""
+def test_a_comparison_plans_nothing_that_a_release_refuses(tmp_path: Path, table: Path) -> None:
+    """The branch has a claim, and no bundle could hold its model: it is neither planned nor recommended."""
     context = Context(home=str(tmp_path / "home"), device="cpu")
     chosen = parameters(table, {"kind": "table", "table": BOUNDS})
-    settings = CompareParameters(seeds=1, target_epsilon=5)
+    settings = Terms(target_epsilon=5)
     branches = choose("swag-ppm", model=chosen.model)
     compared = comparison.run(context, chosen, settings, branches, do=partial(run_step, context))
     assert compared.outcomes[0].claim.epsilon is not None
-    planned = branch_plan.planned(compared.study, compared.outcomes[0], prefect_run_id=None)
+    planned = branch_plan.plan_release(compared.study, compared.outcomes[0], prefect_run_id=None)
     with pytest.raises(MechanismError, match="has no bundle"):
         planned.check(context)
+    assert comparison.write_plans(compared, prefect_run_id=None) == {}
+    (row,) = assess(compared, {})
+    assert row.exclusion_reason == NO_BUNDLE
 
 
 def test_kind_and_model_go_together(table: Path) -> None:
     """A table with an encoder, and narratives without one, are contradictions; with `none` an encoder is left out."""
-    with pytest.raises(ValidationError, match=r"data\.ingest\.kind is `table`.*set model\.pooling=none"):
+    with pytest.raises(ValidationError, match=r"data\.ingest\.kind `table` has no encoder\. Set model\.pooling=none"):
         parameters(table, {"kind": "table"}, model={"encoder": "x", "trainable": "head", "pooling": "mean"})
-    with pytest.raises(ValidationError, match="reads no narratives"):
+    with pytest.raises(ValidationError, match="does not read narratives"):
         parameters(table, {})
     with pytest.raises(ValidationError, match="no encoder to train"):
         ModelConfig.model_validate({"pooling": "none", "trainable": "full"})

@@ -14,17 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import played_workers
 import pytest
 import tiny_jobs
 from prefect.client.schemas.objects import StateType
 
 from storage.errors import InputError, StorageError
-from tasks.fitting import fan_out
-from tasks.fitting.draws import Draws
-from tasks.fitting.fan_out import ShardParameters
+from tasks.fitting.risks import Draws
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import preflight
 from tasks.running import shards
+from tasks.running.shard_runs import StageRequest
 from tasks.running.stage import Context
 
 SPREAD = ("risks", "sensitivity")
@@ -62,18 +62,18 @@ class Workers:
 
     home: Path
     fates: list[str] = field(default_factory=list)
-    asked: list[ShardParameters] = field(default_factory=list)
+    asked: list[StageRequest[Draws]] = field(default_factory=list)
     met: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
-    def start(self, asked: ShardParameters, *, label: str) -> str:
+    def start(self, asked: StageRequest[Draws], *, label: str) -> str:
         # what goes through Prefect goes as JSON
-        self.asked.append(ShardParameters.model_validate_json(asked.model_dump_json()))
+        self.asked.append(StageRequest[Draws].model_validate_json(asked.model_dump_json()))
         fate = self.fates.pop(0) if self.fates else "done"
         self.met.append(fate)
         if fate in ("done", "twice"):
             for _ in range(1 + (fate == "twice")):
-                fan_out.compute(Context(home=str(self.home), device="cpu"), self.asked[-1])
+                played_workers.compute(Context(home=str(self.home), device="cpu"), self.asked[-1].model_dump())
         return str(len(self.asked) - 1)
 
     def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
@@ -105,10 +105,10 @@ def workers(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wo
     shutil.copytree(single / stages, played.home / stages, ignore=left_out, copy_function=os.link)
 
     @contextmanager
-    def at(deployment: str, place: Mapping[str, Any]) -> Iterator[Workers]:
+    def at(deployment: str, place: Mapping[str, Any], queue: str | None = None) -> Iterator[Workers]:
         yield played
 
-    monkeypatch.setattr(shards.ShardRuns, "at", at)
+    monkeypatch.setattr(shards.ShardRuns, "connect", at)
     return played
 
 
@@ -169,7 +169,7 @@ def test_a_shard_that_dies_too_often_ends_the_job_and_nothing_is_lost(
 ) -> None:
     """The reason is told, what has not begun is taken back, what is finished stays for the next try."""
     workers.fates = ["done", "crashed", "queued", "crashed"]
-    with pytest.raises(StorageError, match="risk draws 3 to 4: lost 2 times, at last: its reason"):
+    with pytest.raises(StorageError, match="risk draws 3 to 4: lost 2 times; last reason: its reason"):
         run(parameters, workers.home, FanOut(shards=3, attempts=2, patience_seconds=1000))
     assert workers.cancelled == ["2"]
     before = len(workers.asked)
@@ -200,10 +200,12 @@ def test_workers_that_share_nothing_are_told_what_to_set(
 ) -> None:
     """A worker lacks the inputs; or it says that it is done and its output is nowhere to be seen."""
     workers.home = tmp_path / "worker"
-    with pytest.raises(StorageError, match="give all workers the same AUTOCODER_STORAGE"):
+    with pytest.raises(StorageError, match="Give all workers the same AUTOCODER_STORAGE"):
         run(parameters, tmp_path / "home", FanOut(shards=2))
     workers.fates = ["elsewhere"] * 2
-    with pytest.raises(StorageError, match="its output is not in this workspace; give all workers the same AUTOCODER"):
+    with pytest.raises(
+        StorageError, match=r"ended without output in this workspace\. Give all workers the same AUTOCODER"
+    ):
         run(parameters, tmp_path / "home", FanOut(shards=2))
 
 
@@ -226,8 +228,8 @@ def test_a_worker_of_another_version_refuses(parameters: RetrainParameters, work
     """Its output would have another key: it would never be found."""
     run(parameters, workers.home, FanOut(shards=2))
     asked = workers.asked[0].model_copy(update={"key": "0" * 32})
-    with pytest.raises(StorageError, match="another version"):
-        fan_out.compute(Context(home=str(workers.home), device="cpu"), asked)
+    with pytest.raises(StorageError, match="code or libraries differ"):
+        played_workers.compute(Context(home=str(workers.home), device="cpu"), asked.model_dump())
 
 
 @pytest.mark.parametrize(("number", "shards"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])
@@ -254,7 +256,7 @@ def test_a_deployment_releases_by_itself_the_demo_alone(
     real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
     demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
     preflight.check(context, demo, to_release=True)
-    with pytest.raises(InputError, match=r"release\.deployment: .* the population demo alone"):
+    with pytest.raises(InputError, match=r"release\.deployment: .* of the population demo only"):
         preflight.check(context, real, to_release=True)
     for release in ({"deployment": "release/release"}, {"enabled": False}):
         changed = real.model_copy(update={"release": real.release.model_copy(update=release)})
@@ -287,5 +289,5 @@ def test_shards_are_refused_in_the_first_second(
     with pytest.raises(InputError, match="PREFECT_API_URL"):
         preflight.check(context, parameters)
     half = parameters.pseudo_posterior.model_copy(update={"precision": "bfloat16"})
-    with pytest.raises(InputError, match="use float32 with shards"):
+    with pytest.raises(InputError, match="Use float32 with shards"):
         preflight.check(context, parameters.model_copy(update={"pseudo_posterior": half}))

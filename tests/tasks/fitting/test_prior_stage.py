@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from mechanisms.model.classifier import ModelConfig
-from storage.codelist import Code, read_codelist, told_in_place
+from storage.codelist import Code, describe_with_levels, read_codelist
 from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from tasks.fitting import data, prior
-from tasks.fitting.prepared import build
+from tasks.fitting.model_inputs import build
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing import preflight
 from tasks.running.stage import Context, run_step
@@ -46,7 +47,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
     assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
-    (step,) = prior.stages(model(tiny_bert), records.whole_codelists)
+    (step,) = prior.stages(model(tiny_bert), records.complete_codelists)
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
 
 
@@ -60,9 +61,9 @@ def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path
     dataset = run_step(context, data.ingest(records)).path
     codes, listed = load_codes(dataset), read_codelist(written.codelist)
     assert len(codes) < len(listed), "or this shows nothing"
-    whole = dict(zip([code.code for code in listed], told_in_place(listed), strict=True))
-    assert told_in_place(codes) == [whole[code.code] for code in codes]
-    assert prior.stages(model(tiny_bert), records.whole_codelists) == []
+    whole = dict(zip([code.code for code in listed], describe_with_levels(listed), strict=True))
+    assert describe_with_levels(codes) == [whole[code.code] for code in codes]
+    assert prior.stages(model(tiny_bert), records.complete_codelists) == []
     part = build(context, model(tiny_bert), dataset, seed=1).whole.head
     assert isinstance(part, nn.Linear)
     assert part.weight.shape[0] == len(codes)
@@ -86,8 +87,14 @@ def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Pa
 
 def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """A list without any title, and a run without a list, before work starts."""
-    with pytest.raises(InputError, match="no code of the list has a title"):
+    with pytest.raises(InputError, match="the code list has no titles"):
         prior.titles(model(tiny_bert), [Code("1"), Code("2")])
-    without = {"data": {"source": "x.csv", "ingest": {}}, "model": {"pooling": "mean", "prior": "titles"}}
-    with pytest.raises(InputError, match="give --codelist, or --prior none"):
+    without: dict[str, Any] = {
+        "data": {"source": "x.csv", "ingest": {}},
+        "model": {"pooling": "mean", "prior": "titles"},
+    }
+    with pytest.raises(InputError, match="Give --codelist, or --prior none"):
+        preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))
+    without["model"] = {"trainable": "head", "pooling": "mean", "lexical": "titles"}
+    with pytest.raises(InputError, match=r"Give --codelist, or set model\.lexical=hashed"):
         preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))

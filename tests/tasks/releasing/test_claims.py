@@ -62,17 +62,20 @@ def test_weights_are_listed_where_there_are_any() -> None:
     assert WEIGHTS not in unprotected_inputs(FACTS, weights=False)
 
 
-def test_records_ingested_before_there_was_a_choice() -> None:
-    """They were sampled by code and took their cohorts from dates, unless all are of one."""
-    before = {"label_space_source": "codelist", "cohorts": ["2015"]}
-    assert {COUPLED, COHORTS} <= set(unprotected_inputs(before))
-    assert COHORTS not in unprotected_inputs(before | {"cohorts": ["all"]})
-
-
 def test_what_is_public_is_named() -> None:
-    """Titles, and the sentence that they were read in, word for word; nothing where a head starts at random."""
-    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Somebody had {}.")
+    """Titles; nothing where a head starts at random. Sentence and scale are hyperparameters, which somebody may have
+    chosen by looking at the records: they stand with those, word for word, and are not called public.
+    """
+    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Somebody had {}.", prior_scale=16)
     (line,) = public_inputs(titled)
-    assert "titles of the code list, in their hierarchy and in the sentence `Somebody had {}.`" in line
-    assert "sentence" not in public_inputs(titled.model_copy(update={"prior_sentence": ""}))[0]
+    assert line.startswith("the titles of the code list, in their hierarchy")
+    assert "Somebody had" not in line
+    (settings,) = set(unprotected_inputs(FACTS, model=titled)) - set(unprotected_inputs(FACTS, model=ModelConfig()))
+    assert "the sentence that titles are read in (`Somebody had {}.`) and their scale (16): hyperparameters" in settings
+    bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-1]
+    assert bare.startswith("the scale of the titles (16)")
     assert public_inputs(ModelConfig()) == ()
+    worded = {"trainable": "head", "pooling": "mean"}
+    assert "vocabulary" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles"}))[0]
+    assert "invented narratives" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
+    assert len(public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles", "prior": "titles"}))) == 2

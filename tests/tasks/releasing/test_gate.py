@@ -6,55 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import make_claim, make_planned
 
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.privacy.events import Claim, SwagPpmEvent
-from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, Row
 from storage.ledger.decisions import sign
 from storage.ledger.heads import load_private_key, new_keys
-from tasks.fitting.candidate import Candidate
 from tasks.releasing import gate
+from tasks.releasing.checked_plan import check
+from tasks.releasing.evidence import AUDITED_ARTIFACT, Evidence
 from tasks.releasing.plan import PlannedRelease
 
-CLAIM = Claim(
-    guarantee_kind="asymptotic-local",
-    epsilon=4.0,
-    delta_text="O(n^-1/2), not quantified",
-    sensitivity=2.0,
-    neighbouring_relation="add-remove",
-    accountant="test",
-)
-EVENT = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
-
-
-def _ref(letter: str) -> ArtifactRef:
-    return ArtifactRef(uri=f"file:///nowhere/{letter}", sha256=letter * 64, kind="test")
+CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), not quantified")
 
 
 @pytest.fixture
 def planned() -> PlannedRelease:
-    plan = ReleasePlan(
-        idempotency_key="k",
+    return make_planned(
         release_label="first",
-        population="injuries",
-        cohorts=("2015",),
+        claim=CLAIM,
         data_fingerprint="f",
         records_rounded=100,
-        event=EVENT,
-        claim=CLAIM,
-        requester="operator",
+        cohorts=("2015",),
     )
-    candidate = Candidate(
-        dataset=_ref("a"),
-        prepared=_ref("b"),
-        fitted=_ref("c"),
-        measured=_ref("d"),
-        model=ModelConfig(trainable="head"),
-        seed=1,
-    )
-    return PlannedRelease(plan=plan, candidate=candidate)
 
 
 @pytest.fixture
@@ -81,11 +55,11 @@ def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str
             data_fingerprint="f",
             event=planned.plan.event,
             requester="auditor",
-            artifact_digests={gate.AUDITED: fitted or planned.candidate.fitted.sha256},
+            artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
             details={
                 "epsilon_lower_bound": bound,
                 "reach": 9.0,
-                "looks": {"natural": 1},
+                "attempts": {"natural": 1},
                 "confidence": 0.95,
                 "auc": 0.878,
                 "tpr_at_fpr_0.001": 0.177,
@@ -97,28 +71,24 @@ def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str
     )
 
 
-OLD = {"reach": None, "attack": "loss"}
-"""What rows had before audits said what they could have shown."""
-
-
 def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str = "memo 12") -> Decision:
-    found = gate.measured(ledger, planned)
+    found = check(planned, ledger).measurement
     assert found is not None
     return sign(
         load_private_key(folder / "signing-key.pem"),
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(planned, found),
+        terms=gate.override_terms(check(planned, ledger), found),
         reason=reason,
     )
 
 
 def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: PlannedRelease) -> None:
     """Nothing measured is nothing told; a smaller bound passes and stands in the release's own row."""
-    assert gate.check(ledger, planned) is None
+    assert gate.check(check(planned, ledger)) is None
     _audit(ledger, planned, 3.9)
-    told = gate.check(ledger, planned)
+    told = gate.check(check(planned, ledger))
     assert told is not None
     assert told["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
@@ -149,11 +119,11 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
         "epsilon_lower_bound": bound,
         "confidence": 0.95,
         "reach": 9.0,
-        "looks": {},
+        "attempts": {},
         "auc": 0.6,
         "tpr_at_fpr_0.001": 0.0,
     }
-    assert gate.Evidence.model_validate(row).verdict(claim) == expected
+    assert Evidence.model_validate(row).verdict(claim) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,23 +132,22 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
         (3.1, 1.0, "inconclusive"),
         (4.1, 1.0, "not contradicted"),
         (4.1, 1.5, "inconclusive"),
-        (None, 1.0, "inconclusive"),
     ],
 )
-def test_what_could_not_have_failed_says_nothing(reach: float | None, minimum: float, expected: str) -> None:
+def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, expected: str) -> None:
     """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
-    for more; a row that does not say has none either. What contradicts does so all the same.
+    for more. What contradicts does so all the same.
     """
     row = {
         "epsilon_lower_bound": 0.5,
         "confidence": 0.95,
         "reach": reach,
-        "looks": {},
+        "attempts": {},
         "auc": 0.6,
         "tpr_at_fpr_0.001": 0.0,
     }
-    assert gate.Evidence.model_validate(row).verdict(CLAIM, minimum=minimum) == expected
-    refuted = gate.Evidence.model_validate(row | {"epsilon_lower_bound": 4.1})
+    assert Evidence.model_validate(row).verdict(CLAIM, minimum=minimum) == expected
+    refuted = Evidence.model_validate(row | {"epsilon_lower_bound": 4.1})
     assert refuted.verdict(CLAIM, minimum=minimum) == "contradicted"
 
 
@@ -194,7 +163,7 @@ def test_densities_contradict_beyond_the_rate_of_the_theory(
     """
     told: dict[str, Any] = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
     _audit(ledger, planned, 0.5, **told)
-    found = gate.measured(ledger, planned)
+    found = check(planned, ledger).measurement
     assert found is not None
     assert found.verdict == expected
     if expected == "contradicted":
@@ -206,7 +175,7 @@ def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, pla
     _audit(ledger, planned, 6.0, fitted="9" * 64)
     own = _audit(ledger, planned, 4.3)
     _audit(ledger, planned, 1.0)
-    found = gate.measured(ledger, planned)
+    found = check(planned, ledger).measurement
     assert found is not None
     assert (found.ledger_sequence, found.epsilon_lower_bound) == (own.sequence, 4.3)
 
@@ -217,7 +186,7 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: 
     _audit(ledger, planned, 1.0)
     for _ in range(2):
         with pytest.raises(BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"):
-            gate.check(ledger, planned)
+            gate.check(check(planned, ledger))
     blocked = [row for row in ledger.rows() if row.details.get("verdict") == "blocked"]
     assert [row.label for row in blocked] == ["release blocked: contradicted by an audit"]
     assert ledger.release_of(planned.plan) is None
@@ -229,29 +198,29 @@ def test_only_a_counted_signature_with_a_reason_overrides(
 ) -> None:
     """Not a stranger's key, the requester's, one without a reason, or one over a smaller measurement; an officer's."""
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(ledger, planned, sign_anything(planned, tmp_path / "officer"))
+        gate.override(check(planned, ledger), sign_anything(planned, tmp_path / "officer"))
     _audit(ledger, planned, 4.3)
     new_keys(tmp_path / "stranger")
     for who, reason, problem in (
         ("stranger", "memo", "not one of the policy's"),
         ("operator", "memo", "nobody decides on their own request"),
-        ("officer", " ", "needs a reason"),
+        ("officer", " ", "the reason is missing"),
     ):
         with pytest.raises(InputError, match=problem):
-            gate.override(ledger, planned, _signed(ledger, planned, tmp_path / who, reason))
+            gate.override(check(planned, ledger), _signed(ledger, planned, tmp_path / who, reason))
     good = _signed(ledger, planned, tmp_path / "officer")
-    with pytest.raises(InputError, match="signature is false"):
-        gate.override(ledger, planned, good.model_copy(update={"reason": "another"}))
+    with pytest.raises(InputError, match="invalid signature"):
+        gate.override(check(planned, ledger), good.model_copy(update={"reason": "another"}))
     with pytest.raises(BudgetRefused):
-        gate.check(ledger, planned)
-    gate.override(ledger, planned, good)
-    told = gate.check(ledger, planned)
+        gate.check(check(planned, ledger))
+    gate.override(check(planned, ledger), good)
+    told = gate.check(check(planned, ledger))
     assert told is not None
-    assert told["line"].endswith("overridden by officer: memo 12")
+    assert told["line"].endswith("overridden by officer")
 
     _audit(ledger, planned, 5.0)  # worse than what the officer saw
     with pytest.raises(BudgetRefused):
-        gate.check(ledger, planned)
+        gate.check(check(planned, ledger))
     assert ledger.verify().ok
 
 
@@ -269,34 +238,34 @@ def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: Pl
     for one without reruns, or by the requester; another audit makes the signature stale.
     """
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(asking, planned, sign_anything(planned, tmp_path / "officer"))
+        gate.override(check(planned, asking), sign_anything(planned, tmp_path / "officer"))
     _audit(asking, planned, 0.2, reach=1.0, trials=0)
     with pytest.raises(InputError, match=r"did not rerun the mechanism"):
-        gate.override(asking, planned, _signed(asking, planned, tmp_path / "officer"))
+        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "officer"))
     _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
-    with pytest.raises(InputError, match=r"or at a confidence above 0\.95"):
-        gate.override(asking, planned, _signed(asking, planned, tmp_path / "officer"))
+    with pytest.raises(InputError, match=r"or has a confidence above 0\.95"):
+        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "officer"))
     _audit(asking, planned, 0.3, reach=1.5)
-    with pytest.raises(BudgetRefused, match=r"without result: .* sign.* for audit row 3 as it is"):
-        gate.check(asking, planned)
+    with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
+        gate.check(check(planned, asking))
     with pytest.raises(InputError, match="nobody decides on their own request"):
-        gate.override(asking, planned, _signed(asking, planned, tmp_path / "operator"))
+        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "operator"))
     contradiction = _signed(asking, planned, tmp_path / "officer")
     unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}
     with pytest.raises(InputError):
-        gate.override(asking, planned, contradiction.model_copy(update={"terms": unsaid}))
-    asking_row = gate.override(asking, planned, contradiction)
+        gate.override(check(planned, asking), contradiction.model_copy(update={"terms": unsaid}))
+    asking_row = gate.override(check(planned, asking), contradiction)
     assert asking_row.details["audit_row"] == 3
-    told = gate.check(asking, planned)
+    told = gate.check(check(planned, asking))
     assert told is not None
     assert told["verdict"] == "inconclusive"
-    assert told["line"].endswith("not enough; overridden by officer: memo 12")
+    assert told["line"].endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
-    with pytest.raises(BudgetRefused, match="for audit row 5"):
-        gate.check(asking, planned)
+    with pytest.raises(BudgetRefused, match="accept audit row 5"):
+        gate.check(check(planned, asking))
     _audit(asking, planned, 4.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(asking, planned)
+        gate.check(check(planned, asking))
     assert asking.verify().ok
 
 
@@ -307,30 +276,30 @@ def sign_anything(planned: PlannedRelease, folder: Path) -> Decision:
 
 
 def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> None:
-    """With `require_audit` an unaudited candidate is refused; without it a policy keeps its older digest."""
+    """With `require_audit` an unaudited candidate is refused."""
     plain = {"name": "test", "default": {"asymptotic-local": {"epsilon": 20}}}
-    assert "require_audit" not in Policy.parse(plain).as_json()
     policy = Policy.parse(plain | {"require_audit": True})
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
     with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
-        gate.check(ledger, planned)
-    assert "not audited" in str(gate.obstacle(ledger, planned)), "who approves is told what would still be refused"
+        gate.check(check(planned, ledger))
+    assert "not audited" in str(gate.obstacle(check(planned, ledger))), (
+        "who approves is told what would still be refused"
+    )
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
         ({"trials": 0}, "without reruns"),
-        (OLD, "at most ε 0, the claim is 4: not enough"),
-        ({"reach": 3.1}, r"at most ε 3\.1, the claim is 4: not enough"),
+        ({"reach": 3.1}, r"at most ε 3\.1, too little for a claim of 4"),
     )
     for useless, why in weak:
         _audit(ledger, planned, 0.5, **useless)
         with pytest.raises(BudgetRefused, match=why):
-            gate.check(ledger, planned)
+            gate.check(check(planned, ledger))
     _audit(ledger, planned, 0.5)
-    assert gate.check(ledger, planned) is not None
-    assert gate.obstacle(ledger, planned) is None
+    assert gate.check(check(planned, ledger)) is not None
+    assert gate.obstacle(check(planned, ledger)) is None
     rows = len(list(ledger.rows()))
     _audit(ledger, planned, 99.0)
-    assert "contradicts the claim" in str(gate.obstacle(ledger, planned))
+    assert "contradicts the claim" in str(gate.obstacle(check(planned, ledger)))
     assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
 
 
@@ -338,21 +307,13 @@ def test_a_later_audit_that_may_not_refute_clears_nothing(tmp_path: Path, planne
     """What as a first audit would have refuted the claim says why it is without result, in place of a reach of 0."""
     plain = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(plain))
-    _audit(ledger, planned, 3.0, reach=0.0, withheld=True, look=3)
-    said = "would have refuted the claim; a later one may not say so"
-    with pytest.raises(BudgetRefused, match=f"audited without result: as a first audit it, or one before it, {said}"):
-        gate.check(ledger, planned)
-    found = gate.measured(ledger, planned)
+    _audit(ledger, planned, 3.0, reach=0.0, withheld=True, attempt=3)
+    said = "would have refuted the claim as a first audit; a later one"
+    with pytest.raises(BudgetRefused, match=f"audited without result: it or an earlier audit {said}"):
+        gate.check(check(planned, ledger))
+    found = check(planned, ledger).measurement
     assert found is not None
     assert said in found.line
-
-
-def test_the_reach_of_earlier_code_is_none(planned: PlannedRelease) -> None:
-    """It counted tests that could refute nothing; what was measured then stands, and refutes as it did."""
-    row = {"epsilon_lower_bound": 0.5, "confidence": 0.95, "reach": 9.0, "auc": 0.6, "tpr_at_fpr_0.001": 0.0}
-    assert gate.Evidence.of(row).verdict(CLAIM) == "inconclusive"
-    assert gate.Evidence.of(row | {"looks": {"natural": 1}}).verdict(CLAIM) == "not contradicted"
-    assert gate.Evidence.of(row | {"epsilon_lower_bound": 4.1}).verdict(CLAIM) == "contradicted"
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
@@ -364,6 +325,6 @@ def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, pl
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=strict)
     _audit(ledger, planned, 0.5, reach=7.0)
     with pytest.raises(BudgetRefused, match="audited without result"):
-        gate.check(ledger, planned)
+        gate.check(check(planned, ledger))
     _audit(ledger, planned, 0.5, reach=8.5)
-    assert gate.check(ledger, planned) is not None
+    assert gate.check(check(planned, ledger)) is not None

@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from releases import make_plan
 
 from mechanisms.bounded_posterior import BoundedPosteriorEvent
 from mechanisms.privacy.claims import claim_of
@@ -15,17 +16,7 @@ from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan
 def plan_of(bound: float, label: str = "first") -> ReleasePlan:
     event = BoundedPosteriorEvent(bound=bound, prior_std=0.5)
     claim = claim_of(event, delta=1e-4, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
-    return ReleasePlan(
-        idempotency_key=label,
-        release_label=label,
-        population="injuries",
-        cohorts=("2015",),
-        data_fingerprint="f",
-        records_rounded=100,
-        event=event,
-        claim=claim,
-        requester="operator",
-    )
+    return make_plan(label, event=event, claim=claim, cohorts=("2015",))
 
 
 def test_a_pure_claim_is_charged_without_delta(tmp_path: Path) -> None:

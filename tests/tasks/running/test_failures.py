@@ -41,7 +41,10 @@ def test_a_full_disk_is_said_with_the_file() -> None:
 
 def test_a_full_disk_in_the_words_of_safetensors() -> None:
     """Its errors are no OSError; a damaged file of theirs is not taken for a disk."""
-    with pytest.raises(StorageError, match="release: no space left on the disk; free space"), private_errors("release"):
+    with (
+        pytest.raises(StorageError, match=r"release: no space left on the disk\. Free space"),
+        private_errors("release"),
+    ):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     with pytest.raises(StageError, match="SafetensorError at"), private_errors("release"):
         raise SafetensorError("Error while deserializing header: invalid header")

@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, R
 
 from storage.errors import StorageError
 from tasks.running import shard_runs
-from tasks.running.shard_runs import Asked, ShardRuns
+from tasks.running.shard_runs import Part, ShardRuns, StageRequest
 
 
 @dataclass
@@ -55,8 +55,8 @@ def runs_at(server: Server) -> ShardRuns:
     return ShardRuns(cast(SyncPrefectClient, server), uuid4(), {})
 
 
-def asked(key: int = 0) -> Asked:
-    return Asked(key=f"{key:032x}")
+def asked(key: int = 0) -> StageRequest[Any]:
+    return StageRequest[Any](settings=Part(end=1), key=f"{key:032x}")
 
 
 def refusal(status: int) -> Exception:
@@ -99,13 +99,13 @@ def test_a_server_that_is_away_is_waited_for(server: Server) -> None:
     server.troubles = [httpx.ConnectError("no"), refusal(503)] * 75
     assert runs_at(server).start(asked(), label="shard")
     server.troubles = [httpx.ConnectError("no")] * 400
-    with pytest.raises(StorageError, match=r"no answer \(ConnectError\); run again to go on"):
+    with pytest.raises(StorageError, match=r"no answer \(ConnectError\)\. Run again to resume"):
         runs_at(server).start(asked(1), label="shard")
 
 
 def test_a_refusal_is_told_at_once(server: Server) -> None:
     """A wrong password does not become right by waiting."""
     server.troubles = [httpx.ConnectError("later"), refusal(401)]
-    with pytest.raises(StorageError, match="answers 401"):
+    with pytest.raises(StorageError, match="status 401"):
         runs_at(server).start(asked(), label="shard")
     assert len(server.troubles) == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.commands.console import Told
+from flows.commands.console import StageHeartbeat
 from tasks.running import timings
 from tasks.running.timings import TimingsListener, kind_of
-from tasks.running.worker_metrics import MetricsListener, at_work
+from tasks.running.worker_metrics import MetricsListener, running_stages
 
 
 def test_a_stage_computed_as_a_whole_corrects_the_next_estimate(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_reruns_are_timed_by_their_branch() -> None:
 def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
     """Nothing of a short one; then a line after 15 seconds and each minute, with the time left."""
     now = 0.0
-    told = Told(lambda: now)
+    told = StageHeartbeat(lambda: now)
     told.started("features")
     lines = []
     for now in range(0, 201, 5):
@@ -52,7 +52,7 @@ def test_an_interrupted_stage_is_still_told_of(tmp_path: Path) -> None:
     heard.finished("ingest", {}, reused=False, seconds=1.0)
     heard.started("features")
     heard.report("features", 40, 100)
-    (stage,) = at_work(tmp_path)
+    (stage,) = running_stages(tmp_path)
     assert (stage.flow, stage.host, stage.stage, stage.share) == ("retrain", "here", "features", 0.4)
     heard.finished("features", {}, reused=False, seconds=1.0)
-    assert at_work(tmp_path) == []
+    assert running_stages(tmp_path) == []

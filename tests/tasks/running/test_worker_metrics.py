@@ -65,7 +65,7 @@ def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, cloc
     # ten steps, each a tenth of the records, 0.1 s apart by this clock: 1,237 records a second, told as 1,200
     assert value(private, "autocoder_stage_records_per_second") == 1200
     assert value(private, "autocoder_stage_progress_ratio") is None
-    assert worker_metrics.at_work(private) == [], "what ended in an error, and was told, is not interrupted"
+    assert worker_metrics.running_stages(private) == [], "what ended in an error, and was told, is not interrupted"
     seconds = value(private, "autocoder_stage_seconds")
     assert seconds is not None
     assert seconds == value(private, "autocoder_stage_last_seconds")
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 def test_series_of_long_gone_stages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels hold branch names and seeds; only the newest stay."""
-    monkeypatch.setattr(worker_metrics, "_KEPT_SERIES", 5)
+    monkeypatch.setattr(worker_metrics, "_MAX_SERIES", 5)
     listener = MetricsListener(tmp_path, "f", host="h")
     now = iter(range(100))
     monkeypatch.setattr("tasks.running.worker_metrics.time.time", lambda: next(now))

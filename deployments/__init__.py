@@ -1,0 +1,1 @@
+"""Holds the files that ship with the program: profiles, branches, published figures, suites, deployments."""

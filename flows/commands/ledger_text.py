@@ -1,0 +1,201 @@
+"""Lays out the ledger for people: releases, rows, one release, budgets. Spent amounts are rounded up."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from flows.commands.terminal import Column
+
+if TYPE_CHECKING:
+    from storage.ledger import Row
+    from storage.ledger.budget import BudgetLine
+
+KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
+_FOUR = Decimal("0.0001")
+
+
+def spent(epsilon: Decimal | None) -> str:
+    """Returns an epsilon that was spent or is claimed, rounded up to four decimals."""
+    return "–" if epsilon is None else format(epsilon.quantize(_FOUR, rounding=ROUND_CEILING), "f")
+
+
+def left(epsilon: Decimal) -> str:
+    """Returns an epsilon that remains, rounded down to four decimals."""
+    return format(epsilon.quantize(_FOUR, rounding=ROUND_FLOOR), "f")
+
+
+def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
+    """Returns a delta with three digits: up where it is spent, down where it remains."""
+    from storage.ledger.amounts import short
+
+    return "–" if value is None else short(Context(prec=3, rounding=rounding).plus(value))
+
+
+def cohorts(names: Iterable[str]) -> str:
+    """Returns names of cohorts, of years that follow one another the first and the last."""
+    runs: list[list[str]] = []
+    for name in names:
+        year = re.fullmatch(r"\d{4}", name)
+        if year and runs and re.fullmatch(r"\d{4}", runs[-1][-1]) and int(name) == int(runs[-1][-1]) + 1:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def when(row: Row) -> str:
+    """Returns day and minute of a row, in UTC."""
+    return row.recorded_at[:16].replace("T", " ")
+
+
+def release_columns(rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns of a list of releases; narrow terminals leave out those of a high rank."""
+    open_states = any(row.state != "committed" for row in rows)
+    return [
+        Column("release", [row.release_id or "–" for row in rows]),
+        Column("made", [when(row) for row in rows]),
+        Column("state", [row.state for row in rows], rank=0 if open_states else 2),
+        Column("population", [row.population or "–" for row in rows], rank=3),
+        Column("label", [row.label for row in rows], rank=4, wraps=True),
+        Column("what", [row.mechanism or "–" for row in rows], rank=1, wraps=True),
+        Column("ε", [spent(row.epsilon) for row in rows], right=True),
+        Column("neighbours", [row.neighbouring_relation or "–" for row in rows], rank=2),
+        Column("ε replaced", [spent(row.epsilon_replaced) for row in rows], right=True, rank=3),
+        Column("kind", [KINDS[row.guarantee_kind] for row in rows]),
+        Column("δ", [delta(row.delta) for row in rows], rank=5),
+        Column("Δ", [spent(row.sensitivity) for row in rows], rank=6, right=True),
+        Column("cohorts", [cohorts(row.cohorts) or "–" for row in rows], wraps=True),
+    ]
+
+
+def row_columns(rows: Sequence[Row]) -> list[Column]:
+    """Returns the columns of a list of rows of every kind."""
+    return [
+        Column("row", [str(row.sequence) for row in rows], right=True),
+        Column("at", [when(row) for row in rows]),
+        Column("state", [row.state if row.kind == "release" else row.kind for row in rows]),
+        Column("release or label", [row.release_id or row.label or "–" for row in rows], wraps=True),
+        Column("population", [row.population or "–" for row in rows], rank=2),
+        Column("what", [row.mechanism or "–" for row in rows], rank=1),
+        Column("ε", [spent(row.epsilon) for row in rows], right=True),
+        Column("neighbours", [row.neighbouring_relation or "–" for row in rows], rank=2),
+        Column("ε replaced", [spent(row.epsilon_replaced) for row in rows], right=True, rank=3),
+        Column("kind", [KINDS[row.guarantee_kind] for row in rows]),
+        Column("δ", [delta(row.delta) for row in rows], rank=3),
+        Column("Δ", [spent(row.sensitivity) for row in rows], rank=4, right=True),
+        Column("cohorts", [cohorts(row.cohorts) or "–" for row in rows], rank=5, wraps=True),
+    ]
+
+
+def release_text(row: Row, history: Sequence[Row], *, width: int) -> Iterator[str]:
+    """Yields the lines of one release: what, claim, cost, what it rests on, what is not protected, history."""
+    charges = [charge for one in history for charge in one.charges]
+    sections = {
+        "What": [
+            f"{row.mechanism or 'nothing'} for population {row.population}, label {row.label}",
+            f"cohorts {cohorts(row.cohorts) or 'none'}; about {row.records_rounded or 0:,} records",
+            f"requested by {row.requester or 'nobody'}; made {when(history[0])}",
+            *([f"replaces release {row.supersedes}"] if row.supersedes else []),
+            *([row.reason] if row.reason else []),
+        ],
+        "Claim": [
+            f"{row.guarantee_kind}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}, {relation(row)}",
+            *([f"Δ {spent(row.sensitivity)}, over {row.draws or 0} draws"] if row.sensitivity is not None else []),
+        ],
+        "Cost": [
+            f"{charge.account}: ε {spent(charge.epsilon)}; after it {spent(charge.epsilon_after)} of "
+            f"{spent(charge.epsilon_cap)} spent, {left(charge.epsilon_cap - charge.epsilon_after)} left"
+            for charge in charges
+        ]
+        or ["nothing was charged"],
+        "Rests on": [f"- {line}" for line in row.assumptions] or ["nothing stated"],
+        "Not protected": [f"- {line}" for line in row.unprotected_inputs] or ["nothing stated"],
+        "History": [f"{one.sequence:>4}  {one.state:<10} {one.recorded_at[:19]}  {one.hash[:8]}…" for one in history],
+    }
+    for name, lines in sections.items():
+        for number, line in enumerate(lines):
+            head = f"{name if number == 0 else '':<15}"
+            yield from textwrap.wrap(
+                line,
+                width,
+                initial_indent=head,
+                subsequent_indent=" " * (17 if line.startswith("- ") else 15),
+                drop_whitespace=True,
+            )
+
+
+def relation(row: Row) -> str:
+    """Returns in words which data sets a claim compares."""
+    unit = row.privacy_unit or "record"
+    return relation_in_words(row.neighbouring_relation, unit)
+
+
+def relation_in_words(name: str | None, unit: str | None) -> str:
+    """Returns in words which data sets a relation compares."""
+    verbs = {"add-remove": "added or removed", "replace-one": "replaced"}
+    return f"one {unit or 'record'} {verbs[name]}" if name in verbs else "relation not fixed yet"
+
+
+def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
+    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last the unused caps."""
+    used = [line for line in lines if line.account.sequence]
+    for population, group in groupby(used, key=lambda line: line.account.population):
+        accounts = list(group)
+        words = {relation_in_words(line.relation, line.account.privacy_unit) for line in accounts}
+        yield f"Budget of {population} (policy {policy}), {', '.join(sorted(words))}"
+        yield ""
+        balances: dict[tuple[str, ...], list[str]] = {}
+        for line in accounts:
+            balances.setdefault(tuple(_balance(line)), []).append(line.account.cohort)
+        for (kind, spent_, *rest), names in balances.items():
+            yield f"{cohorts(names)} ({kind}): {spent_}"
+            yield from (f"  {line}" for line in rest)
+            yield ""
+    granted: dict[str, list[str]] = {}
+    for line in lines:
+        if not line.account.sequence and line.cap is not None:
+            counted = f" (δ {delta(line.cap.delta, rounding=ROUND_FLOOR)})" if line.cap.delta is not None else ""
+            text = f"{KINDS[line.account.guarantee_kind]} ε {left(line.cap.epsilon)}{counted}"
+            granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(text)
+    for whose, texts in granted.items():
+        yield f"not yet used by {whose}: {', '.join(texts)}"
+
+
+def _balance(line: BudgetLine) -> Iterator[str]:
+    """Yields the kind of an account's guarantee, and what is spent, what is left, what fits, and how it adds up."""
+    account, cap = line.account, line.cap
+    yield KINDS[account.guarantee_kind]
+    if cap is None:
+        yield f"spent ε {spent(account.epsilon)}; the policy has no cap for it"
+        yield "left nothing"
+        yield "no release fits"
+    else:
+        adding = cap.delta is not None and not account.exact
+        counted = f" and δ {delta(account.delta)} of {delta(cap.delta, rounding=ROUND_FLOOR)}" if adding else ""
+        at = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
+        yield f"spent ε {spent(account.epsilon)} of {left(cap.epsilon)}{counted}{at}"
+        counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
+        yield f"left ε {left(line.epsilon_left)}{counted}"
+        more = line.further or 0
+        years = f", {more // 4} year{'' if more // 4 == 1 else 's'} of them" if more >= 4 else ""
+        yield f"at this size about {more} more quarterly release{'' if more == 1 else 's'}{years}"
+    yield f"composition {_COMPOSITION[account.rule or 'basic']}"
+
+
+_COMPOSITION = {
+    "basic": "basic: the releases' epsilons and deltas are added",
+    "gaussian": "exact, of Gaussian noise (Smith and Thakurta 2022)",
+    "renyi": "exact, of sampled noise by Renyi losses (Whitehouse et al. 2023)",
+    "mixed": "exact by Renyi losses, since Gaussian and other noise follow each other",
+}
+
+
+def _whose(population: str, cohort: str) -> str:
+    """Returns in words which accounts a cap of the policy is for."""
+    named = "any other population" if population == "*" else population
+    return f"{named}, {'each other cohort' if cohort == '*' else cohort}"

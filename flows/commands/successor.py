@@ -1,0 +1,67 @@
+"""Defines `autocoder successor`: compares a bundle with the one that may follow it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.terminal import say
+
+
+def successor(
+    old: Annotated[Path, typer.Argument(help="Bundle in use.")],
+    new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
+    labelled: Annotated[Path, typer.Option(help="Records coded by people, that neither model was trained on.")],
+    unlabelled: Annotated[Path, typer.Option(help="Records of the period to code, without codes.")],
+    html: Annotated[Path | None, typer.Option(help="Page to write for the person who decides.")] = None,
+    label_column: Annotated[str, typer.Option(help="The code that a person gave, in --labelled.")] = "Nature",
+    column: Annotated[
+        list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="Final Narrative")
+    ] = None,
+    template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
+    by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.", show_default="none")] = "",
+    field: Annotated[str, typer.Option(help="Field to compare, of several.", show_default="none")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Compare a bundle with its successor: where the new one is better or worse, and what changes.
+
+    Differences have 95 % paired bootstrap intervals and McNemar's exact test; tests by code are adjusted for their
+    number. The page also shows the work left to people at each accuracy, and the counts that change.
+
+    [bold]Examples[/bold]
+
+      autocoder successor bundles/2025 bundles/2026 --labelled coded_by_hand.csv \
+          --unlabelled 2026q3.csv --column Narrative --html successor.html
+    """
+    from storage.errors import InputError
+    from tasks.running.failures import private_errors
+
+    if html is not None:
+        options.require_writable("--html", html)
+        if html.exists() and not overwrite:
+            raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
+    with private_errors("successor"):
+        from flows.commands.console import ConsoleListener
+        from storage.bundle.archive import open_folder
+        from storage.durable import write_atomically
+        from tasks.coding import successor as measure
+        from tasks.coding.joint import open_bundle
+        from tasks.coding.records import Records, declared_columns
+
+        with open_folder(old.expanduser()) as before, open_folder(new.expanduser()) as after:
+            declared = dict.fromkeys((*declared_columns(before), *declared_columns(after)))
+            records = Records.of(declared, column or (), template, usual="Final Narrative")
+            coders = measure.coders_of(open_bundle(before), open_bundle(after), field)
+        with ConsoleListener() as console:
+            console.started("successor")
+            coded = measure.answers(*coders, labelled, records, option="--labelled", label=label_column, by=by)
+            others = measure.answers(*coders, unlabelled, records, option="--unlabelled")
+        compared = measure.compare(*coders, coded, others)
+        if html is not None:
+            write_atomically(html, compared.page().encode())
+    say(json.dumps(compared.as_dict(), indent=2) if as_json else compared.sentence)

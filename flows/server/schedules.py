@@ -1,0 +1,114 @@
+"""Registers a retrain with given parameters as a deployment of the Prefect server, by hand or by the calendar."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
+
+from flows.server.client import server
+from flows.server.form import RetrainForm
+from storage.errors import InputError
+from tasks.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from prefect import Flow
+
+    from tasks.parameters import RetrainParameters
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PULL = {"prefect.deployments.steps.set_working_directory": {"directory": "/"}}
+"""Nothing is pulled, as in deployments/prefect.yaml: workers have this package installed."""
+
+
+def check_name(name: str) -> None:
+    """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost.
+
+    Raises:
+        InputError: says why.
+    """
+    delivered = [one["name"] for one in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]]
+    if not _NAME.fullmatch(name):
+        raise InputError(f"--deploy: {name!r} is no name. Give letters, digits, `.`, `_` and `-`, 64 at most.")
+    if name in delivered:
+        raise InputError(f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give another.")
+
+
+def schedule_of(cron: str | None) -> CronSchedule | None:
+    """Returns the schedule of a cron line, in UTC.
+
+    Raises:
+        InputError: the line is none.
+    """
+    if cron is None:
+        return None
+    try:
+        return CronSchedule(cron=cron, timezone="UTC")
+    except ValueError:
+        raise InputError(
+            f'--cron: {cron!r} is no cron line. Give minute, hour, day, month and weekday: "0 6 1 */3 *".'
+        ) from None
+
+
+def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
+    """Returns the parameters with absolute paths of records and code lists, since a worker has another folder."""
+    values = parameters.model_dump(mode="json", exclude_unset=True)
+    data = values["data"]
+    for section in (data, *data.get("ingest", {}).get("fields", {}).values()):
+        for name in ("source", "codelist"):
+            if section.get(name):
+                section[name] = str(Path(section[name]).expanduser().resolve())
+    return type(parameters).model_validate(values)
+
+
+def register_retrain(
+    flow: Flow[Any, Any],
+    name: str,
+    parameters: RetrainParameters,
+    *,
+    schedule: CronSchedule | None,
+    pool: str,
+    **others: Any,
+) -> str:
+    """Create or replace the deployment `retrain/NAME`; return its name.
+
+    Args:
+        others: further parameters of the flow, as JSON.
+
+    Raises:
+        InputError: the server has no such work pool.
+        StorageError: the server does not answer, or refuses access.
+    """
+    form = RetrainForm.of(parameters)
+    values = {"parameters": RetrainForm.values(parameters.model_dump(mode="json")), **others}
+    schedules = [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
+    kind = "formal" if form.mechanism == "formal" else "estimated"
+    with server() as client:
+        try:
+            client.read_work_pool(pool)
+        except ObjectNotFound:
+            raise InputError(f"--deploy: the server has no work pool {pool}. Run `autocoder deploy` first.") from None
+        client.create_deployment(
+            client.create_flow(flow),
+            name=name,
+            description=f"Registered by `autocoder retrain --deploy`; its claim is {kind}.",
+            entrypoint="flows.retrain.retrain",
+            path="/",
+            pull_steps=[_PULL],
+            work_pool_name=pool,
+            work_queue_name="default",
+            tags=["retrain"],
+            parameters=values,
+            parameter_openapi_schema=flow.parameters.model_dump(mode="json", exclude_unset=True),
+            enforce_parameter_schema=True,
+            concurrency_limit=1,
+            concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+            schedules=schedules,
+        )
+    return f"{flow.name}/{name}"

@@ -1,0 +1,114 @@
+"""Saves what a killed fit needs to go on: the key of its noise, before anything is drawn, tensors and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from mechanisms.model import checkpoint
+from mechanisms.model.classifier import Classifier
+from mechanisms.privacy.noise import SecretStream
+
+FILE = "state.safetensors"
+_KEY = "noise_key"
+
+
+class KeyedState:
+    """Holds the key of a fit's noise, and in `tensors` and `numbers` what the fit has come to.
+
+    The key is on the disk before anything is drawn with it, so that a killed fit draws the same again and no other; it
+    goes once the fit is finished. Without a folder nothing is written.
+    """
+
+    def __init__(self, folder: Path | None, new_key: Callable[[], bytes]) -> None:
+        self._file = None if folder is None else folder / FILE
+        self.tensors: dict[str, Tensor] = {}
+        self.numbers: dict[str, Any] = {}
+        self._key: bytes | None = None
+        if self._file is None or not self._file.exists():
+            self._key = new_key()
+            self.save()
+            return
+        tensors, self.numbers = checkpoint.load(self._file)
+        # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last bit
+        self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        key = self.tensors.pop(_KEY, None)
+        self._key = None if key is None else bytes(key.tolist())
+
+    @property
+    def is_finished(self) -> bool:
+        """Tells whether the fit has ended: no key is left to draw with."""
+        return self._key is None
+
+    @property
+    def stream(self) -> SecretStream:
+        """Returns the noise of the key."""
+        assert self._key is not None
+        return SecretStream(self._key)
+
+    def save(self) -> None:
+        """Replaces the file.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        key = {} if self._key is None else {_KEY: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
+        checkpoint.save(self._file, self.tensors | key, self.numbers)
+
+    def finish(self, **tensors: Tensor) -> None:
+        """Drops the key and what only a fit that goes on needs; these tensors and the numbers stay."""
+        self._key, self.tensors = None, tensors
+        self.save()
+
+    def remove(self) -> None:
+        """Drops all of it."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def fit_classifier(
+    classifier: Classifier, folder: Path | None, new_key: Callable[[], bytes], fit: Callable[[KeyedState], None]
+) -> KeyedState:
+    """Fits a classifier in place, or takes back the parameters of its finished fit; the numbers are the fit's."""
+    state = KeyedState(folder, new_key)
+    if state.is_finished:
+        classifier.flat.copy_(state.tensors["theta"])
+    else:
+        fit(state)
+        state.finish(theta=classifier.flat)
+    return state
+
+
+class Savable(Protocol):
+    """Writes itself."""
+
+    def save(self, folder: Path) -> None:
+        """Writes itself into a private folder."""
+        ...
+
+
+S = TypeVar("S", bound=Savable)
+
+
+def fit_or_load(
+    folder: Path | None,
+    file: str,
+    *,
+    new_key: Callable[[], bytes],
+    load: Callable[[Path], S],
+    fit: Callable[[KeyedState], S],
+) -> S:
+    """Loads what `file` of a run's folder holds; fits and saves it where there is no such file."""
+    if folder is None:
+        return fit(KeyedState(None, new_key))
+    if not (folder / file).exists():
+        fit(KeyedState(folder, new_key)).save(folder)
+    (folder / FILE).unlink(missing_ok=True)
+    return load(folder)

@@ -1,0 +1,285 @@
+"""Takes the steps of a `DpSgdEvent`: a sum of clipped per-record gradients, its noise, an update of the parameters.
+
+    theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i || grad(-l_i) || <= C_t
+
+The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs.
+Gradients are summed in float64: in float32 one record more would move how all others are rounded. Whoever descends
+brings the clipped sum and the update; canaries of an audit, divergence, checkpoints and progress are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.descent.keyed_state import KeyedState
+from mechanisms.errors import MechanismError
+from mechanisms.model.ghost import Coefficients
+from mechanisms.model.inputs import Batch, Inputs
+from mechanisms.model.training import Progress
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
+
+ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], object]
+"""Adds one step's clipped sum at theta to a float64 tensor of its shape, and (sum of losses, records beyond the clip,
+records) to a float32 tensor [3]: (theta, step, segment, sum, tally)."""
+
+
+class Canaries(Protocol):
+    """Marks noisy sums, in an audit (`mechanisms.audit.gradient_canaries`)."""
+
+    def insert(
+        self,
+        gradient: Tensor,
+        *,
+        factors: Coefficients,
+        clip: float,
+        sampling_prob: float,
+        stream: SecretStream,
+        step: int,
+    ) -> None:
+        """Adds canaries to a clipped sum, float [P], before its noise."""
+        ...
+
+    def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
+        """Counts what the noisy sum shows of them."""
+        ...
+
+
+class Update(Protocol):
+    """Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
+
+    @property
+    def theta(self) -> Tensor:
+        """The parameters as they are."""
+        ...
+
+    def step(self, gradient: Tensor) -> None:
+        """Takes one step."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns parameters and state, by name."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes back what `tensors` returned."""
+        ...
+
+
+class Momentum:
+    """Moves parameters by gradient descent with momentum, in their precision."""
+
+    def __init__(self, theta: Tensor, *, rate: float, momentum: float) -> None:
+        self.theta, self._velocity = theta, torch.zeros_like(theta)
+        self._rate, self._momentum = rate, momentum
+
+    def step(self, gradient: Tensor) -> None:
+        """Takes one step."""
+        self._velocity = self._momentum * self._velocity + gradient
+        self.theta = self.theta - self._rate * self._velocity
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns parameters and velocity."""
+        return {"theta": self.theta, "velocity": self._velocity}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes them back."""
+        self.theta, self._velocity = (tensors[name].to(self.theta.device) for name in ("theta", "velocity"))
+
+
+class Optimised:
+    """Moves parameters in place by an optimiser of torch, whose every step is taken inside `around`."""
+
+    def __init__(
+        self,
+        theta: Tensor,
+        make: Callable[[nn.Parameter], torch.optim.Optimizer],
+        *,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._theta, self._around = nn.Parameter(theta), around
+        self._theta.grad = self._gradient = torch.zeros_like(theta)
+        self._optimiser = make(self._theta)
+
+    @property
+    def theta(self) -> Tensor:
+        """Returns the parameters."""
+        return self._theta.detach()
+
+    def step(self, gradient: Tensor) -> None:
+        """Takes one step."""
+        self._gradient.copy_(gradient)
+        with self._around():
+            self._optimiser.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns parameters and the optimiser's state."""
+        slots = self._optimiser.state_dict()["state"].get(0, {})
+        return {"theta": self.theta} | {f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Takes them back."""
+        self.theta.copy_(tensors["theta"])
+        slots = {name.removeprefix("optimiser."): t for name, t in tensors.items() if name != "theta"}
+        if slots:
+            groups = self._optimiser.state_dict()["param_groups"]
+            self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
+
+
+def clip_factors(segment: NoiseSegment) -> Coefficients:
+    """Returns the function that cuts gradients of given norms to the segment's clip."""
+    clip = segment.l2_clip_norm
+    return lambda norms: clip / norms.clamp(min=clip)
+
+
+class NoisyDescent:
+    """Takes an event's steps in one phase or several, and saves them once an epoch.
+
+    Args:
+        state: of the fit; `losses` in its numbers are mean -l_i over the records of each epoch, in nats, `clipped` the
+            share of them beyond the clip. Both are private and no part of the claim.
+        epochs: that all steps together are, at most as many as there are steps.
+        remedy: of divergence, which setting to lower.
+    """
+
+    def __init__(
+        self,
+        state: KeyedState,
+        event: DpSgdEvent,
+        *,
+        epochs: int,
+        remedy: str,
+        canaries: Canaries | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._state, self._event, self._epochs, self._remedy = state, event, epochs, remedy
+        self._canaries, self._progress = canaries, progress
+        self._stream = state.stream
+        state.numbers = {"step": 0, "losses": [], "clipped": []} | state.numbers
+
+    @property
+    def step(self) -> int:
+        """Returns the number of steps taken."""
+        return self._state.numbers["step"]
+
+    def run(
+        self,
+        update: Update,
+        clipped_sum: ClippedSum,
+        *,
+        divisor: float,
+        segments: Sequence[NoiseSegment] | None = None,
+        factors: Callable[[NoiseSegment], Coefficients] = clip_factors,
+        name: str = "",
+    ) -> Tensor:
+        """Takes the steps of a phase that were not taken before; returns its parameters.
+
+        Args:
+            divisor: of the noisy sum, which makes a mean of it: a planned number of records and never the real one.
+            segments: of the phase; None: all of them.
+            factors: by which a canary's gradient is cut: the clipped sum's rule, without weights.
+            name: of the phase, where there are several.
+
+        Raises:
+            MechanismError: it diverged.
+            OSError: the checkpoint could not be written.
+        """
+        state, canaries, prob = self._state, self._canaries, self._event.sampling_prob
+        first = state.numbers.setdefault(f"{name}first", self.step)
+        saved = {n.removeprefix(f"{name}/"): t for n, t in state.tensors.items() if n.startswith(f"{name}/")}
+        if saved:
+            update.load(saved)
+        gradient = torch.zeros_like(update.theta, dtype=torch.float64)
+        tally, flat = torch.zeros(3, device=gradient.device), gradient.view(-1)
+        steps = [segment for segment in segments or self._event.segments for _ in range(segment.steps)]
+        for segment in steps[self.step - first :]:
+            step, clip = self.step, segment.l2_clip_norm
+            gradient.zero_()
+            clipped_sum(update.theta, step, segment, gradient, tally)
+            if canaries is not None:
+                canaries.insert(
+                    flat, factors=factors(segment), clip=clip, sampling_prob=prob, stream=self._stream, step=step
+                )
+            self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
+            if canaries is not None:
+                canaries.look(flat, segment=segment, sampling_prob=prob)
+            update.step(gradient.div_(divisor).to(update.theta.dtype))
+            self._end_step(update, tally, name)
+        return update.theta
+
+    def _end_step(self, update: Update, tally: Tensor, name: str) -> None:
+        """Counts the step; at the end of an epoch closes its tallies, checks for divergence and saves."""
+        numbers, steps = self._state.numbers, self._event.steps
+        step = numbers["step"] = self.step + 1
+        if step * self._epochs // steps > (step - 1) * self._epochs // steps:
+            total, beyond, records = tally.tolist()
+            tally.zero_()
+            numbers["losses"].append(total / max(records, 1))
+            numbers["clipped"].append(beyond / max(records, 1))
+            if not bool(torch.isfinite(update.theta).all()):
+                raise MechanismError(f"the descent diverged by step {step}: {self._remedy}")
+            self._state.tensors |= {f"{name}/{part}": tensor for part, tensor in update.tensors().items()}
+            self._state.save()
+        # steps over all records of a whole encoder are few and long
+        if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):
+            self._progress(step, steps)
+
+
+class Clipper(Protocol):
+    """Adds clipped gradients of a batch to a sum: `HeadClipping`, `GhostClipping` or `PerRecordClipping`."""
+
+    def add_clipped_sum(
+        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns norms before clipping, and losses."""
+        ...
+
+
+@dataclass(frozen=True)
+class SampledSum:
+    """Adds the clipped gradients of a Poisson sample, every record independently with a probability, in micro-batches.
+
+    A sample is cut after sorting it by length. Clipping is record by record, so the sum, and with it the mechanism,
+    does not change; the padding and the memory do.
+
+    weights: of each record, float32 [n], at most 1. coefficients: factors c of (segment, weights of some records).
+    physical_batch_size: records in memory at once.
+    """
+
+    clipper: Clipper
+    inputs: Inputs
+    labels: Tensor
+    stream: SecretStream
+    sampling_prob: float
+    coefficients: Callable[[NoiseSegment, Tensor | None], Coefficients]
+    weights: Tensor | None
+    physical_batch_size: int
+
+    def __call__(self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+        """Adds one step's."""
+        device = theta.device
+        index = self.stream.poisson_sample(len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step)
+        for micro in self._micro_batches(index):
+            weights = None if self.weights is None else self.weights[micro].to(device)
+            norms, losses = self.clipper.add_clipped_sum(
+                self.inputs.batch(micro, device),
+                self.labels[micro].to(device),
+                coefficients=self.coefficients(segment, weights),
+                out=out,
+            )
+            tally[0] += losses.sum()
+            tally[1] += (norms > segment.l2_clip_norm).sum()
+            tally[2] += len(micro)
+
+    def _micro_batches(self, index: Tensor) -> Iterator[Tensor]:
+        """Yields a logical batch in pieces of like length, longest first; nothing for an empty sample."""
+        if len(index):
+            if self.inputs.lengths is not None:
+                index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
+            yield from index.split(self.physical_batch_size)

@@ -1,0 +1,147 @@
+"""Finds sets of codes that hold the right one as often as is asked: split conformal prediction.
+
+A code is in a record's set if its probability reaches a limit: the k-th largest probability that n calibration records
+gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005; Angelopoulos and Bates 2023, section 1).
+A new record that is exchangeable with them then has its right code in the set with probability `coverage` or more.
+A code with enough records has a limit from its records alone, the others share one (Mondrian; Vovk 2012, section 4):
+then the promise holds for each such code and for the others together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+
+COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
+_ROUNDING = 1 - 1e-5
+"""Factor of a limit, so that float32 excludes no code that lies on it."""
+_FEWEST_OF_CODE = 10
+
+
+def limit(right: NDArray[np.float64], coverage: float) -> float:
+    """Returns the lowest probability of a code in a set, or 0 with too few records: then every code is in it.
+
+    Args:
+        right: probabilities of the right codes, one per record; 0 for a code that the model lacks.
+    """
+    rank = math.ceil((len(right) + 1) * coverage - 1e-9)
+    return float(np.sort(right)[-rank]) * _ROUNDING if rank <= len(right) else 0.0
+
+
+def sets_for(
+    logits: Tensor,
+    labels: Tensor,
+    codes: Sequence[str],
+    *,
+    temperature: float,
+    chosen: NDArray[np.bool_],
+    coverages: Sequence[float] = COVERAGES,
+) -> dict[str, Any]:
+    """Returns the limits at each coverage, as the `sets` of a thresholds file.
+
+    Args:
+        logits: float [n, codes].
+        labels: int64 [n], index of the right code; -1 if the model lacks it.
+        chosen: bool [n], the records that fitted the temperature. They choose the codes with limits of their own and
+            enter no limit, so that both are fixed before the other records are read.
+
+    Raises:
+        MechanismError: a coverage is not between 0 and 1.
+    """
+    if not all(0 < coverage < 1 for coverage in coverages):
+        raise MechanismError("a coverage lies between 0 and 1")
+    labels = labels.cpu()
+    probabilities = (logits.detach().double().cpu() / temperature).softmax(-1)
+    known = labels >= 0
+    right = torch.where(known, probabilities.gather(1, labels.clamp(min=0)[:, None])[:, 0], 0.0).numpy()
+    label, used = labels.numpy(), ~chosen
+    earlier = np.bincount(label[chosen & known.numpy()], minlength=len(codes))
+    entries = []
+    for coverage in sorted(set(coverages)):
+        frequent = np.flatnonzero(earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9)))
+        rest = used & ~np.isin(label, frequent)
+        entries.append(
+            {
+                "coverage": coverage,
+                "limit": limit(right[rest], coverage),
+                "records": int(rest.sum()),
+                "codes": {codes[at]: limit(right[used & (label == at)], coverage) for at in frequent.tolist()},
+            }
+        )
+    return {"records": int(used.sum()), "coverages": entries}
+
+
+def interval(records: int, coverage: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns where the coverage lies for one calibration of n records: Beta(k, n + 1 - k), with k as above.
+
+    (Vovk 2012, proposition 2a.) All of 1 with too few records.
+    """
+    from scipy.stats import beta
+
+    rank = math.ceil((records + 1) * coverage - 1e-9)
+    if rank > records:
+        return 1.0, 1.0
+    tail = (1 - confidence) / 2
+    low, high = beta.ppf([tail, 1 - tail], rank, records + 1 - rank)
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Holds the limits of one coverage."""
+
+    coverage: float
+    limit: float
+    records: int
+    codes: Mapping[str, float]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Sets:
+        """Reads an entry of a file.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: a field is missing, or a number is outside its range.
+        """
+        codes = {str(code): float(one) for code, one in entry["codes"].items()}
+        sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
+        if not 0 < sets.coverage < 1 or not all(0 <= one <= 1 for one in (sets.limit, *codes.values())):
+            raise ValueError("a coverage or a limit is outside 0 to 1")
+        return sets
+
+    def members(self, scores: Tensor, codes: Sequence[str]) -> list[list[int]]:
+        """Returns the indices of the codes in each set, the most probable first, for scores [n, codes].
+
+        The most probable code is always in its set, which covers no less for it.
+        """
+        limits = torch.tensor([self.codes.get(code, self.limit) for code in codes], dtype=torch.float64)
+        scores = scores.double()
+        inside = scores >= limits
+        inside.scatter_(1, scores.argmax(-1, keepdim=True), True)
+        order = scores.sort(stable=True, dim=-1, descending=True).indices
+        return [row[keep].tolist() for row, keep in zip(order, inside.gather(1, order), strict=True)]
+
+    @property
+    def statement(self) -> str:
+        """Returns the promise in words."""
+        low, high = interval(self.records, self.coverage)
+        of_codes = f" A limit for each of {len(self.codes)} codes keeps it for their records." if self.codes else ""
+        rest = "other " if self.codes else ""
+        if (low, high) == (1.0, 1.0):
+            return (
+                f"{self.records} {rest}records are too few for {self.coverage:.0%}: every {rest}code is in every set."
+                + of_codes
+            )
+        return (
+            f"A set holds the right code with probability {self.coverage:.0%} or more, for records exchangeable with "
+            f"the calibration's.{of_codes} With these {self.records} {rest}records the share is {low:.1%} to "
+            f"{high:.1%}, with 95 % confidence."
+        )

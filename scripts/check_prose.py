@@ -1,0 +1,111 @@
+#!/usr/bin/env python
+"""Refuses pages without a named reader, with long sentences, or in the project's own dialect; `make check` runs it.
+
+    python scripts/check_prose.py              # every fault, one a line
+    python scripts/check_prose.py --counts     # words and mean sentence length of each page
+
+Prose is what stands outside tables, code blocks and comments. Single words are refused by codespell and
+`scripts/prose_words.txt`; phrases of several words are refused here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+WORDS_AT_MOST = 25_000
+MEAN_AT_MOST = 25.0
+LONGEST = 60
+PHRASES = {
+    r"that of no\b": "write the sentence out",
+    r"of one's own": "write `your own`, or whose",
+    r"\bthe house\b": "write `the agency`, `the organisation` or `the pipeline`",
+    r"\b(?:the|this|that|a) (?:page|ledger|bundle|card|statement|plan|file|command|test|audit)s? "
+    r"(?:says?|knows?|tells?|asks?|wants?|believes?)\b": "name what it shows, records or requires",
+    r"\bgoes on\b(?! from)": "write `continues`",
+    r"\b(?:fitted|thresholds|folder|line|claim|release) a (?:field|fit|code|record|unit)\b": "write `per`",
+    r"\bis held against\b": "write `is compared with`",
+    r"\blooked at\b": "write `read`, `examined` or `used`",
+    r"\bby itself\b": "write `alone`, `by default` or `automatically`",
+}
+
+
+def pages() -> list[Path]:
+    """Lists the pages that people read: notes are counted in the pages that end with them."""
+    top = [Path("README.md"), Path("PRIVACY.md"), Path("CONTRIBUTING.md")]
+    return top + sorted(page for page in Path("docs").rglob("*.md") if not page.name.endswith(".notes.md"))
+
+
+def sources() -> list[Path]:
+    """Lists what is written by hand: pages that no command writes, notes, and the templates of the other pages."""
+    by_hand = [page for page in pages() if not re.search(r"[Ww]ritten by `", page.read_text(encoding="utf-8"))]
+    return [*by_hand, *sorted(Path("docs").rglob("*.notes.md")), *sorted(Path("tasks/pages/templates").glob("*.md.j2"))]
+
+
+def prose(text: str) -> str:
+    """Removes code blocks, comments, tables, directives and markup."""
+    text = re.sub(r"\{%.*?%\}|\{#.*?#\}", "", re.sub(r"\{\{.*?\}\}", "value", text), flags=re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^:::.*(?:\n +\S.*)*$|^ *\|.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def sentences(text: str) -> list[str]:
+    """Splits prose into sentences: at full stops, at items of a list, at headings and at blank lines."""
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=#)", text)
+    texts = [one.strip().lstrip("-*0123456789. ") for one in blocks if one.strip()[:1] != "#"]
+    plain = [re.sub(r"`[^`]*`", "code", text) for text in texts]
+    parts = [part for one in plain for part in re.split(r"(?<=[.!?])[*\"')]*\s+(?=\S)", one)]
+    return [part for part in parts if len(part.split()) > 1]
+
+
+def long_sentences(page: Path) -> Iterator[str]:
+    """Yields a page whose sentences are too long in the mean, and each sentence that nobody reads to its end."""
+    found = sentences(prose(page.read_text(encoding="utf-8")))
+    lengths = [len(sentence.split()) for sentence in found]
+    if lengths and sum(lengths) / len(lengths) > MEAN_AT_MOST:
+        yield f"{page}: {sum(lengths) / len(lengths):.1f} words per sentence, above {MEAN_AT_MOST:g}. Split sentences."
+    for sentence, length in zip(found, lengths, strict=True):
+        if length > LONGEST:
+            yield f"{page}: a sentence of {length} words: {sentence[:60]!r} … Split it."
+
+
+def unnamed_reader(page: Path) -> Iterator[str]:
+    """Yields a page whose first paragraph does not begin with its reader."""
+    if page.name != "README.md" and not re.search(
+        r"\A#[^\n]*\s+(?:<!--.*?-->\s+)?For ", page.read_text(encoding="utf-8")
+    ):
+        yield f"{page}: no reader is named. Begin the first paragraph with `For …`."
+
+
+def phrases(page: Path) -> Iterator[str]:
+    """Yields the phrases of a page that say less than they seem to."""
+    text = prose(page.read_text(encoding="utf-8"))
+    for pattern, advice in PHRASES.items():
+        for match in re.finditer(pattern.replace(" ", r"\s+"), text, flags=re.IGNORECASE):
+            yield f"{page}: {' '.join(match[0].split())!r}. Instead, {advice}."
+
+
+def main() -> None:
+    """Prints counts or faults, and ends with 1 where there is a fault."""
+    words = {page: len(prose(page.read_text(encoding="utf-8")).split()) for page in pages()}
+    if "--counts" in sys.argv[1:]:
+        for page, number in words.items():
+            lengths = [len(one.split()) for one in sentences(prose(page.read_text(encoding="utf-8")))]
+            print(f"{number:6} {sum(lengths) / max(1, len(lengths)):5.1f}  {page}")
+        print(f"{sum(words.values()):6}        of {WORDS_AT_MOST}")
+        return
+    every = [fault for page in pages() for fault in long_sentences(page)]
+    every += [fault for page in pages() if page in sources() for fault in unnamed_reader(page)]
+    every += [fault for page in sources() for fault in phrases(page)]
+    if sum(words.values()) > WORDS_AT_MOST:
+        every.append(f"docs: {sum(words.values())} words, above {WORDS_AT_MOST}. Shorten a page.")
+    print("\n".join(every) or f"prose: {sum(words.values())} words, nothing to change")
+    sys.exit(bool(every))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Computes the features of the generated narratives by the packaged encoder, which come with the program.
+
+    .venv/bin/python scripts/generated_features.py
+
+Run it after a change of the generator (`storage/demo_data.py`) or of the packaged encoder. Neither reads a record.
+"""
+
+from __future__ import annotations
+
+from mechanisms.model import checkpoint, encoders
+from mechanisms.model.classifier import MeanPooled
+from mechanisms.model.export import Released
+from tasks.bundle import public_features
+from tasks.bundle.thresholds import generated_narratives
+
+
+def packaged() -> Released:
+    """Returns the packaged encoder with a head that nobody uses."""
+    encoder, tokenizer = encoders.load_encoder(encoders.PACKAGED), encoders.load_tokenizer(encoders.PACKAGED)
+    model = MeanPooled(encoder, encoders.width(encoder), 1).eval()
+    return Released(model=model, tokenizer=tokenizer, codes=("",), max_length=encoders.longest(encoders.PACKAGED))
+
+
+def main() -> None:
+    """Write the file."""
+    released, texts = packaged(), generated_narratives()
+    tokens = encoders.token_inputs(released.tokenizer, texts, max_length=released.max_length)
+    described = {
+        "public": public_features.key_of_packaged(texts, public_features.encoder_digest(released)),
+        "tokens": int(tokens.lengths.max()),
+    }
+    checkpoint.save(public_features.PACKAGED, {"features": public_features.compute(released, texts)}, described)
+
+
+if __name__ == "__main__":
+    main()

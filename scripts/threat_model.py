@@ -1,0 +1,52 @@
+#!/usr/bin/env python
+"""Writes the table of docs/threat-model.md from what the attack tests declare; a test refuses a stale page.
+
+    python scripts/threat_model.py
+
+Each module of tests/attacks, and the fuzzing, has a constant `DECLARES`: rows of promise, attacks tried, what is not
+promised. Nothing is imported: a page can be written without the tests' libraries.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
+HEAD = "| promise | attack tried | where | not promised |\n|---|---|---|---|\n"
+_TESTS = PAGE.parents[1] / "tests"
+_NO_ATTACK = {"test_the_attacks_bite.py"}
+
+
+def declared() -> Iterator[tuple[str, str, str, str]]:
+    """Yields each declared row: promise, attacks, place and what is not promised.
+
+    Raises:
+        ValueError: a module declares nothing, or something else than rows of three texts.
+    """
+    for file in [*sorted((_TESTS / "attacks").glob("test_*.py")), _TESTS / "fuzz" / "test_fuzz.py"]:
+        if file.name in _NO_ATTACK:
+            continue
+        assigned = [
+            ast.literal_eval(node.value)
+            for node in ast.parse(file.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["DECLARES"]
+        ]
+        if len(assigned) != 1 or not assigned[0]:
+            raise ValueError(f"{file.name} declares no promise. Add DECLARES = ((promise, attacks, not promised),)")
+        place = f"`{file.stem}`" if file.parent.name == "attacks" else "`tests/fuzz`"
+        for promise, attacks, beyond in assigned[0]:
+            if "|" in promise + attacks + beyond or "\n" in promise + attacks + beyond:
+                raise ValueError(f"{file.name}: a text has a bar or a line end. Leave it out")
+            yield promise, attacks, place, beyond or "–"
+
+
+def page() -> str:
+    """Returns the page: the words in front as they are, and the table of all declarations."""
+    front = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
+    return front + HEAD + "".join(f"| {' | '.join(row)} |\n" for row in declared())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

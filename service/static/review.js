@@ -1,0 +1,454 @@
+"use strict";
+// The page: opens, shows, decides, saves. Text of files enters the page as text alone, never as markup.
+const at = (id) => document.getElementById(id);
+const ROLES = {
+  review: { code: "_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
+  second: { code: "_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },
+  adjudicate: { code: "_adjudicated", coder: "adjudicator", time: "adjudicated_at", file: "adjudicated" },
+};
+const HEIGHT = 56;
+let table = null, s = null;
+
+function make(tag, text, name, attributes) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (name) made.className = name;
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+  return made;
+}
+function headers(type) {
+  const all = { "Content-Type": type };
+  if (at("key").value) all["X-API-Key"] = at("key").value;
+  return all;
+}
+async function refusal(response) {
+  try { return (await response.json()).detail; } catch { return "the service answered " + response.status; }
+}
+const percent = (share) => (100 * share).toFixed(1) + " %";
+const count = (n) => n.toLocaleString("en");
+const isBlank = (text) => !text.trim();
+
+// ---- opening
+async function readFile(file) {
+  if (file.size > MOST.bytes) throw new Error(`The file has over ${MOST.bytes >> 20} MB. Split it.`);
+  const bytes = await file.arrayBuffer();
+  let text;
+  try { text = new TextDecoder("utf-8", { fatal: true }).decode(bytes); } catch { text = new TextDecoder("windows-1252").decode(bytes); }
+  return readTable(text);
+}
+function failed(error) {
+  at("problem").textContent = error.message[0].toUpperCase() + error.message.slice(1);
+}
+at("task").addEventListener("change", () => { at("other-box").hidden = at("task").value !== "adjudicate"; });
+at("file").addEventListener("change", async () => {
+  at("problem").textContent = "";
+  table = null;
+  const file = at("file").files[0], column = at("column");
+  column.disabled = true;
+  column.replaceChildren(make("option", "open a file first"));
+  if (!file) return;
+  try {
+    table = await readFile(file);
+    column.replaceChildren(...table.columns.map((name) => make("option", name)));
+    column.selectedIndex = Math.max(table.columns.findIndex((name) => /narrative|text|description/i.test(name)), 0);
+    column.disabled = false;
+  } catch (error) { failed(error); }
+});
+async function codeFirst(file, column) {
+  at("start").textContent = "Coding …";
+  const asked = new URLSearchParams({ column, top_k: "5" });
+  if (at("threshold").value !== "") asked.set("threshold", at("threshold").value);
+  const response = await fetch("file?" + asked, { method: "POST", headers: headers("text/csv"), body: file });
+  if (!response.ok) throw new Error(await refusal(response));
+  const coded = readTable(await response.text());
+  if (coded.rows.length !== Number(response.headers.get("X-Rows"))) throw new Error("the answer ended early. Open the file again.");
+  return coded;
+}
+at("open").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  at("problem").textContent = "";
+  at("start").disabled = true;
+  try {
+    const file = at("file").files[0], column = at("column").value;
+    if (!file) throw new Error("No file is chosen. Choose a CSV.");
+    if (!table) table = await readFile(file);
+    if (!table.rows.length) throw new Error("The file has no rows.");
+    const response = await fetch("codes", { headers: headers("application/json") });
+    if (!response.ok) throw new Error(await refusal(response));
+    const list = await response.json();
+    const coded = fieldsOf(table.columns, table.rows).length ? table : await codeFirst(file, column);
+    const other = at("task").value === "adjudicate" && at("other").files[0] ? await readFile(at("other").files[0]) : null;
+    begin(coded, list, column, other, file.name);
+  } catch (error) { failed(error); } finally {
+    at("start").disabled = false;
+    at("start").textContent = "Open";
+  }
+});
+
+function begin(coded, list, column, other, name) {
+  const task = at("task").value, role = ROLES[task], { columns, rows } = coded;
+  const fields = fieldsOf(columns, rows), cell = reader(columns);
+  const threshold = at("threshold").value === "" ? null : Number(at("threshold").value);
+  const listed = Object.fromEntries(fields.map((field) => [field, list.fields[field] || []]));
+  const titles = Object.fromEntries(fields.map((field) => [field, new Map(listed[field].map((one) => [one.code, one.title]))]));
+  const first = rows.map((row) => Object.fromEntries(fields.map((f) => [f, cell(row, (f || "code") + "_by_hand").trim()])));
+  let second = rows.map((row) => Object.fromEntries(fields.map((f) => [f, cell(row, (f || "code") + "_by_hand_2").trim()])));
+  let otherName = rows.map((row) => cell(row, "coder_2"));
+  if (task === "adjudicate") {
+    if (other) {
+      const own = reader(other.columns);
+      if (other.rows.length !== rows.length) throw new Error(`The other file has ${count(other.rows.length)} rows, this one ${count(rows.length)}. Open two codings of one file.`);
+      rows.forEach((row, i) => {
+        if (cell(row, column) !== own(other.rows[i], column)) throw new Error(`Row ${i + 1}: the two files have different narratives. Open two codings of one file.`);
+      });
+      const by = other.columns.includes((fields[0] || "code") + "_by_hand_2") ? "_by_hand_2" : "_by_hand";
+      second = other.rows.map((row) => Object.fromEntries(fields.map((f) => [f, own(row, (f || "code") + by).trim()])));
+      otherName = other.rows.map((row) => own(row, by === "_by_hand" ? "coder" : "coder_2"));
+    }
+    if (![first, second].every((all) => all.some((one) => fields.some((f) => one[f])))) {
+      throw new Error("There are not two coders' codes (columns … _by_hand). Open the other coder's file too.");
+    }
+  }
+  const decided = rows.map((row, i) => Object.fromEntries(fields.map((f) => {
+    const earlier = cell(row, (f || "code") + role.code).trim();
+    return [f, earlier || (task === "adjudicate" && first[i][f] === second[i][f] ? first[i][f] : "")];
+  })));
+  s = {
+    task, role, columns, rows, fields, cell, column, name, list, listed, titles, first, second, otherName, decided,
+    when: rows.map((row) => cell(row, role.time)), who: rows.map((row) => cell(row, role.coder)),
+    marks: rows.map((row) => marksOf(cell, row, fields, list.sensitive, threshold)),
+    view: [], position: 0, field: 0, preview: 0, history: [], reasons: new Map(), asking: null, unsaved: false,
+  };
+  at("open").hidden = true;
+  at("work").hidden = false;
+  const digest = cell(rows[0], "bundle_digest");
+  at("notice").hidden = !digest || digest === list.bundle_digest;
+  at("notice").textContent = "The file was coded by another release than this service has: the words shown are this one's.";
+  at("order").value = "looks";
+  arrange();
+}
+
+// ---- the queue
+const isDone = (row) => s.fields.every((field) => s.decided[row][field]);
+const differs = (row) => s.fields.some((field) => s.first[row][field] !== s.second[row][field]);
+function arrange() {
+  const shown = at("shown").value;
+  s.view = orderBy(at("order").value, s.marks).filter((row) => (s.task !== "adjudicate" || differs(row))
+    && (shown === "all" || (shown === "done") === isDone(row)));
+  s.position = 0;
+  at("list").scrollTop = 0;
+  show();
+}
+at("order").addEventListener("change", arrange);
+at("shown").addEventListener("change", arrange);
+function signs(row) {
+  const marks = s.marks[row], out = [];
+  if (marks.conflict) out.push("contradiction");
+  if (marks.sensitive) out.push("sensitive");
+  if (marks.low) out.push("low score");
+  if (marks.size > 1) out.push(`${marks.size} codes in the set`);
+  if (marks.blank) out.push("no code");
+  return out;
+}
+function drawList() {
+  const list = at("list"), from = Math.max(0, Math.floor(list.scrollTop / HEIGHT) - 4);
+  const to = Math.min(s.view.length, from + Math.ceil(list.clientHeight / HEIGHT) + 8);
+  const spacer = make("div", "", "", { role: "presentation" });
+  spacer.style.height = s.view.length * HEIGHT + "px";
+  const items = [];
+  for (let place = from; place < to; place += 1) {
+    const row = s.view[place], marks = s.marks[row];
+    const item = make("div", "", "item", { role: "option", id: "item-" + place, "aria-selected": place === s.position,
+      "aria-posinset": place + 1, "aria-setsize": s.view.length });
+    item.append(make("span", `${isDone(row) ? "✓ " : ""}${row + 1} · ${s.cell(s.rows[row], s.column).slice(0, 90)}`),
+      make("span", [marks.score.toFixed(2), ...signs(row)].join(" · "), "what"));
+    item.style.top = place * HEIGHT + "px";
+    item.addEventListener("click", () => go(place));
+    items.push(item);
+  }
+  list.replaceChildren(...items, spacer);
+  if (s.position >= from && s.position < to) list.setAttribute("aria-activedescendant", "item-" + s.position);
+  else list.removeAttribute("aria-activedescendant");
+}
+at("list").addEventListener("scroll", () => s && drawList());
+at("list").addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -s.view.length, End: s.view.length }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  go(Math.min(s.view.length - 1, Math.max(0, s.position + step)));
+});
+function go(place) {
+  if (place < 0 || place >= s.view.length) return;
+  s.position = place;
+  s.preview = 0;
+  s.field = Math.max(0, s.fields.findIndex((field) => !s.decided[s.view[place]][field]));
+  show();
+}
+function reveal() {
+  const list = at("list"), top = s.position * HEIGHT;
+  if (top < list.scrollTop) list.scrollTop = top;
+  else if (top + HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + HEIGHT - list.clientHeight;
+}
+
+// ---- the case
+function candidates(row, field) {
+  const out = candidatesOf(s.cell, s.rows[row], field);
+  if (s.task === "adjudicate") {
+    const two = [[s.first[row][field], "first coder"], [s.second[row][field], "second coder"]].filter(([code]) => code);
+    return [...two.map(([code, by]) => ({ code, score: (out.find((one) => one.code === code) || { score: null }).score, by })),
+      ...out.filter((one) => !two.some(([code]) => code === one.code))].slice(0, 9);
+  }
+  return out;
+}
+function show() {
+  const box = at("case"), within = box.contains(document.activeElement);
+  reveal();
+  drawList();
+  drawBar();
+  if (!s.view.length) {
+    box.replaceChildren(make("p", s.task === "adjudicate" ? "No disagreement is left to show. Save the file." : "Nothing to show here."));
+    return;
+  }
+  const row = s.view[s.position], field = s.fields[s.field], head = make("div", "", "head");
+  head.append(make("h2", `Case ${row + 1}`), ...signs(row).map((sign) => make("span", sign, "badge")));
+  if (isDone(row)) head.append(make("span", "decided", "badge done"));
+  const parts = [head, make("p", s.cell(s.rows[row], s.column), "narrative", { id: "narrative", tabindex: "0", role: "group", "aria-label": "Narrative" })];
+  if (s.marks[row].conflict) parts.push(make("p", "Contradiction: " + s.marks[row].conflict, "notice"));
+  if (field) {
+    const tabs = make("div", "", "fields", { role: "group", "aria-label": "Fields" });
+    s.fields.forEach((name, i) => {
+      const tab = make("button", name + (s.decided[row][name] ? ` ✓ ${s.decided[row][name]}` : ""), "", { type: "button", "aria-pressed": i === s.field });
+      tab.addEventListener("click", () => { s.field = i; s.preview = 0; show(); });
+      tabs.append(tab);
+    });
+    parts.push(tabs);
+  }
+  const ranked = make("ol", "", "candidates", { "aria-label": "Candidates" }), choices = candidates(row, field);
+  const own = s.decided[row][field];
+  const listed = own && !choices.some((one) => one.code === own) ? [...choices, { code: own, score: null, by: "chosen" }] : choices;
+  listed.forEach((one, i) => {
+    const item = make("li", "", i === s.preview ? "previewed" : ""), button = make("button", "", "", { type: "button", "aria-pressed": one.code === own });
+    button.append(make("kbd", i < 9 ? String(i + 1) : ""), make("b", one.code),
+      make("span", (s.titles[field].get(one.code) || "") + (one.by ? ` (${one.by})` : ""), "title"),
+      make("span", one.score === null ? "" : percent(one.score), "score"), make("span", "", "why"));
+    button.addEventListener("click", () => decide(one.code));
+    button.addEventListener("focus", () => preview(i));
+    button.addEventListener("mousemove", () => { if (s.preview !== i) preview(i); });
+    item.append(button);
+    ranked.append(item);
+  });
+  parts.push(ranked, searchBox(field), others(row));
+  box.replaceChildren(...parts);
+  if (within) box.focus({ preventScroll: true });
+  ask(row, field, listed);
+}
+function others(row) {
+  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|conflicts|coder|coder_2|adjudicator|coded_fields|model|bundle_digest|score_temperature)$|^(group|crosswalk|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
+  const names = s.columns.filter((name) => name !== s.column && !answer.test(name)
+    && !s.fields.some((field) => field && (name === field || name.startsWith(field + "_"))));
+  const details = make("details", ""), list = make("dl", "");
+  details.hidden = !names.length;
+  for (const name of names) list.append(make("dt", name), make("dd", s.cell(s.rows[row], name)));
+  details.append(make("summary", "Other columns"), list);
+  return details;
+}
+function preview(i) {
+  s.preview = i;
+  document.querySelectorAll("ol.candidates li").forEach((item, n) => item.classList.toggle("previewed", n === i));
+  paint();
+}
+
+// ---- the words
+// What the model reads next to the narrative, as far as the file has it.
+function valuesOf(row) {
+  const names = Object.keys(s.list.columns).filter((name) => s.columns.includes(name));
+  return Object.fromEntries(names.map((name) => [name, s.cell(s.rows[row], name).slice(0, 1000)]));
+}
+async function ask(row, field, listed) {
+  const key = row + " " + field + " " + listed.map((one) => one.code).join(" "), text = s.cell(s.rows[row], s.column);
+  const codes = listed.filter((one) => s.titles[field].has(one.code)).map((one) => ({ field, code: one.code }));
+  if (s.asking) s.asking.abort();
+  s.shown = key;
+  if (s.reasons.has(key) || isBlank(text) || !codes.length || [...text].length > 20000) return paint();
+  const asking = (s.asking = new AbortController());
+  try {
+    await new Promise((resolve) => setTimeout(resolve, 120));
+    if (asking.signal.aborted) return;
+    const response = await fetch("explain", { method: "POST", headers: headers("application/json"), signal: asking.signal,
+      body: JSON.stringify({ narrative: text, codes: codes.slice(0, 9), columns: valuesOf(row) }) });
+    if (!response.ok) return;
+    if (s.reasons.size > 200) s.reasons.clear();
+    s.reasons.set(key, await response.json());
+    if (s.shown === key) paint();
+  } catch { /* a later case came first, or the service is gone: decisions go on without words */ }
+}
+function paint() {
+  const answer = s.reasons.get(s.shown), row = s.view[s.position], box = at("narrative");
+  if (!answer || !box) return;
+  const letters = [...s.cell(s.rows[row], s.column)], items = [...document.querySelectorAll("ol.candidates li")];
+  const word = (i) => letters.slice(...answer.words[i]).join("");
+  const total = (reason) => reason.encoder.map((value, i) => value + (reason.lexical[i] || 0));
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+  let drawn = false;
+  items.forEach((item, n) => {
+    const code = item.querySelector("b").textContent, reason = answer.reasons.find((one) => one.code === code);
+    if (!reason) return;
+    const sums = total(reason), best = sums.map((_, i) => i).filter((i) => /[\p{L}\p{N}]/u.test(word(i))).sort((a, b) => sums[b] - sums[a]);
+    const name = (i) => `${word(i)} ${signed(sums[i])}${reason.lexical[i] ? " (title word)" : ""}`;
+    const pro = best.filter((i) => sums[i] > 0).slice(0, 3).map(name), con = best.filter((i) => sums[i] < 0).slice(-1).map(name);
+    item.querySelector(".why").textContent = (pro.length ? "for: " + pro.join(", ") : "") + (con.length ? `${pro.length ? "; " : ""}against: ${con}` : "");
+    if (n !== s.preview) return;
+    drawn = true;
+    const most = Math.max(...sums.map(Math.abs), 1e-9), parts = [];
+    let end = 0;
+    answer.words.forEach(([from, to], i) => {
+      const level = sums[i] / most, exact = (reason.lexical[i] || 0) > 0;
+      if (level < 0.15 && !exact) return;
+      parts.push(letters.slice(end, from).join(""), make("mark", word(i), `w${level > 0.66 ? 3 : level > 0.33 ? 2 : 1}${exact ? " exact" : ""}`));
+      end = to;
+    });
+    const read = Math.max(answer.read, end);
+    parts.push(letters.slice(end, read).join(""));
+    if (read < letters.length) parts.push(make("span", letters.slice(read).join(""), "unread", { title: "The encoder did not read this." }));
+    box.replaceChildren(...parts);
+  });
+  if (!drawn) box.textContent = letters.join("");
+}
+
+// ---- search
+function searchBox(field) {
+  const box = make("div", "", "search"), label = make("label", "Search the code list ", "", { for: "search" });
+  const input = make("input", "", "", { id: "search", role: "combobox", autocomplete: "off", "aria-expanded": "false", "aria-controls": "results",
+    "aria-autocomplete": "list" });
+  const list = make("ul", "", "", { id: "results", role: "listbox", "aria-label": "Codes that match" });
+  let matches = [], chosen = 0;
+  const draw = () => {
+    list.replaceChildren(...matches.map((one, i) => {
+      const item = make("li", `${one.code} ${one.title}`, "", { role: "option", id: "match-" + i, "aria-selected": i === chosen });
+      item.addEventListener("mousedown", (event) => { event.preventDefault(); decide(one.code); });
+      return item;
+    }));
+    input.setAttribute("aria-expanded", String(matches.length > 0));
+    if (matches.length) {
+      input.setAttribute("aria-activedescendant", "match-" + chosen);
+      at("match-" + chosen).scrollIntoView({ block: "nearest" });
+    } else input.removeAttribute("aria-activedescendant");
+  };
+  input.addEventListener("input", () => { matches = searchCodes(s.listed[field], input.value); chosen = 0; draw(); });
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { input.value = ""; matches = []; draw(); at("case").focus(); }
+    else if (event.key === "Enter" && matches.length) decide(matches[chosen].code);
+    else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      chosen = Math.max(0, Math.min(matches.length - 1, chosen + (event.key === "ArrowDown" ? 1 : -1)));
+      if (matches.length) draw();
+    }
+  });
+  label.append(make("kbd", "/"));
+  box.append(label, input, list);
+  return box;
+}
+
+// ---- decisions
+function set(row, field, code, when) {
+  s.decided[row][field] = code;
+  s.when[row] = when;
+  s.who[row] = at("coder").value.trim();
+  s.unsaved = true;
+}
+function decide(code) {
+  const row = s.view[s.position], field = s.fields[s.field];
+  s.history.push({ row, field, code: s.decided[row][field], when: s.when[row], position: s.position, view: s.view });
+  set(row, field, code, new Date().toISOString().slice(0, 19) + "Z");
+  const next = s.fields.findIndex((name) => !s.decided[row][name]);
+  if (next >= 0) { s.field = next; s.preview = 0; show(); }
+  else if (s.position + 1 < s.view.length) go(s.position + 1);
+  else show();
+}
+function undo() {
+  const last = s.history.pop();
+  if (!last) return;
+  set(last.row, last.field, last.code, last.when);
+  s.view = last.view;
+  s.position = last.position;
+  s.field = s.fields.indexOf(last.field);
+  s.preview = 0;
+  show();
+}
+function drawBar() {
+  const rows = s.rows.map((_, i) => i).filter((row) => s.task !== "adjudicate" || differs(row)), done = rows.filter(isDone).length;
+  at("progress").textContent = `${s.view.length ? `Case ${count(s.position + 1)} of ${count(s.view.length)} · ` : ""}${count(done)} of ${count(rows.length)} decided`;
+  at("progress-bar").max = rows.length || 1;
+  at("progress-bar").value = done;
+  at("agreement").textContent = agreements(done === rows.length);
+}
+function agreements(complete) {
+  const sides = {
+    review: ["With the model", (i, f) => [s.decided[i][f], s.cell(s.rows[i], f || "code")]],
+    second: ["With the first coder", (i, f) => [s.decided[i][f], s.first[i][f]]],
+    adjudicate: ["Between the coders", (i, f) => [s.first[i][f], s.second[i][f]]],
+  };
+  const [words, pair] = sides[s.task];
+  if (s.task === "second" && !complete) return "Agreement is shown at the end";
+  return s.fields.map((field) => {
+    const { n, share, kappa } = agreement(s.rows.map((_, i) => pair(i, field)));
+    return n ? `${field || words}: ${percent(share)}, κ ${kappa === null ? "–" : kappa.toFixed(2)}` : "";
+  }).filter(Boolean).join(" · ");
+}
+
+// ---- saving
+function savedTable() {
+  const { role, fields } = s, more = [];
+  if (s.task === "adjudicate") {
+    for (const field of fields) more.push([(field || "code") + "_by_hand_2", (i) => s.second[i][field]]);
+    more.push(["coder_2", (i) => s.otherName[i]]);
+  }
+  for (const field of fields) more.push([(field || "code") + role.code, (i) => s.decided[i][field]]);
+  const owner = [role.coder, (i) => (fields.some((field) => s.decided[i][field]) ? s.who[i] : "")];
+  if (at("with-coder").checked) more.push(owner);
+  if (at("with-time").checked) more.push([role.time, (i) => s.when[i]]);
+  const names = new Set([...more.map(([name]) => name), role.coder, role.time]);
+  const stays = s.columns.map((name, i) => [name, i]).filter(([name]) => !names.has(name));
+  return writeTable([...stays.map(([name]) => name), ...more.map(([name]) => name)],
+    s.rows.map((row, i) => [...stays.map(([, place]) => row[place]), ...more.map(([, value]) => value(i) || "")]));
+}
+function download(text, type, name) {
+  const link = make("a", "");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+at("save").addEventListener("click", () => {
+  download(savedTable(), "text/csv", `${s.name.replace(/\.csv$/i, "")}.${s.role.file}.csv`);
+  s.unsaved = false;
+});
+at("studio").addEventListener("click", () => {
+  const cases = s.rows.map((row, i) => ({
+    row: i + 1, text: s.cell(row, s.column), score: s.marks[i].score, decided: s.decided[i],
+    predicted: Object.fromEntries(s.fields.map((field) => [field, s.cell(row, field || "code")])),
+  }));
+  download(JSON.stringify(labelStudio(cases, s.fields, s.cell(s.rows[0], "model")), null, 1), "application/json", s.name.replace(/\.csv$/i, "") + ".labelstudio.json");
+});
+addEventListener("beforeunload", (event) => { if (s && s.unsaved) event.preventDefault(); });
+
+// ---- keys
+at("help").addEventListener("click", () => at("keys").showModal());
+at("close").addEventListener("click", () => at("keys").close());
+document.addEventListener("keydown", (event) => {
+  if (!s || at("keys").open || event.ctrlKey || event.metaKey || event.altKey || !at("single").checked) return;
+  if (event.target.closest("input:not([type=checkbox]), select, textarea")) return;
+  const act = {
+    j: () => go(s.position + 1), k: () => go(s.position - 1), u: undo, "?": () => at("keys").showModal(),
+    n: () => go(s.view.findIndex((row, place) => place > s.position && !isDone(row))),
+    f: () => { s.field = (s.field + 1) % s.fields.length; s.preview = 0; show(); },
+    "/": () => at("search") && at("search").focus(),
+    "[": () => preview(Math.max(0, s.preview - 1)),
+    "]": () => preview(Math.min(document.querySelectorAll("ol.candidates li").length - 1, s.preview + 1)),
+  }[event.key];
+  const chosen = /^[1-9]$/.test(event.key) && document.querySelectorAll("ol.candidates li")[event.key - 1];
+  if (!act && !chosen) return;
+  event.preventDefault();
+  if (act) act();
+  else decide(chosen.querySelector("b").textContent);
+});

@@ -1,0 +1,159 @@
+"use strict";
+// Tables, agreement and export: functions of their arguments alone.
+const MOST = { bytes: 32 << 20, rows: 5000, columns: 200 };
+
+// A CSV's header and rows; it stops where the file is longer, wider or other than it may be.
+function readTable(text) {
+  text = text.replace(/^\uFEFF/, "");
+  const head = text.slice(0, 65536).split(/\r?\n/, 1)[0];
+  const sign = [",", ";", "\t"].sort((a, b) => head.split(b).length - head.split(a).length)[0];
+  const records = [];
+  let cells = [], at = 0, ended = true;
+  const take = (cell) => {
+    if (cells.push(cell) > MOST.columns) throw new Error(`The file has over ${MOST.columns} columns. Open a table of narratives.`);
+  };
+  const close = () => {
+    if (cells.length === 1 && cells[0] === "" && !records.length) throw new Error("The first line is empty. It must name the columns.");
+    if (records.length && cells.length === 1 && cells[0] === "" && records[0].length > 1) { cells = []; return; }
+    if (records.length && cells.length !== records[0].length) {
+      throw new Error(`Row ${records.length}: ${cells.length} fields where the header has ${records[0].length}. Correct the file.`);
+    }
+    if (records.push(cells) > MOST.rows + 1) throw new Error(`The file has over ${MOST.rows.toLocaleString("en")} rows. Split it.`);
+    cells = [];
+  };
+  while (at < text.length) {
+    ended = false;
+    let cell;
+    if (text[at] === '"') {
+      cell = "";
+      for (;;) {
+        const end = text.indexOf('"', at + 1);
+        if (end < 0) throw new Error(`Row ${records.length}: a quote has no end. Correct the file.`);
+        cell += text.slice(at + 1, end);
+        at = end + 1;
+        if (text[at] !== '"') break;
+        cell += '"';
+      }
+      if (at < text.length && text[at] !== sign && text[at] !== "\n" && text[at] !== "\r") {
+        throw new Error(`Row ${records.length}: something follows a quote. Correct the file.`);
+      }
+    } else {
+      const start = at;
+      while (at < text.length && text[at] !== sign && text[at] !== "\n" && text[at] !== "\r") at += 1;
+      cell = text.slice(start, at);
+    }
+    take(cell);
+    if (text[at] === sign) {
+      at += 1;
+      if (at === text.length) take("");
+      continue;
+    }
+    if (text[at] === "\r" && text[at + 1] === "\n") at += 1;
+    at += 1;
+    close();
+    ended = true;
+  }
+  if (!ended && cells.length) close();
+  if (!records.length) throw new Error("The file is empty.");
+  const [columns, ...rows] = records;
+  if (new Set(columns).size < columns.length) throw new Error("Two columns have the same name. Rename one.");
+  return { columns, rows };
+}
+
+// The rule of storage/tables/formulas.py: no table program may take a cell for a formula.
+function escapeFormula(text) {
+  const start = text.replace(/^[ \n]+/, "")[0];
+  const number = /^[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?$/.test(text.replace(/^[ \n]+|[ \n]+$/g, ""));
+  return start && "=+-@\t\r＝＋－＠".includes(start) && !number ? "'" + text : text;
+}
+function cellOf(text) {
+  const safe = escapeFormula(text);
+  return /[",\r\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
+}
+function writeTable(columns, rows) {
+  return [columns, ...rows].map((row) => row.map(cellOf).join(",") + "\n").join("");
+}
+
+// Share of equal pairs and Cohen's kappa; pairs with a blank side are left out.
+function agreement(pairs) {
+  const both = pairs.filter(([a, b]) => a && b), first = new Map(), second = new Map();
+  if (!both.length) return { n: 0, share: null, kappa: null };
+  let same = 0;
+  for (const [a, b] of both) {
+    same += a === b;
+    first.set(a, (first.get(a) || 0) + 1);
+    second.set(b, (second.get(b) || 0) + 1);
+  }
+  const n = both.length, share = same / n;
+  let chance = 0;
+  for (const [code, count] of first) chance += (count / n) * ((second.get(code) || 0) / n);
+  return { n, share, kappa: chance < 1 ? (share - chance) / (1 - chance) : null };
+}
+
+// What coding wrote of each field: its names, and of a row the candidates and marks.
+function fieldsOf(columns, rows) {
+  const at = columns.indexOf("coded_fields");
+  const names = at >= 0 && rows.length ? rows[0][at].trim().split(/\s+/) : [""];
+  return names.filter((name) => columns.includes(name || "code"));
+}
+function reader(columns) {
+  const place = new Map(columns.map((name, i) => [name, i]));
+  return (row, name) => (place.has(name) ? row[place.get(name)] : "");
+}
+function candidatesOf(cell, row, field) {
+  const base = field || "code", score = field ? field + "_score" : "score", out = [];
+  for (let k = 1; k <= 20; k += 1) {
+    const code = cell(row, k === 1 ? base : `${base}_${k}`), value = cell(row, k === 1 ? score : `${score}_${k}`);
+    if (code) out.push({ code, score: value === "" ? null : Number(value) });
+  }
+  for (const code of cell(row, field ? field + "_set" : "set").split(";").map((one) => one.trim())) {
+    if (code && !out.some((one) => one.code === code)) out.push({ code, score: null });
+  }
+  return out.slice(0, 9);
+}
+function marksOf(cell, row, fields, sensitive, threshold) {
+  const marks = { score: 1, size: 0, conflict: cell(row, "conflicts"), sensitive: false, low: cell(row, "needs_review") === "true", blank: false };
+  for (const field of fields) {
+    const of = field ? field + "_" : "", listed = candidatesOf(cell, row, field);
+    const score = listed.length && listed[0].score !== null ? listed[0].score : 0;
+    marks.score = Math.min(marks.score, score);
+    marks.size = Math.max(marks.size, Number(cell(row, of + "set_size")) || 0);
+    marks.blank ||= !listed.length;
+    marks.low ||= threshold !== null && score < threshold;
+    marks.sensitive ||= listed.some((one) => (sensitive[field] || []).includes(one.code));
+  }
+  return marks;
+}
+const ORDERS = {
+  looks: (m) => [-(m.conflict !== "") - m.sensitive - m.low - (m.size > 1), m.score],
+  score: (m) => [-m.low, m.score],
+  size: (m) => [-m.size, m.score],
+  conflict: (m) => [-(m.conflict !== ""), m.score],
+  sensitive: (m) => [-m.sensitive, m.score],
+  file: () => [0, 0],
+};
+function orderBy(name, marks) {
+  const keys = marks.map(ORDERS[name]);
+  return marks.map((_, i) => i).sort((a, b) => keys[a][0] - keys[b][0] || keys[a][1] - keys[b][1] || a - b);
+}
+
+// Label Studio's tasks: the model's answers are predictions, decisions are annotations.
+function labelStudio(cases, fields, model) {
+  const result = (codes) => fields.filter((field) => codes[field]).map((field) => ({
+    from_name: field || "code", to_name: "text", type: "choices", value: { choices: [codes[field]] },
+  }));
+  return cases.map((one) => {
+    const task = { data: { text: one.text, row: one.row }, predictions: [{ model_version: model, score: one.score, result: result(one.predicted) }] };
+    if (fields.some((field) => one.decided[field])) task.annotations = [{ result: result(one.decided) }];
+    return task;
+  });
+}
+
+// Codes whose code or title has every word; those that begin with it come first.
+function searchCodes(listed, query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) return [];
+  const rank = (one) => (one.code.toLowerCase().startsWith(words[0]) ? 0 : one.title.toLowerCase().startsWith(words[0]) ? 1 : 2);
+  return listed.filter((one) => words.every((word) => `${one.code} ${one.title}`.toLowerCase().includes(word)))
+    .sort((a, b) => rank(a) - rank(b)).slice(0, 20);
+}

@@ -1,0 +1,336 @@
+"""Lists the files that may leave and checks each of them from its first byte to its last."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storage import strict_yaml
+from storage.artifacts import file_digest
+from storage.bundle import folder as bundle
+from storage.bundle.folder import UnsoundBundle
+from storage.egress.documents import check_schema, strict_json
+from storage.egress.tensors import read_shapes
+from storage.tables.formulas import unquote
+
+_MB = 1 << 20
+_PICKLES = {
+    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    "a ZIP archive, as pickled models are": (b"PK\x03\x04",),
+    "gzip": (b"\x1f\x8b",),
+}
+ENCODER = "0_Transformer/"
+"""Folder of a mean-pooled model's encoder; in older bundles it is at the top."""
+LABELS = "labels.json"
+"""Codes in the order of the scores, next to an encoder that names none; of several fields, their names."""
+LEXICON = "lexicon.json"
+GRAPH = "model.onnx"
+"""Vocabulary that a model reads next to its encoder, where it reads one."""
+CODELIST_COLUMNS = ("code", "title", "classification", "version")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describes how a file is read and its maximum size."""
+
+    read: Callable[[str, Path], Any]
+    max_bytes: int
+
+
+def _json(schema: str, max_bytes: int = _MB) -> Kind:
+    def read(name: str, path: Path) -> Any:
+        value = strict_json(name, path.read_bytes())
+        check_schema(name, value, schema)
+        return value
+
+    return Kind(read, max_bytes)
+
+
+def _text(name: str, path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise UnsoundBundle(name, "is not UTF-8 text") from None
+    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
+        raise UnsoundBundle(name, "contains control characters, so it is not text")
+    return text
+
+
+def _card(name: str, path: Path) -> str:
+    text = _text(name, path)
+    match = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    if match is None:
+        raise UnsoundBundle(name, "lacks metadata at its start")
+    try:
+        metadata = strict_yaml.load(match[1])
+    except yaml.YAMLError:
+        raise UnsoundBundle(name, "its metadata are not YAML") from None
+    check_schema(name, metadata, "card")
+    return text
+
+
+def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
+    rows = [tuple(row) for row in csv.reader(io.StringIO(_text(name, path), newline=""))]
+    if not rows or rows[0] != CODELIST_COLUMNS:
+        raise UnsoundBundle(name, f"has other columns than {', '.join(CODELIST_COLUMNS)}")
+    if any(len(row) != len(CODELIST_COLUMNS) for row in rows):
+        raise UnsoundBundle(name, "a row has more or fewer fields than its header")
+    return [tuple(map(unquote, row)) for row in rows[1:]]
+
+
+def _golden(name: str, path: Path) -> list[dict[str, Any]]:
+    answers = [strict_json(name, line.encode()) for line in _text(name, path).rstrip("\n").split("\n")]
+    for answer in answers:
+        check_schema(name, answer, "golden")
+    return answers
+
+
+def _signature(name: str, path: Path) -> Any:
+    value = strict_json(name, path.read_bytes())
+    if not isinstance(value, dict):
+        raise UnsoundBundle(name, "is not a signature")
+    return value
+
+
+FILES: dict[str, Kind] = {
+    "config.json": _json("config", 16 * _MB),
+    "model.safetensors": Kind(read_shapes, 8 << 30),
+    "tokenizer.json": _json("tokenizer", 64 * _MB),
+    "tokenizer_config.json": _json("tokenizer_config"),
+    LABELS: _json("labels", 16 * _MB),
+    LEXICON: _json("lexicon", 16 * _MB),
+    GRAPH: Kind(lambda _, path: file_digest(path), 16 * _MB),
+    f"{ENCODER}config.json": _json("encoder_config"),
+    f"{ENCODER}model.safetensors": Kind(read_shapes, 8 << 30),
+    f"{ENCODER}tokenizer.json": _json("tokenizer", 64 * _MB),
+    f"{ENCODER}tokenizer_config.json": _json("tokenizer_config"),
+    f"{ENCODER}sentence_bert_config.json": _json("sentence_bert_config"),
+    "modules.json": _json("modules"),
+    "config_sentence_transformers.json": _json("config_sentence_transformers"),
+    "sentence_bert_config.json": _json("sentence_bert_config"),
+    "1_Pooling/config.json": _json("pooling"),
+    "2_Dense/config.json": _json("dense"),
+    "2_Dense/model.safetensors": Kind(read_shapes, 1 << 30),
+    bundle.STATEMENT: _json("privacy_statement"),
+    bundle.PAGE: Kind(_text, _MB),
+    bundle.CARD: Kind(_card, _MB),
+    bundle.CODELIST: Kind(_codelist, 16 * _MB),
+    bundle.THRESHOLDS: _json("thresholds"),
+    bundle.GOLDEN: Kind(_golden, 4 * _MB),
+    bundle.MATERIALS: _json("bom"),
+    bundle.LICENCE: Kind(_text, _MB),
+    bundle.RECORD: _json("registry_record"),
+    bundle.ANSWERS: Kind(_text, _MB),
+    bundle.PROOF: _json("ledger_proof"),
+    bundle.SIGNATURE: Kind(_signature, _MB),
+}
+"""Every file that a bundle of one field may hold."""
+
+PER_FIELD = frozenset(
+    {LABELS, "2_Dense/config.json", "2_Dense/model.safetensors", bundle.CODELIST, bundle.THRESHOLDS, bundle.GOLDEN}
+)
+"""Files that exist once per field, in a folder of the field's name."""
+_FIELD = re.compile(r"([a-z][a-z0-9_]{0,30})/(.+)")
+
+
+def file_kind(name: str) -> Kind | None:
+    """Returns how a file of this name is read; None where no bundle may contain it, whatever its fields."""
+    within = _FIELD.fullmatch(name)
+    if within is None:
+        return FILES.get(name)
+    return FILES[within[2]] if within[2] in PER_FIELD else None
+
+
+def allowed_files(fields: Sequence[str]) -> frozenset[str]:
+    """Returns every file that a bundle of these fields may contain; without names, a bundle of one field."""
+    if not fields:
+        return frozenset(FILES)
+    per_field = {f"{name}/{file}" for name in fields for file in PER_FIELD}
+    return (frozenset(FILES) - (PER_FIELD - {LABELS})) | per_field
+
+
+def allowed_content(fields: Sequence[str]) -> frozenset[str]:
+    """Returns the same without the files that follow the ledger's commit."""
+    return allowed_files(fields) - bundle.SEAL
+
+
+def read_fields(folder: Path) -> tuple[str, ...]:
+    """Returns the fields that a bundle's labels name; none where it has one field.
+
+    Raises:
+        UnsoundBundle: the labels are damaged or too large.
+    """
+    path = folder / LABELS
+    if not path.is_file() or path.is_symlink():
+        return ()
+    if path.stat().st_size > FILES[LABELS].max_bytes:
+        raise UnsoundBundle(LABELS, f"is larger than {FILES[LABELS].max_bytes >> 20} MB")
+    try:
+        return tuple(FILES[LABELS].read(LABELS, path).get("fields", ()))
+    except RecursionError:
+        raise UnsoundBundle(LABELS, "is nested too deeply") from None
+
+
+def field_folders(contents: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the folder of each field's files by its name; "" for a single field, at the top."""
+    names = contents[LABELS].get("fields") if LABELS in contents else None
+    return {"": ""} if names is None else {name: f"{name}/" for name in names}
+
+
+TOKENIZER = frozenset(
+    f"{place}{name}" for place in ("", ENCODER) for name in ("tokenizer.json", "tokenizer_config.json")
+)
+"""Files that come from the public encoder."""
+CONTENT = frozenset(FILES) - bundle.SEAL
+"""Files of a bundle of one field before the ledger's row is committed."""
+
+_ALWAYS = frozenset(
+    {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
+)
+_AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+_DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
+_LAYERS = frozenset({"modules.json", "1_Pooling/config.json"}) | _DENSE
+_BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _LAYERS
+
+
+def encoder_place(names: Iterable[str]) -> str:
+    """Returns the folder of the encoder's configuration, weights and tokenizer; "" for the top."""
+    return ENCODER if any(name == LABELS or name.startswith(ENCODER) for name in names) else ""
+
+
+def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[str]:
+    """Returns the files that a model of this layout needs.
+
+    Args:
+        fields: names of the coded fields; none where there is one.
+
+    Raises:
+        UnsoundBundle: files of two layouts lie together, of which a library may read the other one.
+    """
+    present = frozenset(names)
+    if not encoder_place(present):
+        return _AT_THE_TOP | (_LAYERS if _LAYERS & present else frozenset())
+    for name in sorted(present & (_AT_THE_TOP | {"sentence_bert_config.json"})):
+        raise UnsoundBundle(name, f"conflicts with another model, in {ENCODER}")
+    per_field = {f"{name}/{file}" for name in fields for file in _DENSE | {LABELS}}
+    return (_BELOW - _DENSE) | per_field if fields else _BELOW
+
+
+def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
+    """Lists the files of a bundle by name, by their status alone: nothing is opened but the labels.
+
+    Raises:
+        UnsoundBundle: names the first file that is not a regular one of an allowed name and size.
+    """
+    bundle.check_allowed(folder, allowed)
+    present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for name, path in present.items():
+        kind = file_kind(name)
+        if kind is None:
+            raise UnsoundBundle(name, "is not on the list of files that may leave")
+        if path.stat().st_size > kind.max_bytes:
+            raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
+    return present
+
+
+def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
+    """Reads every file of a bundle as its kind; returns the contents by name.
+
+    Raises:
+        UnsoundBundle: names the first file that is not allowed, missing, too large or not what it has to be.
+    """
+    present, fields = list_files(folder, allowed=allowed), read_fields(folder)
+    each = _ALWAYS & PER_FIELD
+    always = (_ALWAYS - each) | {f"{name}/{file}" for name in fields for file in each} if fields else _ALWAYS
+    for name in sorted((always | model_files(present, fields)) - set(present)):
+        raise UnsoundBundle(name, "is missing")
+    contents: dict[str, Any] = {}
+    for name, path in present.items():
+        with path.open("rb") as file:
+            start = file.read(8)
+        for kind, marks in _PICKLES.items():
+            if start.startswith(marks):
+                raise UnsoundBundle(name, f"begins like {kind}")
+        try:
+            contents[name] = FILES[name if name in FILES else name.partition("/")[2]].read(name, path)
+        except RecursionError:
+            raise UnsoundBundle(name, "is nested too deeply") from None
+    return contents
+
+
+def check_codes(contents: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Returns each field's codes in the order of the scores, by its name ("" for a single field).
+
+    Model and code list have to name the same codes.
+
+    Raises:
+        UnsoundBundle: they differ, or the statement is of other fields.
+    """
+    spaces: dict[str, tuple[str, ...]] = {}
+    for field, place in field_folders(contents).items():
+        labels = contents.get(f"{place}{LABELS}")
+        if labels is not None and "codes" not in labels:
+            raise UnsoundBundle(f"{place}{LABELS}", "lists no codes")
+        codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
+        if codes != tuple(row[0] for row in contents[f"{place}{bundle.CODELIST}"]):
+            raise UnsoundBundle(f"{place}{bundle.CODELIST}", "lists other codes than the model, or in another order")
+        for answer in contents[f"{place}{bundle.GOLDEN}"]:
+            if not set(answer["codes"]) <= set(codes):
+                raise UnsoundBundle(
+                    f"{place}{bundle.GOLDEN}", f"narrative {answer['id']} has a code that is not on the list"
+                )
+        thresholds = contents.get(f"{place}{bundle.THRESHOLDS}")
+        # guard: thresholds are of the field that they say
+        if thresholds is not None and thresholds.get("field", "") != field:
+            raise UnsoundBundle(f"{place}{bundle.THRESHOLDS}", "is of another field")
+        spaces[field] = codes
+    # guard: a bundle is of the fields that its statement names
+    if contents[bundle.STATEMENT].get("fields", [""]) != list(spaces):
+        raise UnsoundBundle(bundle.STATEMENT, "is of other fields than the model codes")
+    return spaces
+
+
+def _configured(config: dict[str, Any]) -> tuple[str, ...]:
+    labels, places = config["id2label"], config["label2id"]
+    codes = tuple(labels.get(str(at), "") for at in range(len(labels)))
+    if "" in codes or places != {code: at for at, code in enumerate(codes)}:
+        raise UnsoundBundle("config.json", "id2label and label2id do not name the same codes")
+    return codes
+
+
+def check_layers(contents: dict[str, Any]) -> None:
+    """Checks that the layers above the encoder match their tensors' shapes and the number of codes.
+
+    Raises:
+        UnsoundBundle: they differ.
+    """
+    lexicon = contents.get(LEXICON)
+    if "modules.json" not in contents:
+        if lexicon is not None:
+            raise UnsoundBundle(LEXICON, "belongs to no layer of this model")
+        return
+    width, places = contents["1_Pooling/config.json"]["embedding_dimension"], field_folders(contents)
+    first = {module["path"] for module in contents["modules.json"] if module["idx"] == 0}
+    if first != {encoder_place(contents).rstrip("/")}:
+        raise UnsoundBundle("modules.json", "does not begin at the encoder")
+    if (len(contents["modules.json"]) == 3) != ("" in places and lexicon is None):
+        raise UnsoundBundle("modules.json", "has other layers than its fields and its lexicon need")
+    if lexicon is not None:
+        words = lexicon["columns"] - sum(len(one["values"]) + 1 for one in lexicon.get("value_columns", ()))
+        if words != {"titles": len(lexicon["vocabulary"]), "none": 0}.get(lexicon["kind"], max(words, 1)):
+            raise UnsoundBundle(LEXICON, "has another number of stems and values than columns")
+        width += lexicon["columns"]
+    for place in places.values():
+        dense, codes = f"{place}2_Dense/", len(contents[f"{place}{bundle.CODELIST}"])
+        config = contents[f"{dense}config.json"]
+        if (config["in_features"], config["out_features"]) != (width, codes):
+            raise UnsoundBundle(f"{dense}config.json", "does not map the encoder's features to the codes")
+        if contents[f"{dense}model.safetensors"] != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
+            raise UnsoundBundle(f"{dense}model.safetensors", "contains other tensors than its configuration declares")

@@ -1,0 +1,79 @@
+"""Recognises public code lists and encoders, whose words owe nothing to any record.
+
+A title is public because its list was published, not because somebody calls it so: a narrative can be put into a
+column of titles. A list is recognised by the digests of its entries, in `lists/`, where `scripts/published_list.py`
+adds lists and a change is reviewed; an encoder by the digest of its files, in `encoders.txt`. The entries of any other
+list are texts that the plan lists and somebody signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from storage.artifacts import digest
+from storage.codelist import Code
+
+LISTS = Path(__file__).with_name("lists")
+"""One file per list, named after it: the digest of each code and title, one per line, in the list's order."""
+
+
+def entry_digest(entry: Code) -> str:
+    """Returns the first 128 bits of SHA-256 of a code and its title, in hexadecimal."""
+    return digest([entry.code, entry.title])[:32]
+
+
+def published_name(codes: Sequence[Code]) -> str | None:
+    """Returns the name of the published list with all these entries in this order; None without such a list.
+
+    They may be a part of it: `label_space: observed` uses the codes that records have. The statement then lists the
+    choice among what is not protected.
+    """
+    digests = [entry_digest(entry) for entry in codes]
+    for name, places in _places().items():
+        at = [places.get(one, -1) for one in digests]
+        # guard: entries of a published list are in its order
+        # guard: titles are public by the published list
+        if -1 not in at and all(before < after for before, after in pairwise(at)):
+            return name
+    return None
+
+
+def reviewed_encoder(sha256: str) -> str | None:
+    """Returns the name of the reviewed encoder whose files have this digest; None without one."""
+    lines = Path(__file__).with_name("encoders.txt").read_text(encoding="ascii").splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#")).get(sha256)
+
+
+def advice(codes: Sequence[Code]) -> str:
+    """Advises on a list that is not published. It names entries by their number, since a title may be anything."""
+    nearly = _nearly(codes)
+    if nearly is None:
+        return f"If it is published, register it ({_SCRIPT})"
+    name, strange = nearly
+    if not strange:
+        return f"It has the entries of {name} in another order. Restore the published order"
+    shown = f"entr{'y' if len(strange) == 1 else 'ies'} {', '.join(map(str, strange[:_SHOWN]))}"
+    shown += f" and {len(strange) - _SHOWN} more" if strange[_SHOWN:] else ""
+    return f"It has the entries of {name} except {shown}. Restore the published code and title there"
+
+
+_SCRIPT = '`python scripts/published_list.py LIST.csv "NAME, VERSION"`, for review'
+_SHOWN = 8
+
+
+def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
+    """Returns the published list that has most of these entries, and the numbers, from 1 on, of the others."""
+    digests = [entry_digest(entry) for entry in codes]
+    absent = {name: [n for n, one in enumerate(digests, 1) if one not in places] for name, places in _places().items()}
+    name = min(absent, key=lambda one: len(absent[one]), default=None)
+    return None if name is None or 2 * len(absent[name]) >= len(codes) else (name, absent[name])
+
+
+@cache
+def _places() -> Mapping[str, Mapping[str, int]]:
+    """Returns each list's entries with their places, by the list's name."""
+    files = sorted(LISTS.glob("*.txt"))
+    return {file.stem: {line: at for at, line in enumerate(file.read_text(encoding="ascii").split())} for file in files}

@@ -1,0 +1,327 @@
+"""Surveys each row without its text: code, cohort, unit, and whether it can be used.
+
+It takes some 20 to 40 bytes per row, so that any sample can be drawn before a single narrative is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
+from storage.errors import InputError
+from storage.ingest.config import Cohort, IngestConfig
+from storage.ingest.identity import Digests, digests
+from storage.ingest.record_content import Content, Faults, blank, trim
+from storage.tables.source import Source
+
+USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
+REASONS = {
+    NO_CODE: "no_code",
+    UNKNOWN_CODE: "code_not_on_list",
+    NO_UNIT: "no_unit",
+    OTHER_COHORT: "cohort_not_declared",
+}
+ALL = "all"
+"""The cohort of a source without dates."""
+
+_YEARS = range(1900, 2101)
+_ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
+_US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FieldSurvey:
+    """Holds the codes of one field, one entry per row of the source."""
+
+    name: str
+    """Empty where there is one field."""
+    column: str
+    codes: NDArray[np.int32]
+    """Index into `code_names`, -1 where there is none."""
+    code_names: list[str]
+    blank: int
+    """Rows whose cell is empty."""
+    unknown: Counter[str]
+    """Rows by code that the field's list lacks."""
+    respelt: int
+    """Cells whose code was written otherwise, such as 111.0."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Holds one entry per row of the source."""
+
+    state: NDArray[np.int8]
+    fields: tuple[FieldSurvey, ...]
+    """One; of several fields, each."""
+    cohorts: NDArray[np.int32]
+    """Index into `cohort_names`, -1 without a date."""
+    units: NDArray[np.uint64] | None
+    late: NDArray[np.bool_] | None
+    """Rows dated on or after the day of the split; None without such a day."""
+    identities: Digests | None
+    """Identities of the records, where their use follows from them."""
+    unit_identities: Digests | None
+    """Identities of the records' units, where all records of a unit go to the same split."""
+    cohort_names: list[str]
+    missing: str
+    """Reason for records without content."""
+
+    @property
+    def codes(self) -> NDArray[np.int32]:
+        """Returns the codes of a single field, or of the first."""
+        return self.fields[0].codes
+
+    def dropped(self) -> dict[str, int]:
+        """Returns the dropped rows by reason, reasons without rows left out."""
+        counts = Counter(self.state.tolist())
+        reasons = REASONS | {NO_CONTENT: self.missing}
+        return {name: counts[state] for state, name in reasons.items() if counts[state]}
+
+
+class Surveyor:
+    """Takes the batches of a source in order; `finish` refuses them or returns the survey."""
+
+    def __init__(
+        self, source: Source, config: IngestConfig, codelists: Mapping[str, Sequence[Code] | None], content: Content
+    ) -> None:
+        self._source, self._config, self._content = source, config, content
+        self._fields = [_Field(source, name, column, codelists[name]) for name, column in config.label_columns.items()]
+        self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
+        self.rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Surveys the rows of a batch."""
+        config, n = self._config, batch.num_rows
+        state = np.full(n, USABLE, dtype=np.int8)
+        rows = np.arange(self.rows, self.rows + n)
+        self.rows += n
+        # The last reason written is the one that counts, so the gravest comes last.
+        if config.unit_column is not None:
+            units = trim(batch, config.unit_column)
+            state[blank(units)] = NO_UNIT
+            self._parts["units"].append(_hashes(units))
+        lacking = self._content.lacking(batch, int(rows[0]))
+        self._no_content.add(rows[lacking])
+        state[lacking] = NO_CONTENT
+        reasons = [field.take(trim(batch, field.column)) for field in self._fields]
+        # A record that lacks some of its codes stays for those that it has.
+        none = np.logical_and.reduce([reason != USABLE for reason in reasons])
+        state[none] = np.maximum.reduce(reasons)[none]
+        cohorts = np.zeros(n, dtype=np.int32)
+        if config.dates_from is not None:
+            cohorts, late, outside = self._dates(trim(batch, config.dates_from))
+            self._bad_dates.add(rows[(cohorts < 0) & (state == USABLE)])
+            outside &= state == USABLE
+            self._outside.add(rows[outside])
+            state[outside] = OTHER_COHORT
+            self._parts["late"].append(late)
+        if config.id_column is not None:
+            ids = trim(batch, config.id_column)
+            self._no_id.add(rows[blank(ids)])
+            # Two keys make 128 bits, at which two ids of a billion rows meet with a probability below 1e-20.
+            self._parts["ids"].append(np.stack([_hashes(ids), _hashes(ids, key="fedcba9876543210")], axis=1))
+        if config.sampling == "per-record":
+            named = [batch.column(name) for name in sorted(batch.schema.names)]
+            identity_columns = named if config.id_column is None else [trim(batch, config.id_column)]
+            self._parts["identities"].append(digests(identity_columns))
+            if config.unit_column is not None and config.split_by_unit:
+                self._parts["unit_identities"].append(digests([trim(batch, config.unit_column)]))
+        for name, values in (("state", state), ("cohorts", cohorts)):
+            self._parts[name].append(values)
+
+    def finish(self) -> Survey:
+        """Returns the survey of all rows.
+
+        Raises:
+            InputError: no records, codes not on the list, records without text, bad dates or ids, one code only.
+        """
+        source, config = self._source, self._config
+        if self.rows == 0:
+            raise InputError(f"{source.label} has a header and no records. Give a file of records")
+        self._content.check()
+        state, cohorts = (np.concatenate(self._parts[name]) for name in ("state", "cohorts"))
+        column = f"{source.label}, column"
+        for field in self._fields:
+            if field.unknown and config.unknown_codes == "refuse":
+                listed = f"its code list (data.ingest.fields.{field.name}.codelist)" if field.name else "the code list"
+                raise InputError(
+                    f"{field.label}: {field.unknown.total()} of {self.rows} records have a code that "
+                    f"{listed} lacks ({describe_shape(field.unknown)}). Give the right list or column, or set "
+                    "data.ingest.unknown_codes=drop"
+                )
+        if self._no_content.count and config.empty_text == "refuse":
+            what = "text" if config.kind == "text" else "a value in every column"
+            raise InputError(
+                f"{source.label}: {self._no_content.count} records without {what} ({self._no_content}). Fill "
+                "them in, or set data.ingest.empty_text=drop"
+            )
+        if self._bad_dates.count:
+            raise InputError(
+                f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
+                f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}). Correct them, set "
+                "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
+                f"{' and no data.ingest.train_before' if config.train_before else ''}"
+            )
+        if self._outside.count and config.outside_cohorts == "refuse":
+            raise InputError(
+                f"{column} {config.date_column!r}: {self._outside.count} records are of a {config.cohort} that "
+                f"data.ingest.cohorts does not declare ({self._outside}). Correct their dates, declare it, or set "
+                "data.ingest.outside_cohorts=drop"
+            )
+        if self._no_id.count:
+            raise InputError(
+                f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id}). Fill them in"
+            )
+        self._check_ids()
+        survey = self._survey(state, cohorts)
+        if not (state == USABLE).any():
+            reasons = ", ".join(f"{name} {count}" for name, count in survey.dropped().items())
+            raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons}). Check the columns")
+        for field, surveyed in zip(self._fields, survey.fields, strict=True):
+            usable = surveyed.codes[(state == USABLE) & (surveyed.codes >= 0)]
+            if len(usable) == 0:
+                raise InputError(
+                    f"{field.label}: no usable record has a code. Check the column, or leave the field out"
+                )
+            if (usable == usable[0]).all():
+                raise InputError(
+                    f"{field.label}: all {len(usable)} usable records have the same code. Give records with two or more"
+                )
+        return survey
+
+    def _survey(self, state: NDArray[np.int8], cohorts: NDArray[np.int32]) -> Survey:
+        return Survey(
+            state=state,
+            fields=tuple(field.survey() for field in self._fields),
+            cohorts=cohorts,
+            units=self._all("units"),
+            late=self._all("late") if self._config.train_before is not None else None,
+            identities=self._all("identities"),
+            unit_identities=self._all("unit_identities"),
+            cohort_names=list(self._cohort_at),
+            missing=self._content.missing,
+        )
+
+    def _all(self, name: str) -> NDArray[Any] | None:
+        return np.concatenate(self._parts[name]) if self._parts[name] else None
+
+    def _dates(self, column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns for each row the cohort's index (-1: no date), if it is after the split's day, and if undeclared."""
+        config, encoded = self._config, column.dictionary_encode()
+        indices = np.full(len(encoded.dictionary), -1, dtype=np.int32)
+        late, outside = np.zeros((2, len(indices)), dtype=np.bool_)
+        for at, cell in enumerate(encoded.dictionary.to_pylist()):
+            day = _day(cell, config.date_format)
+            if day is None:
+                continue
+            cohort = _cohort(day, config.cohort) if config.dated_cohorts else ALL
+            indices[at] = self._cohort_at.setdefault(cohort, len(self._cohort_at))
+            late[at] = config.train_before is not None and day >= config.train_before
+            outside[at] = config.cohorts is not None and cohort not in config.cohorts
+        rows = np.asarray(encoded.indices)
+        return indices[rows], late[rows], outside[rows]
+
+    def _check_ids(self) -> None:
+        hashes = self._all("ids")
+        if hashes is None:
+            return
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
+        if len(same) == 0:
+            return
+        doubled = Faults()
+        doubled.add(np.unique(np.r_[order[same], order[same + 1]]))
+        raise InputError(
+            f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
+            f"another ({doubled}); an id must name one record"
+        )
+
+
+class _Field:
+    """Collects the codes of one field, batch by batch."""
+
+    def __init__(self, source: Source, name: str, column: str, codelist: Sequence[Code] | None) -> None:
+        self.name, self.column = name, column
+        self.label = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
+        self.code_at = {code.code: at for at, code in enumerate(codelist or ())}
+        self.unknown: Counter[str] = Counter()
+        self._fixed = codelist is not None
+        self._respelt = self._blank = 0
+        self._parts: list[NDArray[np.int32]] = []
+
+    def take(self, column: pa.Array) -> NDArray[np.int8]:
+        """Collects a batch's codes; returns for each row `USABLE`, `NO_CODE` or `UNKNOWN_CODE`."""
+        encoded = column.dictionary_encode()
+        raw = encoded.dictionary.to_pylist()
+        indices = np.asarray(encoded.indices)
+        counts = np.bincount(indices, minlength=len(raw))
+        codes = np.full(len(raw), -1, dtype=np.int32)
+        reason = np.full(len(raw), USABLE, dtype=np.int8)
+        for at, cell in enumerate(raw):
+            if not cell:
+                reason[at] = NO_CODE
+                self._blank += int(counts[at])
+                continue
+            code = normalise_code(cell, self.code_at if self._fixed else ())
+            self._respelt += int(counts[at]) * (code != cell)
+            if self._fixed and code not in self.code_at:
+                reason[at] = UNKNOWN_CODE
+                self.unknown[code] += int(counts[at])
+                continue
+            if len(code) > MAX_CODE:
+                raise InputError(f"{self.label} has values of over {MAX_CODE} characters. Give the column of codes")
+            codes[at] = self.code_at.setdefault(code, len(self.code_at))
+        self._parts.append(codes[indices])
+        return reason[indices]
+
+    def survey(self) -> FieldSurvey:
+        """Returns the codes of all batches."""
+        return FieldSurvey(
+            name=self.name,
+            column=self.column,
+            codes=np.concatenate(self._parts),
+            code_names=list(self.code_at),
+            blank=self._blank,
+            unknown=self.unknown,
+            respelt=self._respelt,
+        )
+
+
+def _hashes(column: pa.Array, key: str = "0123456789abcdef") -> NDArray[np.uint64]:
+    cells = column.to_numpy(zero_copy_only=False).astype(object)
+    import pandas as pd
+
+    return pd.util.hash_array(cells, hash_key=key, categorize=False)
+
+
+def _day(cell: str, date_format: str | None) -> date | None:
+    try:
+        if date_format is not None:
+            day = datetime.strptime(cell, date_format).date()
+        elif match := _ISO.fullmatch(cell):
+            day = date(int(match[1]), int(match[2]), int(match[3]))
+        elif match := _US.fullmatch(cell):
+            day = date(int(match[3]), int(match[1]), int(match[2]))
+        else:
+            return None
+    except ValueError:
+        return None
+    return day if day.year in _YEARS else None
+
+
+def _cohort(day: date, cohort: Cohort) -> str:
+    if cohort == "month":
+        return f"{day.year}-{day.month:02}"
+    return f"{day.year}-Q{(day.month + 2) // 3}" if cohort == "quarter" else str(day.year)

@@ -1,0 +1,81 @@
+"""Reads the ledger's SQL, and compares the database's triggers and procedures with it, to the letter.
+
+A trigger of the right name that does nothing protects nothing. `sql/DIALECT/` has the tables (`schema.sql`), what keeps
+them append-only (`triggers.sql`) and, for PostgreSQL, the procedures by which the pipeline's role writes
+(`writer.sql`). A text that a migration of a released version used is never edited; a newer migration replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+
+def statements(dialect: str, *names: str) -> list[str]:
+    """Return the statements of SQL files, which a blank line ends each, without comments before them."""
+    texts = [(files("storage.ledger") / "sql" / dialect / f"{name}.sql").read_text("utf-8") for name in names]
+    parts = [re.sub(r"\A(--.*\n?)+", "", part).strip() for text in texts for part in text.split("\n\n")]
+    return [part.removesuffix(";") for part in parts if part]
+
+
+def create(connection: Connection, *names: str) -> None:
+    """Run SQL files of this database's dialect."""
+    for statement in statements(connection.dialect.name, *names):
+        connection.execute(sa.text(statement.replace(":", "\\:")))
+
+
+def changed(connection: Connection) -> list[str]:
+    """Return the names of triggers and functions that are gone, differ from the SQL files, or were added."""
+    sqlite = connection.dialect.name == "sqlite"
+    expected = _expected_sqlite() if sqlite else _expected_postgresql()
+    query = sa.text(_SELECT_SQLITE if sqlite else _SELECT_POSTGRESQL)
+    present = {name: _plain(definition) for name, definition in connection.execute(query)}
+    # guard: hollow triggers are told
+    return sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
+
+
+def _plain(definition: str) -> str:
+    return " ".join(definition.split())
+
+
+def _expected_sqlite() -> dict[str, str]:
+    return {text.split()[2]: _plain(text) for text in statements("sqlite", "triggers")}
+
+
+def _expected_postgresql() -> dict[str, str]:
+    expected: dict[str, str] = {}
+    for text in statements("postgresql", "triggers", "writer"):
+        function = re.match(r"CREATE FUNCTION (\w+).*?\$\$(.*)\$\$", text, re.DOTALL)
+        if function is not None:
+            definer = "definer" if "SECURITY DEFINER" in text else "invoker"
+            expected[f"function {function[1]}"] = f"{definer} {_plain(function[2])}"
+        elif text.startswith("CREATE TRIGGER"):
+            expected[f"trigger {text.split()[2]}"] = f"{_plain(text)} O"
+    return expected
+
+
+_SELECT_SQLITE = (
+    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'spend', 'record_set')"
+)
+_SELECT_POSTGRESQL = """
+SELECT 'trigger ' || tgname, pg_get_triggerdef(oid, true) || ' ' || tgenabled::text FROM pg_trigger
+  WHERE NOT tgisinternal AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
+UNION ALL
+SELECT 'rule ' || rulename, pg_get_ruledef(oid) FROM pg_rewrite
+  WHERE ev_class IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
+UNION ALL
+SELECT 'row security of ' || relname, 'on' FROM pg_class
+  WHERE oid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass) AND relrowsecurity
+UNION ALL
+SELECT 'function ' || proname,
+  CASE WHEN prosecdef THEN 'definer ' ELSE 'invoker ' END || prosrc
+    || CASE WHEN prosecdef AND coalesce(array_to_string(proconfig, ' '), '') !~ '^search_path=.*, pg_temp$'
+         THEN ' (open path)' ELSE '' END
+    || CASE WHEN proowner <> (SELECT relowner FROM pg_class WHERE oid = 'ledger_row'::regclass)
+         THEN ' (of another role)' ELSE '' END
+  FROM pg_proc WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ledger_row'::regclass)
+    AND (proname LIKE 'ledger\\_%' OR proname = 'spend_append')
+"""

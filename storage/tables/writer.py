@@ -1,0 +1,115 @@
+"""Writes rows as CSV that no table program runs, as JSON Lines and as Parquet."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import InputError
+from storage.tables.formulas import escape_formula
+from storage.tables.reader import ABSENT, Row
+from storage.tables.source import JSON_LINES, Kind
+
+_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
+
+
+class Writer(Protocol):
+    """Takes rows until it is closed."""
+
+    def __call__(self, rows: Sequence[Row], /) -> object:
+        """Writes rows, in order."""
+        ...
+
+
+def output_kind(path: Path) -> Kind:
+    """Returns the format that a file's name implies.
+
+    Raises:
+        InputError: the format cannot be written.
+    """
+    kind = _SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise InputError(f"--out: {path.name} has another ending. Use {', '.join(_SUFFIXES)}")
+    return kind
+
+
+@contextmanager
+def open_writer(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
+    """Opens a new file for rows in the schema's columns."""
+    if kind == "parquet":
+        with pq.ParquetWriter(path, schema, compression="zstd") as parquet:
+            yield lambda rows: parquet.write_table(_arrow(rows, schema)) if rows else None
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if kind == "csv":
+            file.write(csv_lines([tuple(schema.names)]))
+            yield lambda rows: file.write(csv_lines(rows))
+        else:
+            yield lambda rows: file.writelines(_json_line(schema.names, row) for row in rows)
+
+
+def csv_lines(rows: Iterable[Row]) -> str:
+    """Returns rows as lines of a CSV, each cell such that no table program takes it for a formula."""
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)  # ends lines with CR LF (RFC 4180): with LF alone it leaves a bare CR unquoted
+    lines.writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == ABSENT:
+        return ""
+    if isinstance(value, str):
+        return escape_formula(value.replace("\0", " "))  # which no reader of CSV takes
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | int):
+        return repr(value)
+    return escape_formula(_text(value))
+
+
+def _json_line(names: Sequence[str], row: Row) -> str:
+    return _json({name: value for name, value in zip(names, row, strict=True) if value != ABSENT}) + "\n"
+
+
+def _json(value: Any) -> str:
+    """Returns JSON with all digits of a number; NaN and infinities, which JSON lacks, become null at any depth."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, Decimal):
+        return str(value) if value.is_finite() else "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null"
+    return json.dumps(value, ensure_ascii=False, default=_text)
+
+
+def _text(value: Any) -> str:
+    """Returns as text what is neither text nor number."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, list | dict):
+        return _json(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _arrow(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    arrays = []
+    for field, column in zip(schema, zip(*rows, strict=True), strict=True):
+        values: list[Any] = [None if isinstance(value, str) and value == ABSENT else value for value in column]
+        if pa.types.is_string(field.type):
+            values = [v if v is None or isinstance(v, str) else _json(v) for v in values]
+        arrays.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,278 @@
+"""Runs experiments: one mechanism on one model and one data set, at a seed and a target.
+
+A retrain is one experiment, a comparison many, and an audit attacks one. Most mechanisms are one fit: plan its noise,
+fit, score on the test half. A mechanism of several stages registers a runner (`register_runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+from mechanisms.mechanism import Mechanism, Task
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.privacy import claims
+from mechanisms.privacy.events import Claim, Event
+from mechanisms.swag_ppm import SwagPpm
+from storage.artifacts import ArtifactRef
+from tasks.branches.branch import Branch, Terms
+from tasks.fitting import data, fits, prior, scores
+from tasks.parameters import FitParameters, RetrainParameters
+from tasks.releasing import ledger_access
+from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
+from tasks.running.stage import Context, Step
+
+Do = Callable[[Step], ArtifactRef]
+Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
+SMALLEST_EPSILON = 1e-4
+"""Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above zero. A claim with a
+larger epsilon holds as well."""
+
+# Seeds of a branch share one event, and accounting for it takes seconds.
+_claim_of = lru_cache(maxsize=64)(claims.claim_of)
+
+
+def prepare(
+    parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref], *, seed: int | None = None
+) -> tuple[Ref, Ref]:
+    """Returns the records and their features or tokens, after the titles that these models start from."""
+    dataset = do(data.ingest(parameters.data))
+    for model in dict.fromkeys(models):
+        for step in prior.stages(model, parameters.data.complete_codelists):
+            do(step)
+    return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed if seed is None else seed))
+
+
+@dataclass(frozen=True)
+class Study:
+    """Holds what experiments share: records, terms, target, and how a stage is run."""
+
+    context: Context
+    parameters: RetrainParameters
+    terms: Terms
+    dataset: ArtifactRef
+    prepared: ArtifactRef
+    facts: Mapping[str, Any]
+    """Figures of the ingest."""
+    do: Do
+    target: float | None = None
+    """Epsilon of one unit, for branches that aim at one."""
+
+    @staticmethod
+    def of(
+        context: Context,
+        parameters: RetrainParameters,
+        terms: Terms,
+        chosen: Iterable[Branch],
+        do: Do,
+        *,
+        target: float | None = None,
+    ) -> Study:
+        """Prepares the records for these branches.
+
+        Raises:
+            InputError, MechanismError: a branch cannot be fitted on them.
+        """
+        branches = tuple(chosen)
+        dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in branches), do)
+        study = Study(context, parameters, terms, dataset, prepared, context.store.figures(dataset), do, target)
+        for branch in branches:
+            experiment = study.at(branch)
+            experiment.mechanism.check(experiment.task)
+        return study
+
+    def at(self, branch: Branch, seed: int | None = None) -> Experiment:
+        """Returns the experiment of a branch at a seed; the run's, if none is given."""
+        return Experiment(self, branch, self.parameters.fit.seed if seed is None else seed)
+
+    def with_target(self, target: float | None) -> Study:
+        """Returns the same study with this target."""
+        return replace(self, target=target)
+
+    def retargeted(self, epsilon: float) -> Study:
+        """Returns the study at another given target."""
+        return replace(self, terms=self.terms.model_copy(update={"target_epsilon": epsilon}), target=epsilon)
+
+    @property
+    def records(self) -> Any:
+        """Returns the references that every stage of a branch reads, by name."""
+        return {"dataset": self.dataset, "prepared": self.prepared}
+
+    @cached_property
+    def default_delta(self) -> float:
+        """Returns the delta of branches that set none: the run's, or what number of records and policy allow."""
+        formal, records = self.parameters.formal, self.facts["train"]
+        stated = self.terms.delta or (None if formal is None else formal.delta)
+        return stated or ledger_access.default_delta(self.context, self.parameters, records=records)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Holds one mechanism on the records of a study, at a seed and the study's target."""
+
+    study: Study
+    branch: Branch
+    seed: int
+
+    @property
+    def model(self) -> ModelConfig:
+        """Returns the run's model, with the branch's prior."""
+        return self.branch.model(self.study.parameters)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Returns the branch's mechanism; the run fills in the settings that it leaves open."""
+        return self.branch.mechanism_for(self.study.parameters, self.study.terms)
+
+    @property
+    def delta(self) -> float:
+        """Returns the delta of its formal claim."""
+        return self.branch.delta or self.study.default_delta
+
+    @property
+    def task(self) -> Task:
+        """Returns what its plan may depend on."""
+        facts = self.study.facts
+        return Task(
+            records=facts["train"],
+            classes=facts["label_space"],
+            records_per_unit=privacy_unit(self.study.parameters.data.ingest)[1],
+            target_epsilon=self.study.target,
+            delta=self.delta,
+            features=facts.get("features"),
+            columns=facts.get("columns"),
+            fields=tuple(field["label_space"] for field in facts.get("fields", ())),
+        )
+
+    @cached_property
+    def swag_ppm(self) -> SwagPpm | None:
+        """Returns SWAG-PPM as planned; None where the mechanism is another."""
+        planned = self.mechanism.plan(self.task).mechanism if isinstance(self.mechanism, SwagPpm) else None
+        return planned if isinstance(planned, SwagPpm) else None
+
+    @cached_property
+    def parameters(self) -> RetrainParameters:
+        """Returns the parameters of the retrain that this experiment is.
+
+        They have its seed, and where it is SWAG-PPM its model and the mechanism's settings. A bound is chosen so that a
+        unit's epsilon is the target.
+        """
+        run = self.study.parameters
+        if self.swag_ppm is None:
+            return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
+        (tune, collect), (moments, config) = self.swag_ppm.phases, self.swag_ppm.settings
+        if config.target_epsilon is not None:  # a mechanism has a record's share of it, a retrain names the unit's
+            config = config.model_copy(update={"target_epsilon": self.study.target})
+        fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=self.seed)
+        return run.model_copy(update={"model": self.model, "fit": fit, "pseudo_posterior": config})
+
+    def claim(self, event: Event) -> Claim:
+        """Returns the claim that an event of this experiment supports."""
+        unit, most = privacy_unit(self.study.parameters.data.ingest)
+        claim = _claim_of(
+            event,
+            delta=self.delta if claims.formal(event) else None,
+            privacy_unit=unit,
+            max_records_per_unit=most,
+            unprotected_inputs=(
+                *unprotected_inputs(self.study.facts, weights=event.risk_weights, model=self.model),
+                *((MATCHED,) if self.branch.takes_target_from_records(self.study.terms) else ()),
+                *self.branch.unprotected,
+            ),
+            public_inputs=public_inputs(self.model, self.study.facts),
+        )
+        if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
+            raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
+            claim = claim.model_copy(update=raised)
+        return claim
+
+    def plan(self) -> Step:
+        """Declares the stage that solves its noise."""
+        return fits.plan(self.branch.name, self.mechanism, self.task)
+
+    def fit(self, *, planned: ArtifactRef) -> Step:
+        """Declares the stage that fits its plan."""
+        name, mechanism = self.branch.name, self.branch.mechanism
+        return fits.fit(name, mechanism, self.model, seed=self.seed, planned=planned, **self.study.records)
+
+    def predict(self, mechanism: Mechanism, fitted: ArtifactRef, **options: Any) -> ArtifactRef:
+        """Predicts at a fit, or at one repeatable draw of a posterior; options are those of `fits.predict`."""
+        where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
+        return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
+
+    def score(self, mechanism: Mechanism, fitted: ArtifactRef) -> ArtifactRef:
+        """Scores a fit, or one repeatable draw of a posterior, on the test half."""
+        predictions = self.predict(mechanism, fitted)
+        return self.study.do(
+            scores.score(self.branch.name, seed=self.seed, predictions=predictions, **self.study.records)
+        )
+
+    def run(self) -> Outcome:
+        """Runs every stage up to the scores on the test half."""
+        return _RUNNERS.get(type(self.branch.mechanism), run_fit)(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Holds one branch at one seed, fitted and scored on the test half."""
+
+    branch: Branch
+    seed: int
+    mechanism: Mechanism
+    """As it ran, with every setting filled in."""
+    event: Event
+    claim: Claim
+    fitted: ArtifactRef
+    measured: ArtifactRef
+    """The stage of its scores."""
+    figures: Mapping[str, Any]
+    losses: list[float]
+    cost: Mapping[str, Any]
+    """Figures of the accountants; empty where there is no formal cost."""
+    sensitivity: ArtifactRef | None = None
+    """The stage that measured risks or Delta over draws of a posterior; None where the fit itself is the candidate."""
+
+
+Runner = Callable[[Experiment], Outcome]
+
+
+def run_fit(experiment: Experiment) -> Outcome:
+    """Plans the noise, fits at the seed and scores on the test half."""
+    study, store = experiment.study, experiment.study.context.store
+    planned = study.do(experiment.plan())
+    fitted = study.do(experiment.fit(planned=planned))
+    mechanism = fits.plan_of(store.open(planned)).mechanism
+    event, figures = fits.event_of(store.open(fitted)), store.figures(fitted)
+    measured = experiment.score(mechanism, fitted)
+    return Outcome(
+        branch=experiment.branch,
+        seed=experiment.seed,
+        mechanism=mechanism,
+        event=event,
+        claim=experiment.claim(event),
+        fitted=fitted,
+        measured=measured,
+        figures=store.figures(measured),
+        losses=figures.get("losses", []),
+        cost=store.figures(planned),
+    )
+
+
+_RUNNERS: dict[type[Mechanism], Runner] = {}
+
+
+def register_runner(mechanism: type[Mechanism]) -> Callable[[Runner], Runner]:
+    """Registers the decorated function for mechanisms whose fit is more than one stage."""
+
+    def register(runner: Runner) -> Runner:
+        _RUNNERS[mechanism] = runner
+        return runner
+
+    return register
+
+
+def has_one_fit(mechanism: Mechanism) -> bool:
+    """Checks whether a branch of this mechanism is one fit."""
+    return type(mechanism) not in _RUNNERS

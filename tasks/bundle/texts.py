@@ -1,0 +1,173 @@
+"""Lists the texts of a bundle that no published list has, for the plan to sign, and knows the words of the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mechanisms.model import encoders
+from storage.artifacts import digest, file_digest
+from storage.codelist import Code
+from storage.egress.documents import schema
+from storage.egress.public_lists import published_name, reviewed_encoder
+from storage.egress.words import vocabulary
+from tasks.bundle import golden, licence, materials, sentences, statement, thresholds
+from tasks.pages.render import TEMPLATES
+
+_NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
+_ENCODER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_SPECIAL = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>")
+_PUBLIC_NAME = 12
+"""Letters and digits of a classification's name and version from which on they are listed."""
+
+
+def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], encoder: str) -> tuple[str, ...]:
+    """Lists every text of a bundle that is neither published nor a name or number in a narrow form.
+
+    Args:
+        spaces: the codes of each field by its name; of a single field by "".
+        facts: figures of the ingest: classification, version, cohorts and lists of values.
+        encoder: its name or folder.
+    """
+    texts: list[str] = []
+    for field, codes in spaces.items():
+        # guard: entries of another list are listed
+        texts += [] if published_name(codes) is not None else code_texts(field, codes)
+    for name, values in facts.get("value_columns", {}).items():
+        listed = [Code(value) for value in values]
+        # guard: values of an unpublished list are listed
+        texts += [] if published_name(listed) is not None else value_texts(name, listed)
+        texts += [] if _NAME.fullmatch(name) else [f"column: {name}"]
+    named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
+    if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
+        texts.append(f"classification: {named}")
+    texts += [f"cohort: {one}" for one in facts.get("cohorts", ()) if not _NAME.fullmatch(one)]
+    if not _ENCODER.fullmatch(name := encoder.rstrip("/").rpartition("/")[2]):
+        texts.append(f"encoder: {name}")
+    if reviewed_encoder(encoder_digest(encoder)) is None:
+        texts += _texts_of_encoder(encoder)
+    return tuple(texts)
+
+
+def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
+    """Lists the entries of a code list that is not published; a number without a title is none."""
+    listed = (one for one in codes if one.title or not _NUMBER.fullmatch(one.code))
+    return [f"code list{f' of {field}' if field else ''}: {one.code} {one.title}".rstrip() for one in listed]
+
+
+def value_texts(name: str, values: Sequence[Code]) -> list[str]:
+    """Lists the values of a column; a number is none."""
+    return [f"value of {name}: {one.code}" for one in values if not _NUMBER.fullmatch(one.code)]
+
+
+def encoder_digest(encoder: str) -> str:
+    """Returns the digest of an encoder's files; of one from the hub, of its name and commit."""
+    files = encoders.digest_parts(encoder)
+    if not files:
+        return digest({"hub": encoder, "revision": encoders.revision(encoder)})
+    return _files_digest(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+@lru_cache(maxsize=4)
+def _files_digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    return digest({Path(name).name: file_digest(Path(name)) for name, _, _ in files})
+
+
+def describe_encoder(encoder: str, sha256: str) -> str:
+    """Describes an encoder for the page that somebody signs."""
+    name = reviewed_encoder(sha256)
+    if name is not None:
+        return f"{name}, reviewed (SHA-256 {sha256})"
+    return (
+        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as they are, and whoever "
+        "approves answers for them"
+    )
+
+
+def _texts_of_encoder(encoder: str) -> Iterator[str]:
+    """Yields added tokens and settings of an encoder that nobody reviewed, where they are more than usual ones."""
+    tokens = (str(token) for token in encoders.load_tokenizer(encoder).added_tokens_decoder.values())
+    yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
+    settings = (one for one in sorted(encoder_settings(encoder)) if one not in LIBRARY_SETTINGS)
+    yield from (
+        f"setting of the encoder: {one}" for one in settings if not (_SPECIAL.fullmatch(one) or encoders.is_usual(one))
+    )
+
+
+LIBRARY_SETTINGS = frozenset({
+    "", "0", "0_Transformer", "1", "1_Pooling", "2", "2_Dense", "SentenceTransformer", "absolute", "bfloat16", "cosine",
+    "feature-extraction", "float16", "float32", "forward", "last_hidden_state", "left", "longest_first", "mean",
+    "replace", "right", "sentence_embedding", "sentence_transformers.models.Dense",
+    "sentence_transformers.models.Pooling",
+    "sentence_transformers.models.Transformer", "single_label_classification", "token_embeddings", "tokenizers",
+    "torch.nn.modules.linear.Identity",
+})  # fmt: skip
+"""Texts that the libraries write into the configuration of any model."""
+
+
+def encoder_settings(encoder: str) -> frozenset[str]:
+    """Returns the texts of an encoder's configuration and its special tokens."""
+    return frozenset(encoders.settings(encoder))
+
+
+def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozenset[str]:
+    """Returns the texts that a model's configuration may contain: the encoder's, the libraries' and the codes."""
+    versions = (importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers"))
+    codes = (one.code for listed in spaces.values() for one in listed)
+    return (
+        encoder_settings(encoder)
+        | LIBRARY_SETTINGS
+        | frozenset((*versions, *encoders.architectures(encoder), *codes, *spaces))
+    )
+
+
+def known_words(
+    spaces: Mapping[str, Sequence[Code]],
+    facts: Mapping[str, Any],
+    claimed: Mapping[str, Any],
+    encoder: str,
+    licence_id: str,
+) -> frozenset[str]:
+    """Returns the words that the documents of a bundle may contain: of templates, lists, licence and statement."""
+    return _fixed_words(licence_id) | vocabulary(
+        (
+            *_leaves(claimed),
+            *(text for codes in spaces.values() for one in codes for text in (one.code, one.title)),
+            *(name for name in spaces if name),
+            *_leaves(facts.get("value_columns", {})),
+            facts.get("classification", ""),
+            facts.get("classification_version", ""),
+            encoder.rstrip("/").rpartition("/")[2],
+            *encoder_settings(encoder),
+            *encoders.architectures(encoder),
+        )
+    )
+
+
+@lru_cache(maxsize=8)
+def _fixed_words(licence_id: str) -> frozenset[str]:
+    """Returns the words of templates, of the modules that write documents without one, of schemas and licence."""
+    templates = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
+    modules = (inspect.getsource(one) for one in (golden, materials, sentences, statement, thresholds))
+    names = (str(schema(name)) for name in ("bom", "card", "thresholds", "privacy_statement"))
+    return vocabulary(
+        (*templates, *modules, *names, licence_id, licence_id.lower(), licence.text_of(licence_id), "all-MiniLM-L6-v2")
+    )
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _leaves(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)

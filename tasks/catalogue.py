@@ -1,0 +1,26 @@
+"""Finds the files that ship with the program, in a checkout and in an installed wheel alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CATALOGUE = Path(str(files("deployments")))  # the wheel is unpacked when installed, so that these are files
+PROFILES = CATALOGUE / "profiles"
+BRANCHES = CATALOGUE / "branches.yaml"
+PUBLISHED = CATALOGUE / "published"
+SUITES = CATALOGUE / "suites"
+
+
+@cache
+def branch_bodies() -> Mapping[str, Any]:
+    """Reads the branches that ship, as they are written; keys that begin with `x-` hold what others refer to."""
+    content = yaml.safe_load(
+        BRANCHES.read_text(encoding="utf-8")
+    )  # it merges sections, which the strict reader refuses
+    return {name: body for name, body in content.items() if not name.startswith("x-")}

@@ -1,0 +1,42 @@
+"""Tests on the golden answers of a bundle whether its model codes in bfloat16 as in float32."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from mechanisms.model.export import NEAR_TIE, Released, margin_errors
+from storage.bundle.folder import GOLDEN
+
+NEAR = 0.02
+"""Difference of probabilities below which rounding may swap two codes."""
+
+WIDEST = 0.5
+"""Difference of logits above which bfloat16 would need too many repeats in float32."""
+
+
+def near_tie(released: Released, folder: Path) -> float | None:
+    """Returns the gap of the two best logits below which a text is scored again in float32; None: use float32 alone.
+
+    The gap is the largest rounding error between two codes of a golden text, in steps of 0.01 and at least `NEAR_TIE`:
+    heads with larger weights have larger logits and errors. A code that still differs is a near tie in float32.
+    Returns None if a golden text gets another code than in float32, if the error exceeds `WIDEST`, and if the golden
+    answers cannot be read.
+    """
+    try:
+        lines = (folder / GOLDEN).read_text(encoding="utf-8").splitlines()
+        answers = [json.loads(line) for line in lines]
+        expected = [dict(zip(answer["codes"], answer["scores"], strict=True)) for answer in answers]
+        texts = [str(answer["text"]) for answer in answers]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not expected:
+        return None
+    best = released.logits(texts).argmax(-1).tolist()
+    moved = float(margin_errors(released, texts).max())
+    holds = moved <= WIDEST and all(
+        max(scores.values()) - scores.get(released.codes[at], 0.0) <= NEAR
+        for at, scores in zip(best, expected, strict=True)
+    )
+    return max(NEAR_TIE, math.ceil(100 * moved) / 100) if holds else None

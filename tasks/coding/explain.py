@@ -1,0 +1,191 @@
+"""Computes which words of a narrative spoke for a code of a released model. Nothing is logged.
+
+The logit of a code is taken relative to the mean over the codes of its field, which changes no probability.
+
+- **Words next to the encoder**: the head is linear in them, so a word's contribution is feature times weight, exactly.
+- **The encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a first-order share
+  (Shrikumar et al. 2017, "Learning Important Features Through Propagating Activation Differences", section 1).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.model.classifier import MeanPooled
+from mechanisms.model.encoders import width
+from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
+from mechanisms.model.valued_text import ValuedText, one_hot
+from storage.errors import InputError
+from storage.tables.reader import read_small
+from tasks.coding.coder import Coder
+from tasks.coding.joint import JointCoder
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LEXICAL_WORD = re.compile(r"[^\W\d_]{3,}")
+_AT_ONCE = 256
+"""Words whose columns are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Holds what each word added to the logit of one code."""
+
+    field: str
+    code: str
+    score: float
+    lexical: tuple[float, ...]
+    """Exact, per word; empty without a lexicon."""
+    encoder: tuple[float, ...]
+    """To first order, per word."""
+    columns: Mapping[str, float]
+    """Exact, of the value of each column next to the narrative; empty where the model reads none."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Holds the words of a narrative, as places in its characters, and what they added to some codes."""
+
+    words: tuple[tuple[int, int], ...]
+    reasons: tuple[Reason, ...]
+    read: int
+    """Characters that the encoder read; a longer narrative is cut."""
+
+
+def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str]]) -> Explanation:
+    """Explains some codes of one narrative.
+
+    Args:
+        codes: pairs of field, "" for the only one, and code.
+
+    Raises:
+        InputError: the narrative is blank, or a field has no such code; quotes neither.
+    """
+    released = coder.model
+    spans = released.spans or {"": slice(0, len(released.codes))}
+    places: list[tuple[slice, int]] = []
+    for number, (name, code) in enumerate(codes):
+        span = spans.get(name)
+        if span is None or code not in released.codes[span]:
+            raise InputError(f"codes.{number}: the model has no such field and code. Take them from /codes.")
+        places.append((span, released.codes[span].index(code)))
+    text = ValuedText.like(text[:MOST_CHARACTERS], text)
+    if not text.strip():
+        raise InputError("narrative: it is blank. Send one with words.")
+    words = tuple(match.span() for match in _WORD.finditer(text))
+    starts = [start for start, _ in words]
+    tokens: Any = released.tokenizer(
+        text, truncation=True, max_length=released.max_length, return_offsets_mapping=True, return_tensors="pt"
+    )
+    offsets: list[tuple[int, int]] = tokens["offset_mapping"][0].tolist()
+    model = released.model
+    lexicon = model.lexicon if isinstance(model, MeanPooled) else None
+    logits, embedded = _forward(model, tokens, None if lexicon is None else lexicon.words([text]))
+
+    shares = torch.zeros(len(codes), len(words))
+    for row, (span, at) in enumerate(places):
+        own = logits[span]
+        (slope,) = torch.autograd.grad(own[at] - own.mean(), embedded, retain_graph=True)
+        for (start, end), share in zip(offsets, (slope * embedded).sum(-1)[0].tolist(), strict=True):
+            if end > start and words:
+                start += len(text[start:end]) - len(text[start:end].lstrip())
+                shares[row, max(bisect_right(starts, start) - 1, 0)] += share
+    exact: Sequence[Sequence[float]] = [()] * len(codes)
+    columns: Sequence[Mapping[str, float]] = [{}] * len(codes)
+    if lexicon is not None:
+        exact = _exact(cast(MeanPooled, model), lexicon, text, starts, places)
+        columns = _of_columns(cast(MeanPooled, model), lexicon, text, places)
+    reasons = []
+    for at, ((name, code), (span, place)) in enumerate(zip(codes, places, strict=True)):
+        score = (logits[span].detach() / coder.fields[name].temperature).softmax(-1)[place]
+        own = tuple(shares[at].tolist())
+        reasons.append(Reason(name, code, float(score), tuple(exact[at]), own, columns[at]))
+    return Explanation(words, tuple(reasons), max((end for _, end in offsets), default=0))
+
+
+def read_sensitive(path: Path, coder: Coder | JointCoder) -> dict[str, tuple[str, ...]]:
+    """Reads an operator's public list of codes that a review shows first, by field.
+
+    Raises:
+        InputError: the file cannot be read, or names a code that its field lacks.
+    """
+    option, several = "--sensitive", "" not in coder.fields
+    required = ("field", "code") if several else ("code",)
+    columns, rows = read_small(path.expanduser(), required, option=option)
+    chosen: dict[str, list[str]] = {}
+    for number, row in enumerate(rows, start=1):
+        field, code = (row[columns.index(name)].strip() if name in required else "" for name in ("field", "code"))
+        if field not in coder.fields or code not in coder.fields[field].model.codes:
+            raise InputError(f"{option}: {path}: row {number}: the bundle has no such code. Correct the row.")
+        chosen.setdefault(field, []).append(code)
+    return {field: tuple(codes) for field, codes in chosen.items()}
+
+
+def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the logits [codes] and the embeddings of the tokens [1, tokens, width] that they depend on."""
+    encoder: Any = model.encoder if isinstance(model, MeanPooled) else model
+    embedded: list[Tensor] = []
+
+    def watch(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    handle = encoder.get_input_embeddings().register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            block = {} if words is None else {"words": words}
+            answer = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], **block)
+    finally:
+        handle.remove()
+    return (answer if isinstance(answer, Tensor) else answer.logits)[0].float(), embedded[0]
+
+
+def _exact(
+    model: MeanPooled, lexicon: Lexicon, text: str, starts: Sequence[int], places: Sequence[tuple[slice, int]]
+) -> list[list[float]]:
+    """Returns feature times weight of each word and code; a feature of several words is shared out by occurrence."""
+    chosen = _weights(model, lexicon, places)
+    lower, home = _lower(text)
+    pieces = [(home[match.start()], match.group()) for match in _LEXICAL_WORD.finditer(lower)]
+    batches = [pieces[at : at + _AT_ONCE] for at in range(0, len(pieces), _AT_ONCE)]
+    total = torch.zeros(lexicon.columns)
+    for batch in batches:
+        total += lexicon.words([word for _, word in batch]).sum(0)
+    share = torch.where(total == 0, 0.0, lexicon.words([text])[0] / torch.where(total == 0, 1.0, total))
+    out = torch.zeros(len(places), len(starts))
+    for batch in batches:
+        added = (lexicon.words([word for _, word in batch]) * share) @ chosen.T
+        columns = torch.tensor([bisect_right(starts, start) - 1 for start, _ in batch])
+        out.index_add_(1, columns, added.T)
+    return out.tolist()
+
+
+def _weights(model: MeanPooled, lexicon: Lexicon, places: Sequence[tuple[slice, int]]) -> Tensor:
+    """Returns the weight of each word and value, relative to the mean of the field, float32 [codes, columns]."""
+    weights = model.head.weight.detach()[:, width(model) :] * lexicon.word_scale
+    return torch.stack([weights[span][at] - weights[span].mean(0) for span, at in places])
+
+
+def _of_columns(
+    model: MeanPooled, lexicon: Lexicon, text: str, places: Sequence[tuple[slice, int]]
+) -> list[dict[str, float]]:
+    """Returns what the value of each column adds, by code."""
+    weights = _weights(model, lexicon, places)[:, lexicon.word_columns :] * lexicon.value_weight
+    added = (one_hot([text], lexicon.value_columns) * weights).split([one.width for one in lexicon.value_columns], 1)
+    sums = torch.stack([one.sum(1) for one in added], 1).tolist() if added else [[]] * len(places)
+    return [dict(zip([one.name for one in lexicon.value_columns], row, strict=True)) for row in sums]
+
+
+def _lower(text: str) -> tuple[str, Sequence[int]]:
+    """Returns the text in lower case, and from where in the text each of its characters comes."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower, range(len(text))
+    return lower, [at for at, letter in enumerate(text) for _ in letter.lower()]

@@ -1,0 +1,191 @@
+"""Compares a planned release with the release in use, on held-out records, before anybody decides on it.
+
+The pages hold figures by code that were computed from records without protection. They lie in the private folder next
+to the plan. The plan's page names them; Prefect gets their path, and neither a figure nor a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms.model import checkpoint
+from mechanisms.model.calibration import coded_alone
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.seeding import generator
+from mechanisms.posterior import risks, swag
+from storage.artifacts import ArtifactRef
+from storage.bundle.folder import bundle_digest
+from storage.datasets import label_columns, load_labels, load_spaces, load_table
+from storage.durable import write_atomically
+from storage.errors import InputError, StorageError
+from storage.ledger import Row
+from storage.ledger.reader import LedgerReader
+from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
+from tasks.coding.successor import Answers, compare
+from tasks.fitting.candidate import Candidate
+from tasks.fitting.model_inputs import build, load_inputs
+from tasks.fitting.texts import texts_of
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan_page import succession_file
+from tasks.running.failures import SAFE
+from tasks.running.stage import Context, Step, Work
+
+_MOST = 5_000
+"""Held-out records that both models answer."""
+BASIS = (
+    "Both models coded the same held-out records of this plan, which also stand for the records without codes. The "
+    "release in use may have been trained on some of them: it then looks better than it is. Where the plan is a "
+    "posterior, the new model is one seeded draw from it, not the one that would be released."
+)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Stands for the bundle that a plan would become."""
+
+    release: str = "the planned release"
+
+
+def release_in_use(planned: PlannedRelease, ledger: LedgerReader) -> Row | None:
+    """Returns the newest committed release of the plan's population that is not revoked; None without one."""
+    rows = ledger.current()
+    revoked = {row.release_id for row in rows if row.kind == "revocation"}
+    committed = [
+        row
+        for row in rows
+        if row.kind == "release"
+        and row.state == "committed"
+        and row.population == planned.plan.population
+        and row.release_id not in revoked
+    ]
+    return max(committed, key=lambda row: row.sequence, default=None)
+
+
+def compare_with_release(
+    context: Context, planned: PlannedRelease, ledger: LedgerReader, do: Callable[[Step], ArtifactRef]
+) -> str | None:
+    """Writes the pages of a plan that has a predecessor here and is not released; returns a warning if it cannot.
+
+    Args:
+        do: runs a step, or reuses its output.
+    """
+    earlier = release_in_use(planned, ledger)
+    if earlier is None or ledger.release_of(planned.plan) is not None or not planned.has_bundle(context.store):
+        return None
+    release = str(earlier.release_id)
+    folder = context.workspace.bundles / release
+    if not folder.is_dir():
+        return (
+            f"release {release}, now in use, has no bundle in {context.workspace.bundles}: not compared with the plan"
+        )
+    try:
+        output = do(_step(planned.candidate, folder, str(earlier.bundle_digest)))
+        place = context.store.open(output)
+        for page in sorted(place.glob("*.html")):
+            file = succession_file(context, planned, page.stem.removeprefix("page").removeprefix("-"))
+            write_atomically(file, page.read_bytes())
+    except SAFE as error:
+        return f"the plan was not compared with release {release}, now in use: {error}"
+    return None
+
+
+def _step(candidate: Candidate, bundle: Path, digest: str) -> Step:
+    """Declares the comparison."""
+    return Step(
+        name="successor",
+        label="successor",
+        config={
+            "bundle": digest,
+            "model": candidate.model.model_dump(mode="json"),
+            "seed": candidate.seed,
+            "std_scale": candidate.std_scale,
+            "draw": candidate.measured is not None,
+            "records": _MOST,
+        },
+        inputs={"dataset": candidate.dataset, "prepared": candidate.prepared, "fitted": candidate.fitted},
+        body=partial(_compare, candidate=candidate, bundle=bundle, digest=digest),
+        modules=("tasks.coding.succession",),
+    )
+
+
+def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> Mapping[str, Any]:
+    if bundle_digest(bundle) != digest:
+        raise StorageError(f"bundle {bundle} is not the committed one. Restore it")
+    earlier = open_bundle(bundle)
+    dataset = work.inputs["dataset"]
+    spaces, table = load_spaces(dataset), load_table(dataset, "test")
+    facts = work.context.store.figures(candidate.dataset)
+    named = {name: f"{facts.get('classification', '')} {facts.get('classification_version', '')}" for name in spaces}
+    for name in spaces:
+        coder = earlier.fields.get(name)
+        if coder is None:
+            raise InputError("they code different fields. Compare the bundles of one field after the release")
+        if named[name].strip() and f"{coder.classification} {coder.version}" != named[name].strip():
+            raise InputError("they code different versions of a classification. See `autocoder revise`")
+    records, labels = load_inputs(work.inputs["prepared"], "test")
+    if not np.array_equal(load_labels(dataset, "test"), labels.numpy()):
+        raise StorageError("the prepared records are not those of the data set. Run the retrain again")
+    model = _model(work, candidate)
+    order = torch.randperm(len(labels), generator=generator(candidate.seed, "successor"))[:_MOST].sort().values
+    work.sized(len(order) * (1 + len(spaces)))
+    logits = model.predict(records)[order]
+    spans = [slice(None)] if model.fields is None else model.fields.spans
+    chosen = table.take(order.numpy())
+    texts, cohorts = texts_of(dataset, chosen), np.array(chosen.column("cohort").to_pylist(), dtype=str)
+    columns = label_columns([name for name in spaces if name])
+    for at, ((name, codes), span, column) in enumerate(zip(spaces.items(), spans, columns, strict=True)):
+        right = torch.from_numpy(chosen.column(column).to_numpy().astype(np.int64))
+        here = right >= 0  # of several fields a record may lack one
+        own = [text for text, is_here in zip(texts, here.tolist(), strict=True) if is_here]
+        answered = _answers(
+            earlier.fields[name],
+            own,
+            logits[here][:, span],
+            [code.code for code in codes],
+            right[here],
+            cohorts[here.numpy()],
+        )
+        page = replace(compare(earlier.fields[name], _Planned(), answered, answered), basis=BASIS).page()
+        write_atomically(work.out / f"page{f'-{name}' if name else ''}.html", page.encode())
+        work.progress(at + 1, len(spaces))
+    return {"pages": len(spaces)}
+
+
+def _model(work: Work, candidate: Candidate) -> Classifier:
+    """Builds the fit that would be released; of a posterior the draw that `evaluate` scores too."""
+    model = build(work.context, candidate.model, work.inputs["dataset"], seed=candidate.seed)
+    if candidate.measured is None:
+        model.flat.copy_(checkpoint.load(work.inputs["fitted"] / "theta.safetensors")[0]["theta"])
+    else:
+        posterior = swag.load(work.inputs["fitted"], std_scale=candidate.std_scale)
+        risks.load_draw(model, posterior, seed=candidate.seed, purpose="evaluate", draw=0)
+    return model
+
+
+def _answers(
+    old: Coder, texts: list[str], logits: Tensor, codes: list[str], right: Tensor, cohorts: np.ndarray
+) -> Answers:
+    """Returns what the release in use and the planned one answer; `right` are indices into `codes`."""
+    before = old.scores(texts)
+    names = np.array(codes)[right.numpy()]
+    place = {code: at for at, code in enumerate(old.model.codes)}
+    known = torch.tensor([place.get(code, -1) for code in names.tolist()])
+    return Answers(
+        old=np.array(old.model.codes)[before.argmax(-1).numpy()],
+        new=np.array(codes)[logits.argmax(-1).numpy()],
+        right=names,
+        groups=cohorts,
+        alone=(
+            coded_alone(before.double().log(), known) if bool((known >= 0).any()) else {},
+            coded_alone(logits.double().log_softmax(-1), right),
+        ),
+    )

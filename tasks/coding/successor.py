@@ -1,0 +1,259 @@
+"""Compares a bundle with its possible successor, on records with codes and on others, for the person who decides.
+
+On coded records both models answer the same ones: the difference of right answers has a paired bootstrap interval, and
+McNemar's exact test (1947) reads the records that only one of them has right. Tests by code or group are adjusted
+together (Holm 1979). On records without codes it shows which answers change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mechanisms.model.calibration import coded_alone
+from storage.codelist import normalise_code
+from storage.errors import InputError
+from storage.tables.narratives import Narratives
+from storage.tables.reader import pieces, survey
+from tasks.coding.coder import Coder
+from tasks.coding.joint import JointCoder
+from tasks.coding.records import Records
+from tasks.pages.render import render
+from tasks.running import progress
+
+_RESAMPLES = 2000
+_FEWEST = 10
+"""Coded records of a code or group with a test."""
+_ERROR_RATE = 0.05
+_FLOWS = 25
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Holds what both models answer to the records of one table."""
+
+    old: NDArray[np.str_]
+    new: NDArray[np.str_]
+    right: NDArray[np.str_]
+    """The codes in the table; empty without a column of them."""
+    groups: NDArray[np.str_]
+    alone: tuple[dict[str, float], dict[str, float]]
+    """Shares that the old and the new model can code alone, as in `coded_alone`; empty without codes."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Holds right answers of both models on the same records."""
+
+    name: str
+    records: int
+    old: float
+    new: float
+    low: float
+    high: float
+    """95 % paired bootstrap interval of new - old."""
+    chance: float
+    """p-value of McNemar's exact test; adjusted where there are several."""
+
+    @property
+    def verdict(self) -> str:
+        """Returns `better`, `worse` or `not shown`."""
+        if self.records < _FEWEST or self.chance > _ERROR_RATE:
+            return "not shown"
+        return "better" if self.new > self.old else "worse"
+
+
+def difference(name: str, old: NDArray[np.bool_], new: NDArray[np.bool_]) -> Difference:
+    """Compares two models by whether their answers to each record are right."""
+    from scipy.stats import binomtest
+
+    records, lost, won = len(old), int((old & ~new).sum()), int((new & ~old).sum())
+    shares = np.array([lost, won, records - lost - won]) / records
+    drawn = np.random.default_rng(0).multinomial(records, shares, _RESAMPLES)  # resampled pairs, by their three kinds
+    low, high = np.percentile((drawn[:, 1] - drawn[:, 0]) / records, [2.5, 97.5])
+    chance = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    return Difference(name, records, float(old.mean()), float(new.mean()), float(low), float(high), chance)
+
+
+def differences(names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np.bool_]) -> list[Difference]:
+    """Returns the difference of every name, the most frequent first; p-values by Holm's step-down over those tested."""
+    each = [difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)]
+    tested = sorted((one for one in each if one.records >= _FEWEST), key=lambda one: one.chance)
+    adjusted, highest = {}, 0.0
+    for place, one in enumerate(tested):
+        highest = max(highest, min(1.0, one.chance * (len(tested) - place)))
+        adjusted[one.name] = highest
+    each = [Difference(**asdict(one) | {"chance": adjusted.get(one.name, 1.0)}) for one in each]
+    return sorted(each, key=lambda one: (-one.records, one.name))
+
+
+@dataclass(frozen=True)
+class Succession:
+    """Holds the comparison of an old and a new bundle."""
+
+    old: str
+    new: str
+    overall: Difference
+    codes: list[Difference]
+    groups: list[Difference]
+    work: list[tuple[str, float, float]]
+    """Accuracy, and the share of records that the old and the new model code alone at it."""
+    records: int
+    """Without codes, as the next ones."""
+    agreement: float
+    counts: list[tuple[str, int, int]]
+    """Code, records of the old and of the new model; the largest change first."""
+    flows: list[tuple[str, str, int]]
+    """Old code, new code, records; the largest first."""
+    basis: str = ""
+    """Which records they are, if not the user's own files."""
+
+    @property
+    def sentence(self) -> str:
+        """Returns the finding in words."""
+        one = self.overall
+        worse = [code.name for code in self.codes if code.verdict == "worse"]
+        main = {
+            "better": "The new model is better",
+            "worse": "The new model is worse",
+            "not shown": "No difference is shown",
+        }[one.verdict]
+        codes = f" It is worse at {len(worse)} codes: {', '.join(worse[:8])}." if worse else ""
+        return (
+            f"{main}: {one.new:.1%} of {one.records:,} coded records right, {one.old:.1%} before (difference "
+            f"{100 * one.low:+.1f} to {100 * one.high:+.1f} points, p = {one.chance:.3g}).{codes} They agree on "
+            f"{self.agreement:.1%} of {self.records:,} records without codes."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the content for JSON."""
+        verdicts = {"verdict": self.overall.verdict, "sentence": self.sentence}
+        by_code = {"codes": [asdict(one) | {"verdict": one.verdict} for one in self.codes]}
+        return asdict(self) | verdicts | by_code
+
+    def page(self) -> str:
+        """Returns the page for the person who decides."""
+        head = ["records", "old right", "new right", "difference, 95 % interval", "p", "new model"]
+        return render(
+            "successor.html",
+            notice="Internal: it has counts by code. It is no part of a release.",
+            succession=self,
+            by_code=(["code", *head], [_row(one) for one in self.codes]),
+            by_group=(["group", *head], [_row(one) for one in self.groups]),
+            work=(
+                ["accuracy", "old codes alone", "new codes alone"],
+                [[accuracy, f"{before:.0%}", f"{after:.0%}"] for accuracy, before, after in self.work],
+            ),
+            counts=(
+                ["code", "old", "new", "change"],
+                [[code, f"{a:,}", f"{b:,}", f"{b - a:+,}"] for code, a, b in self.counts if a != b],
+            ),
+            flows=(["old code", "new code", "records"], [[a, b, f"{count:,}"] for a, b, count in self.flows]),
+        )
+
+
+def _row(one: Difference) -> list[str]:
+    tested = one.records >= _FEWEST
+    interval = f"{100 * (one.new - one.old):+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f})"
+    figures = [f"{one.records:,}", f"{one.old:.1%}", f"{one.new:.1%}", interval if tested else "too few"]
+    return [one.name, *figures, f"{one.chance:.3g}" if tested else "–", one.verdict]
+
+
+def answers(
+    old: Coder, new: Coder, data: Path, narratives: Narratives | Records, *, option: str, label: str = "", by: str = ""
+) -> Answers:
+    """Codes a table with both models; skips rows without a text, or without a code if a column has codes.
+
+    Raises:
+        InputError: the table cannot be read, or has no usable row.
+    """
+    more = [column for column in (label, by) if column]
+    columns = [*narratives.columns, *more]
+    table = survey(data, text_columns=columns, option=option)
+    listed = set(old.model.codes) | set(new.model.codes)
+    scores: tuple[list[Tensor], list[Tensor]] = ([], [])
+    right: list[str] = []
+    groups: list[str] = []
+    done = 0
+    for piece in pieces(table.text_rows(columns), columns=len(columns)):
+        texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
+        codes = [normalise_code(row[len(narratives.columns)], listed) if label else "" for row in piece]
+        usable = [at for at, text in enumerate(texts) if text.strip() and (codes[at] or not label)]
+        for coder, each in zip((old, new), scores, strict=True):
+            each.append(coder.scores([texts[at] for at in usable]))
+        right += [codes[at] for at in usable]
+        groups += [piece[at][-1] if by else "" for at in usable]
+        done += len(piece)
+        progress.report("successor", done, table.rows)
+    if not right:
+        raise InputError(f"{option}: {data} has no row with a text{' and a code' if label else ''}.")
+    best, alone = [], []
+    for coder, each in zip((old, new), scores, strict=True):
+        every, at = torch.cat(each), {code: place for place, code in enumerate(coder.model.codes)}
+        best.append(np.array([coder.model.codes[place] for place in every.argmax(-1).tolist()]))
+        labels = torch.tensor([at.get(code, -1) for code in right])
+        alone.append(coded_alone(every.double().log(), labels) if label and bool((labels >= 0).any()) else {})
+    return Answers(best[0], best[1], np.array(right), np.array(groups), (alone[0], alone[1]))
+
+
+class Model(Protocol):
+    """Names a model."""
+
+    @property
+    def release(self) -> str:
+        """Returns its name."""
+        ...
+
+
+def compare(old: Model, new: Model, labelled: Answers, unlabelled: Answers) -> Succession:
+    """Compares the answers of both models."""
+    right = [answer == labelled.right for answer in (labelled.old, labelled.new)]
+    before, after = Counter(unlabelled.old.tolist()), Counter(unlabelled.new.tolist())
+    moved = Counter((a, b) for a, b in zip(unlabelled.old.tolist(), unlabelled.new.tolist(), strict=True) if a != b)
+    counts = [(code, before[code], after[code]) for code in sorted(before.keys() | after.keys())]
+    grouped = differences(labelled.groups, *right) if labelled.groups.any() else []
+    shares = [
+        (f"{name.removeprefix('alone_at_')} %", labelled.alone[0][name], share)
+        for name, share in labelled.alone[1].items()
+        if name.startswith("alone_at_") and name in labelled.alone[0]
+    ]
+    return Succession(
+        old=old.release,
+        new=new.release,
+        overall=difference("all", *right),
+        codes=differences(labelled.right, *right),
+        groups=grouped,
+        work=shares,
+        records=len(unlabelled.old),
+        agreement=float((unlabelled.old == unlabelled.new).mean()),
+        counts=sorted(counts, key=lambda row: -abs(row[2] - row[1])),
+        flows=[(a, b, count) for (a, b), count in moved.most_common(_FLOWS)],
+    )
+
+
+def coders_of(old: Coder | JointCoder, new: Coder | JointCoder, field: str) -> tuple[Coder, Coder]:
+    """Returns the coders of one field of two bundles.
+
+    Raises:
+        InputError: a bundle lacks the field, or the classifications differ.
+    """
+    chosen = []
+    for name, coder in (("OLD", old), ("NEW", new)):
+        if field not in coder.fields:
+            fields = ", ".join(filter(None, coder.fields))
+            remedy = f"Name one of {fields} with --field" if fields else "Leave --field out: there is one field"
+            raise InputError(f"{name}: the bundle has no field {field!r}. {remedy}.")
+        chosen.append(coder.fields[field])
+    if chosen[0].classification != chosen[1].classification:
+        raise InputError(
+            f"NEW: it codes {chosen[1].classification}, OLD codes {chosen[0].classification}. Compare bundles of one "
+            "classification."
+        )
+    return chosen[0], chosen[1]

@@ -1,0 +1,292 @@
+"""Shows budgets: what a release would be charged, what accounts have left, and which plans wait for them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+from mechanisms.privacy.events import Claim, GuaranteeKind
+from storage.artifacts import ArtifactRef
+from storage.errors import InputError
+from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
+from storage.ledger.amounts import short
+from storage.ledger.budget import BudgetLine, accounts_of
+from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
+from storage.ledger.reader import ProjectedBalance
+from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
+from tasks.pages.render import Table
+from tasks.parameters import LedgerParameters, RetrainParameters
+from tasks.releasing import approval, gate, ledger_access
+from tasks.releasing.checked_plan import check
+from tasks.releasing.claims import privacy_unit
+from tasks.releasing.ledger_access import default_delta, describe_large_delta
+from tasks.releasing.ledger_records import find_record_set
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
+from tasks.running.worker_metrics import running_stages
+
+
+@dataclass(frozen=True)
+class AccountBalance:
+    """Holds one cohort's budget of a guarantee kind, or that of a population's units; a cap of None allows nothing."""
+
+    cohort: str
+    spent: Decimal
+    cap: Decimal | None
+    releases: int | None
+    """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon is unknown."""
+    delta_left: Decimal | None = None
+    """None: deltas do not add up in it."""
+    remains: tuple[tuple[int, Decimal], ...] = ()
+    """What remains after this release and so many more of its size."""
+    population: str | None = None
+    """Of an earlier release of the same records or units, where that has another name or other cohorts."""
+
+    @property
+    def left(self) -> Decimal:
+        """Returns what may still be spent."""
+        return Decimal(0) if self.cap is None else self.cap - self.spent
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether it could take the release; with no epsilon yet, whether it has any left."""
+        return self.left > 0 if self.releases is None else self.releases > 0
+
+
+@dataclass(frozen=True)
+class ExpectedCharge:
+    """Holds the charge of one release to each of its cohorts."""
+
+    population: str
+    guarantee_kind: str
+    epsilon: float | None
+    """None: not measured yet."""
+    delta: float | None
+    policy: str
+    accounts: tuple[AccountBalance, ...]
+    others: tuple[str, ...] = ()
+    """Populations of another name that the same records were released under."""
+    by_name_alone: bool = False
+    """The ledger has releases, but the records are not available, so overlaps are not counted yet."""
+    other_unit: str | None = None
+    """What earlier releases of the population protect, where that is something else: it would be refused."""
+    warning: str = ""
+    """That delta is large for the number of records; empty where it is not."""
+
+    @property
+    def exceeds(self) -> bool:
+        """Checks whether some account cannot bear the charge."""
+        return self.other_unit is not None or not all(account.fits for account in self.accounts)
+
+    @property
+    def line(self) -> str:
+        """Returns the charge to each cohort in one line."""
+        if self.epsilon is None:
+            return f"epsilon as measured: twice Delta, known after the fits ({self.guarantee_kind})"
+        delta = "" if self.delta is None else f", delta {self.delta:g}"
+        return f"epsilon {self.epsilon:.4g}{delta} ({self.guarantee_kind})"
+
+    @property
+    def budget(self) -> list[str]:
+        """Returns the balances in lines; accounts with equal balances share one."""
+        states: dict[AccountBalance, list[str]] = {}
+        for account in self.accounts:
+            state = replace(account, cohort="", population=account.population or self.population)
+            states.setdefault(state, []).append(account.cohort)
+        lines = []
+        for one, cohorts in states.items():
+            named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
+            if one.cap is None:
+                lines.append(f"{one.population}/{named}: policy {self.policy} grants nothing of this kind")
+                continue
+            delta = "" if one.delta_left is None else f", and delta {float(one.delta_left):g}"
+            lines.append(f"{one.population}/{named}: {short(one.left)} of {short(one.cap)} left{delta}")
+            if one.releases:
+                lines.append(f"  after this one {describe_successors(one.releases - 1, one.remains)}")
+        if self.other_unit is not None:
+            lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
+        return lines
+
+    @staticmethod
+    def of(
+        context: Context,
+        parameters: RetrainParameters,
+        cohorts: Sequence[str],
+        *,
+        train: int,
+        claim: Claim | None = None,
+        dataset: ArtifactRef | None = None,
+    ) -> ExpectedCharge:
+        """Returns the charge of these parameters for records of these cohorts. Creates no ledger.
+
+        Epsilons are as claimed: an account under replace-one is charged more than the claim.
+
+        Args:
+            train: about how many records train, which the default delta follows.
+            claim: the claim, once it is measured.
+            dataset: the records, where they were ingested already: releases of them under other names count, too.
+
+        Raises:
+            StorageError: the ledger does not answer.
+        """
+        epsilon = delta = None
+        kind: GuaranteeKind = "asymptotic-local"
+        if parameters.formal is not None:
+            kind, epsilon, delta = "formal", parameters.formal.target_epsilon, parameters.formal.delta
+            delta = default_delta(context, parameters, records=train) if delta is None else delta
+        elif claim is not None:
+            kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
+        elif parameters.pseudo_posterior.target_epsilon is not None:
+            epsilon = parameters.pseudo_posterior.target_epsilon
+        population, settings = parameters.data.population, parameters.release
+        unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
+        fresh = [budget.Account(*one, kind) for one in accounts_of(population, sorted(cohorts), unit)]
+        projected = ProjectedBalance(tuple(fresh), (), None)
+        names: tuple[str, ...] = ()
+        by_name = False
+        ledger = ledger_access.existing_ledger(context, settings)
+        policy = ledger_access.policy_of(ledger, settings)
+        if ledger is not None:
+            fingerprint = ""
+            records = None if dataset is None else find_record_set(context, dataset)
+            by_name = records is None and any(line.account.sequence for line in ledger.budget())
+            if dataset is not None and records is not None:
+                fingerprint = context.store.figures(dataset)["fingerprint"]
+                sought = ReleasePlan.model_construct(
+                    idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
+                )
+                names = other_population_names(
+                    sought, overlapping_releases(ledger, sought, records=records)
+                )  # of every kind of guarantee
+            # guard: the dry run tells what units have left
+            projected = ledger.projected_balance(
+                kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
+            )
+        accounts = []
+        for one in [*projected.accounts, *projected.overlapping]:
+            cap = policy.cap(one.population, one.cohort, kind) if kind in ("formal", "asymptotic-local") else None
+            left = None if cap is None or cap.delta is None or one.exact else cap.delta - one.delta
+            size = None if epsilon is None else amounts.epsilon(epsilon)
+            stated = amounts.delta(delta) if delta else None
+            expected = None if size is None else budget.forecast(one, cap, size, stated)
+            releases, remains = (None, ()) if expected is None else (expected.releases, expected.remains)
+            most, whose = None if cap is None else cap.epsilon, None if one in projected.accounts else one.population
+            left = left if kind == "formal" else None
+            accounts.append(AccountBalance(one.cohort, one.epsilon, most, releases, left, remains, whose))
+        return ExpectedCharge(
+            population,
+            kind,
+            epsilon,
+            delta,
+            policy.name,
+            tuple(accounts),
+            names,
+            by_name,
+            projected.conflicting_unit,
+            warning=describe_large_delta(train, delta),
+        )
+
+
+def describe_successors(more: int, remains: Sequence[tuple[int, Decimal]]) -> str:
+    """Describes what remains of a budget after a release, and after its successors of the same size."""
+    if not remains:
+        return "no more of its size fits"
+    left = [f"ε {down(epsilon)} {f'after {number} more' if number else 'remain'}" for number, epsilon in remains]
+    return f"{', '.join(left)}; about {more} more of its size fit"
+
+
+@dataclass(frozen=True)
+class PlanStatus:
+    """Holds the state of a plan without a release."""
+
+    file: str
+    population: str
+    label: str
+    epsilon: float | None
+    approved_by: tuple[str, ...]
+    missing: int
+    refused: str | None
+    obstacle: str | None
+    """Why the gate would refuse it, such as a missing audit."""
+    unaudited: bool
+
+    @property
+    def remedy(self) -> str:
+        """Returns the command to type next; empty for a refused plan."""
+        if self.refused is not None:
+            return ""
+        file = shlex.quote(self.file)
+        if self.obstacle is not None:
+            return f"autocoder {'audit' if self.unaudited else 'plan show'} {file}"
+        return f"autocoder approve {file} --key YOUR-KEY.pem" if self.missing else f"autocoder release {file}"
+
+
+def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
+    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages.
+
+    Raises:
+        StorageError: the ledger does not answer, or is damaged.
+    """
+    stages = [asdict(stage) for stage in running_stages(context.workspace.private)]
+    ledger = ledger_access.existing_ledger(context, settings)
+    if ledger is None:
+        return {"ledger": None, "budget": [], "open_releases": [], "plans": [], "stages": stages}
+    sequence, row_hash = ledger.head()
+    return {
+        "ledger": {"row": sequence, "hash": row_hash, "policy": ledger.policy().name},
+        "budget": budget_json([line for line in ledger.budget() if line.account.sequence]),
+        "open_releases": [
+            {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
+        ],
+        "plans": [asdict(plan) | {"remedy": plan.remedy} for plan in _plans(context, ledger)],
+        "stages": stages,
+    }
+
+
+def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
+    plans = []
+    for file in sorted((context.workspace.private / "plans").glob("*.json")):
+        try:
+            planned = PlannedRelease.load(file)
+            checked = check(planned, ledger)
+        except (InputError, BudgetRefused):
+            continue  # to be planned again before it can be released
+        if checked.released is not None:
+            continue
+        status = approval.approval_status(context, checked)
+        refusal = ledger.refusal(planned.plan)
+        plans.append(
+            PlanStatus(
+                file=str(file),
+                population=planned.plan.population,
+                label=planned.plan.release_label,
+                epsilon=planned.plan.claim.epsilon,
+                approved_by=status.approved,
+                missing=status.missing,
+                refused=None if refusal is None else refusal.reason,
+                obstacle=gate.obstacle(checked),
+                unaudited=checked.measurement is None,
+            )
+        )
+    return plans
+
+
+_DIGITS = Decimal("0.0001")
+
+
+def up(value: Decimal) -> str:
+    """Rounds a spent or requested amount up to four decimals."""
+    return short(value.quantize(_DIGITS, rounding=ROUND_CEILING))
+
+
+def down(value: Decimal) -> str:
+    """Rounds a remaining amount down to four decimals."""
+    return short(value.quantize(_DIGITS, rounding=ROUND_FLOOR))
+
+
+def budget_table(lines: Iterable[BudgetLine]) -> Table:
+    """Returns accounts with their caps as a table; epsilons have four decimals, deltas three digits."""
+    return list(BUDGET_COLUMNS), budget_cells(lines, up=up, down=down, brief=lambda delta: f"{float(delta):.3g}")

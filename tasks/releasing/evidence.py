@@ -1,0 +1,286 @@
+"""Reads the audits of a candidate from the ledger, and what they measured against its claim.
+
+A lower bound above the claim for one record more or less contradicts the claim. So do densities that refute it for
+every delta as small as theory allows. An audit is inconclusive where perfect guesses could not have shown the claimed
+epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mechanisms.privacy.claims import of_one_record
+from mechanisms.privacy.events import Claim, Event
+from storage.artifacts import digest
+from storage.ledger import Ledger, Row
+from storage.ledger.records import SAMPLE, same_records
+
+USUAL_CONFIDENCE = 0.95
+"""An audit at more than this bounds less: enough more, and it can contradict nothing."""
+AUDITED_ARTIFACT = "audited"
+"""Name, among a row's artifacts, of the fit or posterior of an audit."""
+CONTRADICTED, INCONCLUSIVE = "contradicted", "inconclusive"
+
+
+class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
+    """Holds the result of one audit, from its row of the ledger; fields that a row lacks have defaults."""
+
+    epsilon_lower_bound: float
+    """For one unit more or less."""
+    confidence: float
+    reach: float
+    """The bound that perfect guesses would have given."""
+    trials: int = 0
+    gradient_runs: int = 0
+    auc: float
+    tpr: float = Field(alias="tpr_at_fpr_0.001")
+    attack: str = "loss"
+    coin: bool = True
+    """Whether chance alone decided which records were held out: otherwise its AUC is none of membership."""
+    attempt: int = 1
+    """Which audit of its claim this was, the first being 1."""
+    refuted_delta_epsilon: float | None = None
+    """What the three below are for: claims of at most so much."""
+    refuted_delta_by_counts: float | None = None
+    refuted_delta_by_densities: float | None = None
+    delta_rate: float | None = None
+    """n^(-1/2): densities that refute no larger delta say nothing of a claim that is asymptotic."""
+    noise_at_most: float | None = None
+    """The multiple of the stated noise above which it was excluded, where that gave the bound."""
+    epsilon_of_any: float | None = None
+    """The bound without the assumption that the noise is Gaussian."""
+    withheld: bool = False
+    """Whether it, or one before it, would have refuted the claim as a first audit, and being a later one does not."""
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> Evidence:
+        """Reads a row's details."""
+        return cls.model_validate(details)
+
+    def delta_refuted(self, claimed: float) -> float | None:
+        """Returns the largest delta at which the claim is refuted; None where the claim names a delta, or none was
+        measured.
+        """
+        deltas = (self.refuted_delta_by_counts, self.refuted_delta_by_densities)
+        if not self._covers(claimed):
+            return None
+        return max((delta for delta in deltas if delta is not None), default=None)
+
+    def _covers(self, claimed: float) -> bool:
+        """Checks whether the refuted deltas apply to a claim of this epsilon; rows hold six decimals."""
+        return self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
+
+    def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
+        """Returns the verdict on a claim: contradicted, not contradicted, or inconclusive where no audit could refute
+        it.
+
+        Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
+
+        Args:
+            minimum: the least share of the claim that perfect guesses must have been able to show.
+        """
+        claimed = of_one_record(claim)
+        if claimed is None:
+            return "no claim"
+        by_densities = self._covers(claimed) and ((self.refuted_delta_by_densities or 0) > (self.delta_rate or 1))
+        if self.epsilon_lower_bound > claimed or by_densities:
+            return CONTRADICTED
+        return "not contradicted" if self.reach > minimum * claimed else INCONCLUSIVE
+
+
+def has_reruns(audit: Evidence | Measurement) -> bool:
+    """Checks that an audit reran the mechanism at a usual confidence; without reruns it refutes next to nothing."""
+    # guard: an audit without reruns opens nothing
+    return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
+
+
+class Measurement(BaseModel):
+    """Holds the strongest audit result of one candidate, as the statement prints it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epsilon_claimed: float | None
+    epsilon_claimed_add_remove: float | None
+    epsilon_lower_bound: float
+    epsilon_reach: float | None
+    noise_at_most: float | None = None
+    epsilon_of_any: float | None = None
+    confidence: float
+    delta_refuted: float | None
+    attack: str
+    coin: bool = True
+    auc: float
+    tpr_at_fpr_0001: float
+    trials: int
+    gradient_runs: int
+    look: int
+    withheld: bool
+    verdict: str
+    ledger_sequence: int
+
+    @property
+    def line(self) -> str:
+        """Returns claim and measurement in one line."""
+        return (
+            f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
+            f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "
+            f"({100 * self.confidence:.6g} % confidence, {self._tests}; "
+            f"{describe_attack(self.attack, coin=self.coin)}: AUC {self.auc:.3f}, TPR "
+            f"{self.tpr_at_fpr_0001:.2%} at FPR 0.1 %): {self._outcome}"
+        )
+
+    @property
+    def _tests(self) -> str:
+        several = [f"{self.trials} reruns"] if self.trials else []
+        several += [f"{self.gradient_runs} fit with gradient canaries"] if self.gradient_runs else []
+        again = f", audit {self.look} of this claim" if self.look > 1 else ""
+        return " and ".join([*several, "one draw"]) + again
+
+    @property
+    def _outcome(self) -> str:
+        if self.verdict == INCONCLUSIVE and self.withheld:
+            return f"inconclusive: {WITHHELD}"
+        if self.verdict == INCONCLUSIVE and self.epsilon_reach is None:
+            return "inconclusive: its reach was not recorded. Audit again"
+        if self.verdict == INCONCLUSIVE:
+            return f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
+        if self.verdict == CONTRADICTED and self.delta_refuted:
+            return f"contradicted for every δ up to {round_down(self.delta_refuted)}"
+        return self.verdict
+
+
+WITHHELD = (
+    "it or an earlier audit would have refuted the claim as a first audit; a later one can neither refute the claim "
+    "nor support it"
+)
+
+
+def describe_reach(reach: float | None, claimed: float | None) -> str:
+    """Words how much an audit could have shown at most."""
+    return f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of {claimed:.3g}"
+
+
+def describe_attack(attack: str, *, coin: bool) -> str:
+    """Names the strongest test of training half against test half; without a coin it is none of membership."""
+    name = attack.replace("_", " ")
+    if coin:
+        return f"strongest membership test, {name}"
+    return f"earlier against later records, no membership test, {name}"
+
+
+def describe_bound(epsilon: float, noise_at_most: float | None, epsilon_of_any: float | None) -> str:
+    """Words a lower bound. One on the noise is a bound on epsilon if the noise is Gaussian, and names both."""
+    if noise_at_most is None or epsilon_of_any is None:
+        return f"at least ε {epsilon:.3g}"
+    return (
+        f"noise of at most {noise_at_most:.3g} times the stated; at least ε {epsilon:.3g} if the noise is Gaussian; at "
+        f"least ε {epsilon_of_any:.3g} of any (ε, δ)"
+    )
+
+
+def _claimed(epsilon: float | None, add_remove: float | None) -> str:
+    if epsilon is None:
+        return "nothing"
+    other = "" if add_remove in (None, epsilon) else f" (ε {add_remove:.4g} for one record more or less)"
+    return f"ε {epsilon:.4g}{other}"
+
+
+def round_down(share: float) -> str:
+    """Rounds a lower bound down to three digits."""
+    digits = 3 - 1 - math.floor(math.log10(share))
+    return f"{math.floor(share * 10**digits) / 10**digits:.{max(digits, 0)}f}"
+
+
+def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
+    """Returns the audits of one fit or posterior, by its digest, oldest first."""
+    return [row for row in _audits(ledger) if row.artifact_digests.get(AUDITED_ARTIFACT) == fitted]
+
+
+def _audits(ledger: Ledger) -> Iterator[Row]:
+    """Yields rows with a measurement; overrides and blocks are audit rows without one."""
+    return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
+
+
+def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
+    """Returns the fingerprints of the same records: in another order, or sharing over half of the smaller set."""
+    samples: dict[str, list[Any]] = {}
+    for row in ledger.rows():
+        if row.data_fingerprint is not None and SAMPLE in row.details:
+            samples.setdefault(row.data_fingerprint, []).append(row.details[SAMPLE])
+    target = samples.pop(fingerprint, [])
+    overlapping = {
+        name
+        for name, marks in samples.items()
+        if any(same_records(one, other, share=0.5) for one in target for other in marks)
+    }
+    # guard: a record fewer makes no other records of them
+    return overlapping | {fingerprint}
+
+
+def method_identity(fingerprint: str | None, event: Mapping[str, Any] | None) -> str:
+    """Returns the digest that a contradiction belongs to: the records, and the mechanism as its event describes it.
+
+    Seed, label, population, draws and what they measured are no part of it: fitted again, it is the same method.
+    """
+    done = {name: value for name, value in (event or {}).items() if name not in ("sensitivity", "sensitivity_draws")}
+    return digest({"records": fingerprint, "method": done})
+
+
+def measurement_of(
+    ledger: Ledger, *, fitted: str, fingerprint: str, event: Event, claim: Claim, minimum: float | None = None
+) -> Measurement | None:
+    """Returns the audit that speaks most against a claim, or the best one for it; None without any audit.
+
+    A contradiction by another fit of the same method counts as one by the candidate itself. A smaller bound takes
+    nothing back: each of them holds with its confidence, and repeated audits share one.
+
+    Args:
+        fitted: digest of the fit or posterior.
+        fingerprint: of its records.
+        minimum: the least share of the claim that perfect guesses must have been able to show; by default the policy's.
+    """
+    minimum = ledger.policy().audit_reach if minimum is None else minimum
+    made = event.model_dump(mode="json")
+    subjects = {method_identity(one, made) for one in _overlapping(ledger, fingerprint)}
+    candidate_rows = audits_of(ledger, fitted)
+    others = [row for row in _audits(ledger) if method_identity(row.data_fingerprint, row.event) in subjects]
+    evidence = {row.sequence: Evidence.of(row.details) for row in [*others, *candidate_rows]}
+
+    def against(rows: Sequence[Row]) -> list[int]:
+        numbers = [row.sequence for row in rows]
+        return [n for n in numbers if evidence[n].verdict(claim, minimum=minimum) == CONTRADICTED]
+
+    # guard: another fit of the method is blocked too
+    refuting = against(candidate_rows) or against(others)
+    if not refuting and not candidate_rows:
+        return None
+    if refuting:
+        number = max(refuting, key=lambda n: evidence[n].epsilon_lower_bound)
+    else:
+        best = {n: (has_reruns(one), one.reach, one.epsilon_lower_bound) for n, one in evidence.items()}
+        number = max((row.sequence for row in candidate_rows), key=best.__getitem__)
+    strongest, claimed = evidence[number], of_one_record(claim)
+    return Measurement(
+        epsilon_claimed=claim.epsilon,
+        epsilon_claimed_add_remove=claimed,
+        epsilon_lower_bound=strongest.epsilon_lower_bound,
+        epsilon_reach=strongest.reach,
+        noise_at_most=strongest.noise_at_most,
+        epsilon_of_any=strongest.epsilon_of_any,
+        confidence=strongest.confidence,
+        delta_refuted=None if claimed is None else strongest.delta_refuted(claimed),
+        attack=strongest.attack,
+        coin=strongest.coin,
+        auc=strongest.auc,
+        tpr_at_fpr_0001=strongest.tpr,
+        trials=strongest.trials,
+        gradient_runs=strongest.gradient_runs,
+        look=strongest.attempt,
+        withheld=strongest.withheld,
+        verdict=strongest.verdict(claim, minimum=minimum),
+        ledger_sequence=number,
+    )

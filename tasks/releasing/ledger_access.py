@@ -1,0 +1,105 @@
+"""Opens the ledger of a run, and derives a claim's default delta from its policy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from storage.errors import InputError, StorageError
+from storage.ledger import Ledger, Policy, database_exists, same_database
+from storage.ledger.journal import journals_of
+from storage.ledger.recovery import draws
+from tasks.parameters import LedgerParameters, RetrainParameters
+from tasks.running.stage import Context
+
+DEFAULT_DELTA = 1e-5
+"""At most; less for more than 10,000 records."""
+
+
+def delta_for(records: int) -> float:
+    """Returns the default delta for so many training records: a tenth over their number, as a power of ten.
+
+    Delta counts for each record, so that records x delta of them may lose the protection outright.
+    """
+    return min(DEFAULT_DELTA, float(f"1e-{len(str(10 * max(records, 1) - 1))}"))
+
+
+def describe_large_delta(records: int, delta: float | None) -> str:
+    """Warns of a delta that is not far below one over the number of records; empty where it is."""
+    expected = records * (delta or 0.0)
+    if expected <= _FEW:
+        return ""
+    return (
+        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them in the mean may lose the "
+        f"protection outright. Set δ to {delta_for(records):g} or less"
+    )
+
+
+_FEW = 0.5
+"""Records x delta up to which delta draws no warning."""
+
+
+def allowed_delta(policy: Policy, population: str, *, records: int = 1) -> float:
+    """Returns the smallest formal cap on delta of any cohort of a population, at most the default for its records."""
+    budget = policy.populations.get(population, policy.default)
+    caps = () if budget is None else (budget.formal, *(cohort.formal for cohort in budget.cohorts.values()))
+    return min([delta_for(records), *(float(cap.delta) for cap in caps if cap is not None and cap.delta is not None)])
+
+
+def default_delta(context: Context, parameters: RetrainParameters, *, records: int) -> float:
+    """Returns the delta of a formal claim without a given one, so that one release fits under the policy's caps.
+
+    It depends on the policy and not on what is spent: the same command plans the same release, however often it is run.
+
+    Args:
+        records: number of training records.
+    """
+    return allowed_delta(current_policy(context, parameters.release), parameters.data.population, records=records)
+
+
+def current_policy(context: Context, settings: LedgerParameters) -> Policy:
+    """Returns the policy in force, or the one that a first release would put in force. Creates no ledger."""
+    return policy_of(existing_ledger(context, settings), settings)
+
+
+def policy_of(ledger: Ledger | None, settings: LedgerParameters) -> Policy:
+    """Returns the policy in force; without a ledger, the one that a first release would put in force."""
+    if ledger is not None:
+        return ledger.policy()
+    return Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
+
+
+def existing_ledger(context: Context, settings: LedgerParameters) -> Ledger | None:
+    """Returns the ledger of a workspace, None without one. Creates no ledger."""
+    return open_ledger(context, settings) if database_exists(ledger_url(context, settings)) else None
+
+
+def ledger_url(context: Context, settings: LedgerParameters) -> str:
+    """Returns the address of this run's ledger.
+
+    Raises:
+        InputError: the setting names another ledger than the machine's. A release on an empty ledger would need no
+            approval and be charged to nobody.
+    """
+    machine_url = os.environ.get("AUTOCODER_LEDGER_URL")
+    if machine_url and settings.ledger_url and not same_database(machine_url, settings.ledger_url):
+        raise InputError(
+            "ledger_url: the ledger of this machine is set by AUTOCODER_LEDGER_URL. Leave the setting empty"
+        )
+    return machine_url or settings.ledger_url or context.workspace.ledger_url
+
+
+def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
+    """Opens the ledger of this run, under the policy of this run.
+
+    Raises:
+        ForeignLedger: it is not the one that this workspace used before, or it went back.
+    """
+    loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
+    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace))
+    if draws(context.workspace) and ledger.mark() is None:
+        raise StorageError(
+            f"ledger {ledger.database.name} is empty, but this workspace has drawn releases. Give the ledger that "
+            "charged them"
+        )
+    return ledger

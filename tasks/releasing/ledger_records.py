@@ -1,0 +1,389 @@
+"""Writes and reads the rows of the ledger about fits on the same records: evaluations, comparisons, audits."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mechanisms.model.calibration import TARGETS
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.events import Claim, Event
+from storage.artifacts import ArtifactRef, digest
+from storage.datasets import load_cells, load_table, split_file
+from storage.ingest import IngestConfig
+from storage.ingest.cell_digests import normal_form
+from storage.ledger import (
+    ComparisonFit,
+    Diagnostics,
+    Evaluation,
+    Ledger,
+    ReleasePlan,
+    Row,
+    Scores,
+    Sensitivity,
+    Subject,
+)
+from storage.ledger.budget import RECORD
+from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
+from storage.ledger.rollback import save_marks
+from tasks.parameters import RetrainParameters
+from tasks.releasing.claims import (
+    TRUST_MODEL,
+    method_of,
+    privacy_unit,
+    swag_event,
+)
+from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, Measurement, measurement_of
+from tasks.releasing.ledger_access import open_ledger
+from tasks.releasing.plan import (
+    PlannedRelease,
+    decode_event,
+)
+from tasks.releasing.recommendation import AuditVerdict, Figures
+from tasks.running import progress
+from tasks.running.provenance import provenance
+from tasks.running.stage import Context
+
+_SPLITS = ("train", "test", "holdout")
+
+
+def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
+    """Returns the marks of all sampled records in every split, and saves them in the workspace.
+
+    Neither code, cohort, template nor another column is part of a mark: it is the same record with any. Where
+    the claim is about units, there are marks of theirs as well.
+    """
+    records = _marked(context, dataset, registry_key(context.workspace.private))
+    save_marks(context.workspace, records)
+    return records
+
+
+def find_record_set(context: Context, dataset: ArtifactRef) -> RecordSet | None:
+    """Returns the same marks for look-ups alone: saves nothing; None for a workspace without a key."""
+    private = context.workspace.private
+    return _marked(context, dataset, registry_key(private)) if has_registry_key(private) else None
+
+
+def _marked(context: Context, dataset: ArtifactRef, key: bytes) -> RecordSet:
+    return RecordSet.of(_records(context, dataset), key=key, units=_units(context, dataset))
+
+
+def _units(context: Context, dataset: ArtifactRef) -> set[str]:
+    ingest = IngestConfig.model_validate(context.store.recipe(dataset)["config"]["ingest"])
+    if privacy_unit(ingest)[0] == RECORD:
+        return set()
+    folder = context.store.open(dataset)
+    splits = [split for split in _SPLITS if split_file(folder, split).is_file()]
+    columns = [load_table(folder, split).column("unit").to_pylist() for split in splits]
+    return {unit for column in columns for unit in column if isinstance(unit, str)}
+
+
+def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
+    """Yields what marks the records: each id, and each text cell or, where there are none, each row of values.
+
+    Two releases share records where one of these is in both. An id that may be a running number marks no record, since
+    every file has such a one.
+    """
+    folder, read = context.store.open(dataset), context.store.figures(dataset)["rows_read"]
+    tables = [load_table(folder, split) for split in _SPLITS if split_file(folder, split).is_file()]
+    for table in tables:
+        names = table.column("record_id").to_pylist()
+        yield from (b"id\0" + normal_form(name) for name in names if not _running(name, read))
+    yield from load_cells(folder)
+    if "values" in tables[0].column_names:
+        yield from _rows_of_values(tables)
+
+
+def _rows_of_values(tables: Sequence[pa.Table]) -> Iterator[bytes]:
+    """Yields each row's values in order of size, whole and without the columns that are the same in all rows.
+
+    So neither another order of the columns nor a constant one more makes other records of them.
+    """
+
+    def rows() -> Iterator[NDArray[np.float64]]:
+        batches = (batch for table in tables for batch in table.to_batches(max_chunksize=256))
+        for batch in batches:
+            values = batch.column("values").flatten().to_numpy().astype("<f8")
+            yield values.reshape(batch.num_rows, -1)
+
+    first = next(rows())[0]
+    varying = np.logical_or.reduce([(batch != first).any(axis=0) for batch in rows()])
+    for columns in (np.ones_like(varying), varying):
+        yield from (row.tobytes() for batch in rows() for row in np.sort(batch[:, columns], axis=1))
+
+
+def _running(name: str | int, rows: int) -> bool:
+    return not isinstance(name, str) or (name.isdecimal() and int(name) <= rows)
+
+
+def record_evaluation(
+    context: Context,
+    parameters: RetrainParameters,
+    *,
+    subject: Subject | None = None,
+    label: str = "",
+    dataset: ArtifactRef,
+    refs: Mapping[str, ArtifactRef],
+    details: Mapping[str, Any],
+    event: Event | None = None,
+    claim: Claim | None = None,
+    kind: Literal["evaluation", "audit"] = "evaluation",
+    key: str | None = None,
+    settings: str | None = None,
+    prefect_run_id: str | None,
+) -> Row:
+    """Writes one internal row, or returns the one that these artifacts have under this label. Charges nothing.
+
+    Args:
+        label: for people; by default the subject's.
+        details: figures that may stand in the ledger; numbers are rounded to six decimals.
+        key: of idempotency; by default from label, population and artifacts.
+        settings: digest of what the row rests on; by default the parameters' without the release.
+    """
+    facts, source = context.store.figures(dataset), provenance()
+    artifacts = {name: ref.sha256 for name, ref in refs.items()}
+    label = label or ("" if subject is None else subject.label)
+    return open_ledger(context, parameters.release).record(
+        Evaluation(
+            kind=kind,
+            subject=subject,
+            label=label,
+            population=parameters.data.population,
+            cohorts=tuple(facts["cohorts"]),
+            data_fingerprint=facts["fingerprint"],
+            records_rounded=facts["records"],
+            event=event,
+            claim=claim,
+            trust_model=TRUST_MODEL,
+            code_commit=source.code_commit,
+            code_dirty=source.code_dirty,
+            lock_digest=source.lock_digest,
+            parameters_digest=settings or digest(method_of(parameters)),
+            artifact_digests=artifacts,
+            requester=parameters.release.requester,
+            prefect_run_id=prefect_run_id,
+            idempotency_key=key or digest({"label": label, "population": parameters.data.population, "of": artifacts}),
+            details={n: round(v, 6) if isinstance(v, float) else v for n, v in details.items()}
+            | {SAMPLE: sample_of(context, dataset)},
+        )
+    )
+
+
+def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
+    """Returns the newest release of the plan's very fit under whatever plan, None where it has none.
+
+    A posterior has none: each draw of it is another model.
+    """
+    if planned.candidate.measured is not None:
+        return None
+    fit = planned.candidate.fitted.sha256
+    rows = [row for row in ledger.current() if row.kind == "release" and row.state != "burned"]
+    return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
+
+
+def audit_verdict(measurement: Measurement | None) -> AuditVerdict | None:
+    """Returns the verdict of a measurement, None without one."""
+    return None if measurement is None else cast(AuditVerdict, measurement.verdict)
+
+
+def comparison_figures(ledger: Ledger, fingerprint: str) -> list[Figures]:
+    """Returns the compared branches on these records, one entry per claim, with mean and spread over seeds.
+
+    Of a branch that was compared under several settings at the same epsilon and delta the newest counts.
+    """
+    newest: dict[tuple[Any, ...], str | None] = {}
+    grouped: dict[tuple[Any, ...], list[Row]] = {}
+    for row in ledger.rows():
+        compared = row.subject
+        if isinstance(compared, ComparisonFit) and row.data_fingerprint == fingerprint and "weighted_f1" in row.details:
+            at = None if row.epsilon is None or row.guarantee_kind != "formal" else round(float(row.epsilon), 2)
+            key = (compared.branch, at, row.delta)
+            if newest.get(key) != row.parameters_digest:
+                newest[key], grouped[key] = row.parameters_digest, []
+            grouped[key].append(row)
+    return [_figures(ledger, key[0], rows) for key, rows in grouped.items()]
+
+
+def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
+    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that it codes alone
+    (`calibration.coded_alone`) where measured; empty without scores.
+    """
+    fitted = planned.candidate.fitted.sha256
+    for row in reversed(ledger.rows()):
+        compared = isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
+        if compared and "weighted_f1" in row.details:
+            return _scores(row.details, "")
+        if _is_of(planned.plan, row, Scores):
+            last = [name for name in row.details if name.endswith("_weighted_f1") and "quartile" not in name]
+            for name in sorted(last, key=_round, reverse=True)[:1]:
+                return _scores(row.details, name.removesuffix("weighted_f1"))
+    return {}
+
+
+def unweighted_reference(ledger: Ledger, planned: PlannedRelease) -> Figures | None:
+    """Returns the scores of the retrain's fit without risk weights on the same held-out records; None where the retrain
+    has no such fit, as a formal one.
+    """
+    for row in reversed(ledger.rows()):
+        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details:
+            scores = _scores(row.details, "base_")
+            title = "the retrain's fit without privacy"
+            return Figures("base", title, "none", scores["weighted_f1"], scores.get("macro_f1"))
+    return None
+
+
+def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores | Diagnostics]) -> bool:
+    """Checks whether a row has this of the retrain that made a plan."""
+    same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
+    return same and isinstance(row.subject, subject)
+
+
+def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
+    """Returns the scores of one fit, by their names without the round's prefix."""
+    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
+    named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
+    return {name: details[stem + name] for name in named if stem + name in details}
+
+
+def diagnostic_verdicts(ledger: Ledger, plan: ReleasePlan) -> Mapping[str, str] | None:
+    """Returns the newest diagnostic verdicts on a plan's method and records, by question; None without any."""
+    for row in reversed(ledger.rows()):
+        if _is_of(plan, row, Diagnostics) and "verdicts" in row.details:
+            return row.details["verdicts"]
+    return None
+
+
+_ROUNDS = ("base", "weighted", "reweighted", "censored", "both")
+
+
+def _round(name: str) -> int:
+    return _ROUNDS.index(name.split("_")[0]) if name.split("_")[0] in _ROUNDS else -1
+
+
+def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
+    f1 = [float(row.details["weighted_f1"]) for row in rows]
+    epsilons = [float(row.epsilon) for row in rows if row.epsilon is not None]
+    first = rows[0]
+    measurements = [_audit(ledger, row) for row in rows]
+    worst = max((one for one in measurements if one is not None), key=evidence_rank, default=None)
+    return Figures(
+        name=branch,
+        title=branch,
+        kind=first.guarantee_kind,
+        mechanism=first.mechanism or "",
+        weighted_f1=statistics.fmean(f1),
+        macro_f1=statistics.fmean(float(row.details.get("macro_f1", 0.0)) for row in rows),
+        spread=statistics.stdev(f1) if len(f1) > 1 else 0.0,
+        seeds=len(f1),
+        epsilon=max(epsilons, default=None),
+        delta=None if first.delta is None else float(first.delta),
+        relation=first.neighbouring_relation or "add-remove",
+        audit=audit_verdict(worst),
+        lower_bound=None if worst is None else worst.epsilon_lower_bound,
+    )
+
+
+def evidence_rank(measurement: Measurement) -> tuple[bool, bool, float]:
+    """Orders measurements: a contradiction first, then a result, then the larger bound."""
+    return (
+        measurement.verdict == CONTRADICTED,
+        measurement.verdict != INCONCLUSIVE,
+        measurement.epsilon_lower_bound,
+    )
+
+
+def _audit(ledger: Ledger, row: Row) -> Measurement | None:
+    if row.event is None or row.epsilon is None or row.guarantee_kind == "none":
+        return None
+    claim = Claim(
+        guarantee_kind=row.guarantee_kind,
+        epsilon=float(row.epsilon),
+        delta=None if row.delta is None else float(row.delta),
+        epsilon_add_remove=None if row.epsilon_add_remove is None else float(row.epsilon_add_remove),
+        neighbouring_relation=row.neighbouring_relation or "add-remove",
+        accountant=row.accountant or "",
+    )
+    fitted, records = row.artifact_digests.get("fit", ""), row.data_fingerprint or ""
+    return measurement_of(ledger, fitted=fitted, fingerprint=records, event=decode_event(row.event), claim=claim)
+
+
+def sample_of(context: Context, dataset: ArtifactRef) -> dict[str, Any]:
+    """Returns the sample of a data set's marks, for a row about it."""
+    return dict(_sample(context, dataset))
+
+
+@lru_cache(maxsize=8)
+def _sample(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
+    return save_record_set(context, dataset).sample
+
+
+def record_retrain(
+    context: Context,
+    parameters: RetrainParameters,
+    plan: ReleasePlan,
+    *,
+    dataset: ArtifactRef,
+    evaluated: ArtifactRef,
+    measured: Mapping[str, ArtifactRef | None],
+) -> None:
+    """Records the internal figures of a retrain: scores on the test half, and each round's epsilon and Delta."""
+    copied = plan.model_dump(
+        include={
+            "population",
+            "cohorts",
+            "data_fingerprint",
+            "records_rounded",
+            "trust_model",
+            "code_commit",
+            "code_dirty",
+            "lock_digest",
+            "parameters_digest",
+            "requester",
+            "prefect_run_id",
+        }
+    )
+    ledger, store = open_ledger(context, parameters.release), context.store
+    sample = {SAMPLE: sample_of(context, dataset)}
+    for name, ref in measured.items():
+        if ref is None:
+            continue
+        figures = store.figures(ref)
+        moments = plan.event.model_dump(include={"snapshots", "rank"})
+        event = swag_event(parameters, name, **moments, figures=figures)
+        claim = claim_of(
+            event,
+            delta=None,
+            privacy_unit=plan.claim.privacy_unit,
+            max_records_per_unit=plan.claim.max_records_per_unit,
+            unprotected_inputs=plan.claim.unprotected_inputs,
+        )
+        ledger.record(
+            Evaluation(
+                **copied,
+                subject=Sensitivity(round=name),
+                idempotency_key=f"sensitivity-{plan.population}-{ref.sha256}",
+                artifact_digests={"posterior": store.recipe(ref)["inputs"]["posterior"], "sensitivity": ref.sha256},
+                details=sample,
+                event=event,
+                claim=claim,
+            )
+        )
+        shown = {"epsilon": claim.epsilon, "guarantee": claim.guarantee_kind, "unit": claim.privacy_unit}
+        progress.finished(f"claim ({name})", shown, reused=False, seconds=0.0)
+    scores = store.figures(evaluated)
+    ledger.record(
+        Evaluation(
+            **copied,
+            subject=Scores(),
+            idempotency_key=f"evaluation-{plan.population}-{evaluated.sha256}",
+            artifact_digests={"evaluation": evaluated.sha256},
+            # a share of 0 comes back from a manifest as an integer
+            details={n: round(float(v), 6) for n, v in scores.items() if isinstance(v, int | float)} | sample,
+        )
+    )

@@ -1,0 +1,391 @@
+"""Would win: rows that vanish in one cell, memory that a small file unfolds to, a setting that YAML reads otherwise."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import encoders
+from storage import strict_yaml
+from storage.errors import InputError
+from storage.tables import reader, source
+from storage.tables.reader import survey
+from tasks.coding.quality import Policy, draw
+
+DECLARES = (
+    (
+        "a file is read whole or refused, in bounded memory",
+        "open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines"
+        ", of gigabytes, in CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many "
+        "rows, or of large cells, lists and dictionaries; a sample with its columns twice",
+        "one column alone, where an open quote looks like a text of several lines; two rows without a "
+        "number, date or code",
+    ),
+    (
+        "settings are what is written",
+        "aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type",
+        "a `.md` card's head, which the gate reads by its own rules",
+    ),
+    (
+        "a model folder neither hangs the loader nor fetches code",
+        "layers and sizes of 0, -1, 1e8, 1e30, text or none, at two places; attention by a program from elsewhere",
+        "configurations that are slow in other ways",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
+ROWS = {
+    "number first": ("id,Text", "{n},PLANTED narrative {n}"),
+    "number last": ("Text,code", "PLANTED narrative {n},{n}11"),
+    "date, text, code": ("day,Text,code", "1/{n}/2026,PLANTED narrative {n},111"),
+    "five": ("id,day,Text,code,site", "C-{n},2026-01-{n},PLANTED narrative {n},111,dock"),
+    "words alone": ("job,Text", "nurse,PLANTED narrative {n}"),
+    "semicolons": ("id;Text;code", "{n};PLANTED narrative {n};111"),
+}
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("closed", [1, 2, 3, 6, 11])
+@pytest.mark.parametrize("form", ROWS.values(), ids=ROWS)
+def test_an_open_quote_swallows_rows(tmp_path: Path, form: tuple[str, str], closed: int, ends: str) -> None:
+    """A quote at a cell's start and another at a cell's end rows below make one valid cell, which `code` took."""
+    header, row = form
+    delimiter = ";" if ";" in header else ","
+    lines = [row.format(n=n) for n in range(10, 23)]
+    at = header.split(delimiter).index("Text")
+    for place, before, after in ((0, '"', ""), (closed, "", '"')):
+        cells = lines[place].split(delimiter)
+        cells[at] = before + cells[at] + after
+        lines[place] = delimiter.join(cells)
+    if closed == 1 and "job" in header:
+        pytest.skip("two rows of words alone are a text of two lines: not promised")
+    path = tmp_path / "in.csv"
+    path.write_text(ends.join([header, *lines]), newline="")
+    with pytest.raises(InputError, match=f"row 1: a cell has line breaks, and {closed + 1} of its lines") as caught:
+        survey(path, text_columns=["Text"])
+    assert "PLANTED" not in str(caught.value)
+
+
+TEXTS = {
+    "two lines": "Fell from a ladder.\nBroke a leg, and an arm",
+    "a list": "Injuries:\n1. wrist\n2. ankle",
+    "an address": "Fell at\n12 Dock Road, Harbour",
+    "paragraphs": "He fell.\n\nHe was found, later.\n\nHe died.",
+    "many commas": "cuts, burns\nand, more, cuts\nand burns",
+    "blank ends": "\nfell\n",
+    "a quotation": 'He said "it, broke"\nand fell',
+    "one line": "fell, and broke a leg",
+    "four lines with a comma each": "Fell, hard\nbroke, twice\nbled, much\nlater, died",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_text_of_several_lines_is_read(tmp_path: Path, text: str) -> None:
+    """The control: what writers of CSV make of texts comes back whole."""
+    import csv
+
+    path = tmp_path / "in.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("id", "Text"), *((str(n), text) for n in range(1, 6))])
+    assert [row[1] for row in survey(path, text_columns=["Text"]).read()] == [text] * 5
+
+
+def _zip(content: bytes, folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("in.csv", content)
+    return folder / "in.zip"
+
+
+def _file(name: str) -> Callable[[bytes, Path], Path]:
+    def write(content: bytes, folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return write
+
+
+LONG = b"x" * (3 << 20)
+LINES = b'"' + b"x" * (1 << 16) + b'\n",'
+CELLS: dict[str, tuple[bytes, Callable[[bytes, Path], Path]]] = {
+    "a cell": (b"id,Text\n1," + LONG + b"\n", _file("in.csv")),
+    "a quoted cell": (b'id,Text\n1,"' + LONG + b'"\n', _file("in.csv")),
+    "a quoted cell of short lines": (b'id,Text\n1,"' + b"x, y, z\n" * (1 << 19) + b'"\n', _file("in.csv")),
+    "a cell without an end": (b'id,Text\n1,"' + LONG, _file("in.csv")),
+    "a cell nobody reads": (b"id,Text," + b"other\n1,a," + LONG + b"\n", _file("in.csv")),
+    "a cell in cp1252": (b"id,Text\n1,\xe9" + LONG + b"\n", _file("in.csv")),
+    "a record of long cells": (b"id,Text\n1," + LINES * 50, _file("in.csv")),
+    "a record of short cells": (b"id,Text\n" + b'"x\n",' * (1 << 20), _file("in.csv")),
+    "a record that ends": (b"id,Text\n" + LINES * 50 + b"1\n2,a\n", _file("in.csv")),
+    "a packed record of long cells": (b"id,Text\n1," + LINES * 50, _zip),
+    "carriage returns alone": (b"id,Text\r1," + LONG + b"\r", _file("in.csv")),
+    "blanks": (b"id,Text\n1,a" + b" " * (3 << 20) + b"\n", _file("in.csv")),
+    "a packed cell": (b"id,Text\n1," + LONG + b"\n", _zip),
+    "a packed quoted cell": (b'id,Text\n1,"' + LONG + b'"\n', _zip),
+    "packed rows": (b"id,Text\n" + b"1,a\n" * (1 << 16), _zip),
+    "packed blank lines": (b"id,Text\n1,a\n" + b"\n" * (1 << 18), _zip),
+    "a line of JSON": (b'{"Text": "' + LONG + b'"}\n', _file("in.jsonl")),
+    "a key of JSON": (b'{"' + LONG + b'": 1}\n', _file("in.jsonl")),
+    "a number of JSON": (b'{"Text": ' + b"1" * (3 << 20) + b"}\n", _file("in.jsonl")),
+    "a list of JSON": (b'{"Text": "a", "b": [' + b"[]," * (1 << 20) + b"[]]}\n", _file("in.jsonl")),
+    "blanks of JSON": (b" " * (3 << 20) + b'{"Text": "a"}\n', _file("in.jsonl")),
+}
+
+
+@pytest.mark.parametrize(("content", "write"), CELLS.values(), ids=CELLS)
+def test_a_cell_of_gigabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, write: Callable[[bytes, Path], Path]
+) -> None:
+    """With smaller limits: refused by the line, or by how often an archive unfolds, and never held whole."""
+    for module in (reader, source):
+        monkeypatch.setattr(module, "LONGEST_LINE", 2 << 20)
+    monkeypatch.setattr(source, "_SMALL", 1 << 16)
+    with pytest.raises(InputError, match=r"over 2,097,152 characters|times its size"):
+        survey(write(content, tmp_path), text_columns=["Text"])
+
+
+OBJECTS: dict[str, bytes] = {
+    "lists": b'{"Text": "a", "b": [' + b"[]," * (1 << 20) + b"[]]}\n",
+    "objects": b'{"Text": "a", "b": [' + b'{"":0},' * (1 << 19) + b"{}]}\n",
+    "objects of their own keys": b'{"Text": "a", "b": [' + b",".join(b'{"%x":0}' % n for n in range(1 << 18)) + b"]}\n",
+    "decimals": b'{"Text": "a", "b": [' + b"1e999," * (1 << 19) + b"0]}\n",
+}
+
+
+@pytest.mark.parametrize("content", OBJECTS.values(), ids=OBJECTS)
+def test_a_record_that_takes_more_memory_than_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """A program of limited memory, here 64 MB, reads it first; a sound file of the same size passes with that."""
+    monkeypatch.setattr(reader, "_TEXT_MEMORY", 64 << 20)
+    (tmp_path / "in.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match="a record takes over 64 MB of memory"):
+        survey(tmp_path / "in.jsonl", text_columns=["Text"])
+    (tmp_path / "sound.jsonl").write_bytes(b'{"Text": "fell from a ladder"}\n' * 100_000)
+    assert survey(tmp_path / "sound.jsonl", text_columns=["Text"]).rows == 100_000
+
+
+def test_keys_that_are_long_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of columns are held to the end, so that all of them together have a limit; columns of a CSV have one."""
+    monkeypatch.setattr(reader, "LONGEST_LINE", 1 << 20)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"Text": "a", "{"k" * 10_000}{n}": 1}}\n' for n in range(110)))
+    with pytest.raises(InputError, match=r"line 105: .* different keys, or long ones"):
+        survey(tmp_path / "in.jsonl", text_columns=["Text"])
+    (tmp_path / "in.csv").write_text("Text" + ",x" * 100_000 + "\na" + ",1" * 100_000)
+    with pytest.raises(InputError, match="over 100,000 columns"):
+        survey(tmp_path / "in.csv", text_columns=["Text"])
+
+
+@pytest.mark.parametrize("cell", [[[]] * 100, {"a": [1] * 100}, b"x" * 300, Decimal("1." + "1" * 300)], ids=type)
+def test_rows_whose_cells_are_no_text_are_cut_into_pieces_too(cell: Any) -> None:
+    """A piece of 2,048 rows held two thousand lists of a million items each."""
+    many = [[cell] * 1000] if isinstance(cell, list) else cell * 1000 if isinstance(cell, bytes) else [cell] * 1000
+    rows = iter([("a", many)] * 200)
+    assert len(next(reader.pieces(rows, columns=2))) < 100
+
+
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+from storage.errors import InputError
+from storage.tables.reader import pieces, survey
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    table = survey(Path(sys.argv[1]), text_columns=["Text"])
+    for piece in pieces(table.read(), columns=len(table.columns)):
+        pass
+except InputError:
+    pass
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+HOSTILE: dict[str, tuple[str, bytes, bytes, int, int]] = {
+    "records of cells": ("in.csv", b"id,Text\n", LINES, 3000, 60),
+    "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 200, 450),
+    "keys": ("in.jsonl", b'{"Text":"a"}\n', b'{"' + b"k" * (1 << 16) + b'%06d":1}\n', 3000, 60),
+}
+
+
+@pytest.mark.parametrize(("name", "head", "row", "times", "megabytes"), HOSTILE.values(), ids=HOSTILE)
+def test_memory_does_not_grow_with_a_hostile_file(
+    tmp_path: Path, name: str, head: bytes, row: bytes, times: int, megabytes: int
+) -> None:
+    """With the true limits, in a process of its own. Without a bound each takes some four times as much, and more in
+    longer files.
+    """
+    with (tmp_path / name).open("wb") as file:
+        file.write(head)
+        for number in range(times):
+            file.write(row % number if b"%" in row else row)
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(tmp_path / name)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < megabytes
+
+
+def _parquet(**columns: Any) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+MANY = 300_000
+PARQUET: dict[str, Callable[[Path], None]] = {
+    "rows of one word": _parquet(Text=pa.array(["a"]).take(pa.array([0] * MANY))),
+    "rows of a dictionary": _parquet(Text=pa.array(["a"]).dictionary_encode().take(pa.array([0] * MANY))),
+    "rows of nothing": _parquet(Text=pa.nulls(MANY, pa.string())),
+    "a large cell": _parquet(Text=["x" * (4 << 20)]),
+    "a large cell nobody reads": _parquet(Text=["a"], other=["x" * (4 << 20)]),
+    "a large binary cell": _parquet(Text=["a"], other=[b"x" * (4 << 20)]),
+    "a large list": _parquet(Text=["a"], other=[[0] * (1 << 20)]),
+    "a large word in every row": _parquet(Text=pa.array(["x" * (1 << 16)]).take(pa.array([0] * 300))),
+    "a large word of a dictionary": _parquet(
+        Text=pa.array(["x" * (4 << 20), "a"]).dictionary_encode().take(pa.array([1, 0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("write", PARQUET.values(), ids=PARQUET)
+def test_parquet_that_unfolds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]) -> None:
+    """With smaller limits: read once to its end by a program of limited memory, before this one reads a row."""
+    monkeypatch.setattr(reader, "_FEW_ROWS", 1000)
+    monkeypatch.setattr(reader, "_PARQUET_BYTES", 2 << 20)
+    write(tmp_path / "in.parquet")
+    with pytest.raises(InputError, match=r"in so small a file|MB unpacked"):
+        survey(tmp_path / "in.parquet", text_columns=["Text"])
+
+
+def test_parquet_that_takes_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's memory ends before the machine's; a sound file passes with the same limit for its rows."""
+    _parquet(Text=["x" * (300 << 20)])(tmp_path / "in.parquet")
+    assert (tmp_path / "in.parquet").stat().st_size < 1 << 20
+    monkeypatch.setattr(reader, "_PARQUET_MEMORY", 600 << 20)
+    monkeypatch.setattr(reader, "_PARQUET_BYTES", 2 << 30)
+    with pytest.raises(InputError, match="MB unpacked"):
+        survey(tmp_path / "in.parquet", text_columns=["Text"])
+    _parquet(Text=["fell"] * 300)(tmp_path / "sound.parquet")
+    assert survey(tmp_path / "sound.parquet", text_columns=["Text"]).rows == 300
+
+
+def _laughs(depth: int, width: int, shape: str) -> str:
+    lines = ["a0: &a0 x"]
+    for n in range(1, depth):
+        inner = ", ".join([f"*a{n - 1}"] * width)
+        lines.append(f"a{n}: &a{n} [{inner}]" if shape == "list" else f"a{n}: &a{n} {{x: [{inner}]}}")
+    return "\n".join(lines)
+
+
+BOMBS = {
+    **{f"{w}^{d} in a {s}": _laughs(d, w, s) for d, w in ((6, 12), (10, 9), (20, 4), (30, 3)) for s in ("list", "map")},
+    "long": "x: " + "a" * (1 << 20),
+    "deep lists": "x: " + "[" * 60 + "]" * 60,
+    "deep maps": "{x: " * 60 + "1" + "}" * 60,
+    "deep blocks": "\n".join(" " * n + "x:" for n in range(60)),
+    "many values": "x: [" + "1," * 200_000 + "1]",
+    "many keys": "\n".join(f"k{n}: 1" for n in range(60_000)),
+    "itself": "x: &x [*x, *x]",
+    "a tag": "x: !!python/object/apply:os.system [ls]",
+    "another tag": "x: !!python/tuple [1]",
+    "a set of lists": "x: !!set {[1]: }",
+    "two documents": "x: 1\n---\nx: 2",
+    "an unknown alias": "x: *y",
+    "a merge": "a: &a {x: 1}\nb: {<<: *a}",
+    "a merge of two": "a: &a {x: 1}\nb: {<<: [*a, *a]}",
+}  # fmt: skip
+KEYS = [
+    *("no", "No", "NO", "off", "on", "yes", "y: 1\nYes", "true", "True", "FALSE", "null", "~", "Null", "010", "0x10"),
+    *("0b11", "1_000", "1.5", ".inf", ".nan", "-.inf", "2026-01-01", "2026-01-01 10:00:00", "+5", "-0", "1:30"),
+    *(
+        "[a, b]",
+        "{a: b}",
+        "? [a]\n",
+        "!!bool 'yes'",
+        "!!null ''",
+        "!!float '1'",
+        "''\n'': 2",
+        "0o7: 1\n0o7",
+    ),
+]
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_yaml_that_unfolds(text: str) -> None:
+    """Its size, depth and values are counted before one is made, aliases as if they were written out."""
+    with pytest.raises(yaml.YAMLError):
+        strict_yaml.load(text)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_that_yaml_reads_otherwise(key: str) -> None:
+    """A population called `no` became False, and the default's cap was used: keys are strings, or years as written."""
+    with pytest.raises(yaml.YAMLError):
+        strict_yaml.load(f"populations:\n  {key.replace(chr(10), chr(10) + '  ')}: {{epsilon: 0.1}}\n")
+
+
+def test_aliases_and_years_are_read() -> None:
+    """The control: an alias is its value, a year a key."""
+    assert strict_yaml.load("a: &a [1, 2]\n2026: *a\n'no': 5") == {"a": [1, 2], "2026": [1, 2], "no": 5}
+
+
+@pytest.mark.parametrize(
+    "columns", [["qa_row"], ["qa_weight"], ["human_code"], ["Text", "Text"], ["Text", "qa_row"], ["human_code", "Text"]]
+)
+def test_a_sample_with_a_column_twice(tmp_path: Path, columns: list[str]) -> None:
+    """A table with such columns of its own: refused before a person fills in what nobody can read back."""
+    coded = tmp_path / "coded.csv"
+    coded.write_text("Text,qa_row,qa_weight,human_code,code,score\nfell,1,1,1,111,0.5\nhit,2,1,1,111,0.5\n")
+    with pytest.raises(InputError, match="has such a column already"):
+        draw(coded, tmp_path / "out.csv", policy=Policy(share=0.5), columns=columns, seed=1)
+    assert not (tmp_path / "out.csv").exists()
+
+
+CONFIGS: list[tuple[str, Any]] = [
+    *((key, size) for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+      for size in (10**8, -1, 0, 1.5, "12", True, None, [1], 10**30)),
+    *((key, way) for key in ("_attn_implementation", "attn_implementation")
+      for way in ("org/kernel", "kernels-community/flash-attn", "flash_attention_2", "", 1, ["sdpa"], {})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), CONFIGS)
+@pytest.mark.parametrize("inside", ["", "text_config"])
+def test_a_model_folder_that_hangs_or_fetches(
+    tiny_roberta: Path, tmp_path: Path, key: str, value: Any, inside: str
+) -> None:
+    """Layers of a hundred million, or attention by a program from elsewhere: refused by the configuration alone."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = json.loads((tiny_roberta / "config.json").read_text())
+    changed = config | {inside: {key: value}} if inside else config | {key: value}
+    (folder / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(MechanismError, match=r"config\.json: .*Correct it"):
+        encoders.load_encoder(str(folder))
+
+
+def test_the_same_folder_as_it_was(tiny_roberta: Path, tmp_path: Path) -> None:
+    """The control: the configuration that all others change loads."""
+    shutil.copytree(tiny_roberta, tmp_path / "model")
+    assert encoders.load_encoder(str(tmp_path / "model"))
+
+
+def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that little is inside: no more than that is read, and the file is refused as damaged or cut."""
+    monkeypatch.setattr(source, "_SMALL", 1 << 10)
+    content = b"id,Text\n" + b"1,a\n" * 50_000
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("in.csv", content)
+    size = len(content).to_bytes(4, "little")
+    (tmp_path / "in.zip").write_bytes(packed.getvalue().replace(size, (2000).to_bytes(4, "little")))
+    with pytest.raises(InputError):
+        survey(tmp_path / "in.zip", text_columns=["Text"])

@@ -1,0 +1,204 @@
+"""Would win: a fit, licence or draw that nobody signed, under the reservation of a plan that somebody did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from mechanisms.model import checkpoint
+from storage.demo_data import write_demo_data
+from storage.errors import InputError, StorageError
+from storage.ledger import Policy
+from storage.ledger.content import release_terms
+from storage.ledger.decisions import sign
+from storage.ledger.heads import public_pem
+from storage.ledger.recovery import Step, draw_path, recover
+from tasks.branches import formal
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing import approval, publish
+from tasks.releasing.checked_plan import check
+from tasks.releasing.ledger_access import open_ledger
+from tasks.releasing.plan import Output, PlannedRelease
+from tasks.running.stage import Context, run_step
+
+DECLARES = (
+    (
+        "what was signed is what is released",
+        "a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or"
+        " drawn; another fit's weights where the draw lies, under either plan's digest; the kept plan "
+        "written over or removed; settings that are not the fit's",
+        "whoever writes to the workspace and has the bundle-signing key",
+    ),
+    (
+        "nothing is charged and then refused",
+        "five titles; accounts and hosts called by a word of every bundle",
+        "what only the drawn weights could show",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
+OFFICER = ec.generate_private_key(ec.SECP256R1())
+POLICY = Policy.parse(
+    {
+        "name": "strict",
+        "approvals": {"minimum": 1, "approvers": {"Officer": public_pem(OFFICER.public_key()).decode()}},
+        "default": {"formal": {"epsilon": 5, "delta": 1e-3}},
+    }
+)
+SETTINGS = BundleParameters()
+
+
+class Killed(BaseException):
+    """Ends a run where it is, as SIGKILL would."""
+
+
+@pytest.fixture(scope="module")
+def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Callable[..., PlannedRelease]]:
+    """A workspace under a policy with one officer, and what plans the fit of an epsilon under a label."""
+    home = tmp_path_factory.mktemp("owned")
+    written = write_demo_data(home / "source", records=200, seed=3)
+    context = Context(home=str(home / "home"), device="cpu")
+    context.workspace.create()
+    open_ledger(context, SETTINGS).change_policy(POLICY, requester="lead", reason="start")
+    columns = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
+    model = {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
+
+    def planned(epsilon: float, label: str) -> PlannedRelease:
+        parameters = RetrainParameters.model_validate(
+            {
+                "data": columns | {"ingest": {"sampling": "per-record"}},
+                "model": model,
+                "formal": {"target_epsilon": epsilon},
+                "release": {"label": label},
+            }
+        )
+        study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
+        plan = formal.plan_release(study, outcome, prefect_run_id=None)
+        return publish.save_plan(context, plan, parameters.release)[0]
+
+    return context, planned
+
+
+def signed(context: Context, planned: PlannedRelease) -> PlannedRelease:
+    terms = release_terms(planned.plan)
+    decision = sign(OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms)
+    approval.accept_decision(context, check(planned, open_ledger(context, SETTINGS)), decision)
+    return planned
+
+
+def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Releases, killed when its row is in this state; returns the release's id."""
+
+    def die(*_: Any, **__: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "_draw_once" if state == "reserved" else "_bundle", die)
+        with pytest.raises(Killed):
+            publish.release.fn(context, planned, SETTINGS)
+    row = open_ledger(context, SETTINGS).release_of(planned.plan)
+    assert row is not None
+    assert row.state == state
+    return str(row.release_id)
+
+
+def renamed(other: PlannedRelease, reserved: PlannedRelease) -> PlannedRelease:
+    """The attack: another plan under the key of the reserved one."""
+    names = ("idempotency_key", "parameters_digest", "release_label")
+    copied = {name: getattr(reserved.plan, name) for name in names}
+    return other.model_copy(update={"plan": other.plan.model_copy(update=copied), "method": reserved.method})
+
+
+def refused(context: Context, planned: PlannedRelease, release_id: str, *, match: str) -> None:
+    """A release is refused, nothing of it is drawn or bundled, and the row stays as it was."""
+    ledger = open_ledger(context, SETTINGS)
+    before = ledger.release(release_id)
+    with pytest.raises(StorageError, match=match):
+        publish.release.fn(context, planned, SETTINGS)
+    assert ledger.release(release_id) == before
+    assert not (context.workspace.bundles / release_id).exists()
+
+
+@pytest.mark.parametrize("state", ["reserved", "drawn"])
+def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
+    site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Killed, then released from a plan of another fit, licence or precision under the same key; then as signed."""
+    context, planned = site
+    quiet, loud = signed(context, planned(1, f"quiet-{state}")), planned(900, f"loud-{state}")
+    release_id = killed(context, quiet, state, monkeypatch)
+    mixed = renamed(loud, quiet)
+    refused(context, mixed, release_id, match="was reserved for plan")
+    for output in (Output(licence="MIT"), Output(precision="bfloat16")):
+        refused(context, quiet.model_copy(update={"output": output}), release_id, match="was reserved for plan")
+    ledger = open_ledger(context, SETTINGS)
+    with pytest.raises(StorageError, match="was reserved for plan"):
+        ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=mixed.digest)
+    with pytest.raises(StorageError, match="was reserved for plan"):
+        ledger.commit(release_id, bundle_digest="b" * 64, plan_digest=mixed.digest)
+    with pytest.raises(StorageError, match="was reserved for plan"):
+        ledger.reserve(quiet.plan, plan_digest=loud.digest)
+    done = publish.release.fn(context, quiet, SETTINGS)
+    theta = checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"]
+    fitted = checkpoint.load(quiet.candidate.fitted.path / "theta.safetensors")[0]["theta"]
+    assert bool((theta == fitted).all())
+    assert float(json.loads((Path(done.bundle) / "privacy_statement.json").read_text())["epsilon"]) <= 1
+
+
+@pytest.mark.parametrize("state", ["reserved", "drawn"])
+def test_weights_of_another_fit_where_the_draw_lies(
+    site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Before the draw and after it, under the description of the reserved plan and under its own."""
+    context, planned = site
+    quiet, loud = signed(context, planned(1, f"swapped-{state}")), planned(900, f"swapping-{state}")
+    release_id = killed(context, quiet, state, monkeypatch)
+    draw = draw_path(context.workspace, release_id)
+    theta = checkpoint.load(loud.candidate.fitted.path / "theta.safetensors")[0]["theta"]
+    described = {"release_id": release_id, "plan": quiet.plan.idempotency_key, "plan_digest": quiet.digest}
+    draw.parent.mkdir(parents=True, exist_ok=True)
+    for plan_digest in (quiet.digest, loud.digest):
+        checkpoint.save(draw, {"theta": theta}, described | {"plan_digest": plan_digest})
+        refused(context, quiet, release_id, match=r"draw")
+    (finding,) = [one for one in recover(open_ledger(context, SETTINGS), context.workspace) if one.done]
+    assert finding.step is Step.BURN
+
+
+def test_a_plan_whose_settings_are_not_the_fits(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
+    """The settings of the key are compared with the recipes: another epsilon, population, seed or column is refused."""
+    context, planned = site
+    quiet, loud = planned(1, "derived"), planned(900, "derived-from")
+    with pytest.raises(Exception, match=r"method\.target_epsilon"):
+        renamed(loud, quiet).check(context)
+    method = quiet.method
+    edits = (
+        method | {"data": method["data"] | {"population": "other"}},
+        method | {"fit": method["fit"] | {"seed": 7}},
+        method | {"data": method["data"] | {"ingest": method["data"]["ingest"] | {"train_before": 2000}}},
+    )
+    for edited in edits:
+        with pytest.raises(Exception, match=r"parameters_digest.*method\."):
+            quiet.model_copy(update={"method": edited}).check(context)
+
+
+def test_a_reserved_plan_that_was_written_over(
+    site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kept content has another digest, or is gone: nothing is drawn."""
+    context, planned = site
+    quiet, loud = signed(context, planned(1, "kept")), planned(900, "keeping")
+    release_id = killed(context, quiet, "reserved", monkeypatch)
+    kept = context.workspace.private / "plans" / "reserved" / f"{quiet.digest}.json"
+    content = kept.read_bytes()
+    kept.write_text(renamed(loud, quiet).model_dump_json())
+    refused(context, quiet, release_id, match="is not the one that release")
+    kept.unlink()
+    with pytest.raises(InputError, match="No such file"):
+        publish.release.fn(context, quiet, SETTINGS)
+    kept.write_bytes(content)
+    assert publish.release.fn(context, quiet, SETTINGS).release_id == release_id

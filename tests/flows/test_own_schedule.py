@@ -1,0 +1,105 @@
+"""`autocoder retrain --deploy NAME --cron LINE` registers a run with its very parameters on a real Prefect server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from in_process import CommandRunner
+from jobs import Job
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.commands.deploy import POOLS
+from flows.commands.profiles import parameters
+from flows.retrain import retrain
+from flows.server import automations
+from flows.server.form import RetrainForm
+
+CRON = "0 6 1 */3 *"
+
+
+def deployment(server: str, name: str) -> httpx.Response:
+    """The server's answer about a deployment."""
+    return httpx.get(f"{server}/deployments/name/retrain/{name}", timeout=60)
+
+
+@pytest.fixture
+def registered(server: str, new: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A workspace beside a server that has the work pools."""
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    with temporary_settings({PREFECT_API_URL: server}):  # those of this process were read before
+        automations.apply_pools(POOLS)
+    return new.at(tmp_path / "home")
+
+
+def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: Job, server: str) -> None:
+    """Parameters, schedule and pool stand on the server; its scheduled run reads as the command's own parameters."""
+    job = registered
+    options = ("--profile", "demo-formal", "--target-epsilon", "5", "--data", str(job.data))
+    done = job.command("retrain", *options, "--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"deployment retrain/own: runs at {CRON} (UTC) on pool cpu")
+    assert "this ε is an estimate" not in done.stderr
+    assert not job.home.exists(), "nothing ran"
+    content = deployment(server, "own").json()
+    (schedule,) = content["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, "UTC", True)
+    assert (content["work_pool_name"], content["work_queue_name"]) == ("cpu", "default")
+    assert content["enforce_parameter_schema"] is True
+    assert content["parameters"]["home"] == str(job.home)
+    run = httpx.post(f"{server}/deployments/{content['id']}/create_flow_run", json={}, timeout=60)
+    assert run.status_code == 201, run.text
+    form = retrain.validate_parameters(run.json()["parameters"])["parameters"]
+    expected = parameters(
+        "demo-formal", ["formal.target_epsilon=5.0"], data=job.data.resolve(), codelist=job.codelist.resolve()
+    )
+    assert isinstance(form, RetrainForm)
+    assert form.parameters() == expected
+    again = job.command("retrain", *job.options(), "--deploy", "own")
+    assert again.returncode == 0, again.stderr
+    assert "runs by hand" in again.stdout
+    assert "this ε is an estimate" in again.stderr
+    changed = deployment(server, "own").json()
+    assert (changed["id"], changed["schedules"]) == (content["id"], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--deploy", "osha-formal"), "delivered deployment"),
+        (("--deploy", "a/b"), "is no name"),
+        (("--deploy", "wrong", "--cron", "every quarter"), "is no cron line"),
+        (("--deploy", "wrong", "--set", "fit.swag.rank=9"), "exceeds the snapshots"),
+        (("--deploy", "wrong", "--storage", "s3://b"), "AUTOCODER_STORAGE"),
+    ],
+)
+def test_what_could_not_run_is_not_registered(
+    registered: Job, server: str, options: tuple[str, ...], says: str
+) -> None:
+    """Each mistake is named, and the server has no such deployment afterwards."""
+    done = registered.command("retrain", *registered.options(), *options)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert deployment(server, "wrong").status_code == 404
+
+
+def test_without_a_server_or_a_name_the_message_says_what_to_set(
+    told: CommandRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server named, no server there, a schedule of nothing."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    code, err = told("retrain", "--profile", "demo", "--deploy", "own")
+    assert code == 2
+    assert "Set PREFECT_API_URL" in err
+    code, err = told("retrain", "--profile", "demo", "--cron", CRON)
+    assert code == 2
+    assert "--deploy" in err
+
+
+def test_a_server_that_does_not_answer_is_named(new: Job, tmp_path: Path) -> None:
+    """After the parameters were checked."""
+    away = new.at(tmp_path / "home", env=new.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
+    done = away.command("retrain", *away.options(), "--deploy", "own")
+    assert done.returncode == 2
+    assert "Check PREFECT_API_URL" in done.stderr

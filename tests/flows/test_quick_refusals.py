@@ -1,0 +1,83 @@
+"""A mistake in a file, and a question about a command, are answered before anything is imported that takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from jobs import environment
+
+from storage.ledger import Ledger
+from storage.paths import Workspace
+
+PROGRAM = """
+import sys
+
+sys.argv = ["autocoder", *sys.argv[1:]]
+from flows.cli import main
+
+try:
+    main()
+finally:
+    print("imported:", *sorted(SLOW & set(sys.modules)))
+"""
+SLOW = {
+    *("torch", "transformers", "sentence_transformers", "tokenizers", "peft", "opacus", "prefect", "dp_accounting"),
+    *("scipy", "sklearn", "pandas", "matplotlib", "fastapi", "uvicorn", "model_signing", "boto3"),
+}
+"""Packages whose import takes from a tenth of a second to seconds."""
+ANSWERS: dict[str, tuple[Sequence[str], str]] = {
+    "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
+    "release, not a plan": (["release", "text.json"], "plan text.json is not a release plan"),
+    "audit, no plan": (["audit", "absent.json"], "plan absent.json: No such file"),
+    "diagnose, no plan": (["diagnose", "absent.json"], "plan absent.json: No such file"),
+    "plan show, no plan": (["plan", "show", "absent.json"], "plan absent.json: No such file"),
+    "approve, no plan": (["approve", "absent.json", "--key", "text.json"], "plan absent.json: No such file"),
+    "retrain, no records": (
+        ["retrain", "--profile", "demo-formal", "--data", "absent.csv"],
+        "--data: the file absent.csv does not exist",
+    ),
+    "compare, no list": (
+        ["compare", "--profile", "demo", "--data", "text.json", "--codelist", "absent.csv"],
+        "--codelist: the file absent.csv does not exist",
+    ),
+    "retrain, no profile": (["retrain", "--data", "text.json"], "--profile: missing"),
+    "ledger list, no ledger": (["ledger", "list"], "no ledger at"),
+    "release, help": (["release", "--help"], "Release a plan"),
+}
+
+
+@pytest.mark.parametrize(("words", "answer"), ANSWERS.values(), ids=ANSWERS)
+def test_it_is_answered_before_the_imports(words: Sequence[str], answer: str, tmp_path: Path) -> None:
+    """In a process of its own; nothing is written."""
+    (tmp_path / "text.json").write_text("not JSON")
+    done = command(words, tmp_path)
+    assert answer in done.stdout + done.stderr
+    assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
+    assert [path.name for path in tmp_path.iterdir()] == ["text.json"]
+
+
+@pytest.mark.parametrize("words", [["list"], ["verify"], ["budget"]], ids=" ".join)
+def test_a_ledger_is_read_without_the_imports(words: Sequence[str], tmp_path: Path) -> None:
+    """One with a row in it."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    Ledger.open(workspace.ledger_url).ensure_genesis_row(requester="lead")
+    done = command(["ledger", *words, "--home", str(workspace.home)], tmp_path)
+    assert not done.returncode, done.stderr
+    assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
+
+
+def command(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `autocoder` in a process of its own; its last line names the slow packages that it imported."""
+    return subprocess.run(
+        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=folder,
+        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
+    )

@@ -1,0 +1,142 @@
+"""Noisy descents and their state: the key comes before the noise, steps are taken once, updates are by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms.descent.keyed_state import FILE, KeyedState, fit_or_load
+from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Update, clip_factors
+from mechanisms.errors import MechanismError
+from mechanisms.model import checkpoint
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream
+
+KEY = bytes(range(32))
+SEGMENTS = (
+    NoiseSegment(steps=2, noise_multiplier=3.0, l2_clip_norm=0.5),
+    NoiseSegment(steps=4, noise_multiplier=2.0, l2_clip_norm=1.0),
+)
+EVENT = DpSgdEvent(sampling_prob=1.0, segments=SEGMENTS)
+
+
+class Killed(BaseException):
+    """As if the process had ended."""
+
+
+def momentum() -> Update:
+    return Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.9)
+
+
+def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, epochs: int = 6) -> list[int]:
+    """Two phases of a descent whose sums are 1 and theta + 2; returns the steps at which sums were asked for."""
+    state, asked = KeyedState(folder, lambda: KEY), list[int]()
+    descent = NoisyDescent(state, EVENT, epochs=epochs, remedy="lower the rate")
+
+    def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+        if step == kill_at:
+            raise Killed
+        asked.append(step)
+        out += 1 if segment == SEGMENTS[0] else theta + 2
+        tally += torch.tensor([8.0, 1.0, 4.0])
+
+    descent.run(update, clipped_sum, divisor=4, segments=SEGMENTS[:1], name="one")
+    descent.run(update, clipped_sum, divisor=4, segments=SEGMENTS[1:], name="two")
+    state.finish(theta=update.theta)
+    return asked
+
+
+def test_a_step_by_hand() -> None:
+    """theta moves by the rate times (sum + sigma C z) / divisor, with z of the key's stream at the step."""
+    update = Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.0)
+    descent = NoisyDescent(KeyedState(None, lambda: KEY), EVENT, epochs=6, remedy="")
+    descent.run(update, lambda theta, step, segment, out, tally: out.fill_(1.0), divisor=4, segments=SEGMENTS[:1])
+    wanted = torch.zeros(5, dtype=torch.float64)
+    for step in range(2):
+        noisy = torch.ones(5, dtype=torch.float64)
+        SecretStream(KEY).add_normal_(noisy, std=1.5, purpose="gradient noise", step=step)
+        wanted -= 0.1 * noisy / 4
+    torch.testing.assert_close(update.theta, wanted)
+
+
+@pytest.mark.parametrize("kill_at", [0, 1, 2, 5])
+def test_a_killed_descent_takes_no_saved_step_again(kill_at: int, tmp_path: Path) -> None:
+    """In the first or second phase: it ends bit for bit where the unbroken one does, from the step that was missing."""
+    unbroken, resumed = momentum(), momentum()
+    assert descend(unbroken) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(Killed):
+        descend(momentum(), tmp_path, kill_at=kill_at)
+    assert descend(resumed, tmp_path) == list(range(kill_at, 6))
+    assert torch.equal(resumed.theta, unbroken.theta)
+
+
+def test_it_is_saved_once_an_epoch(tmp_path: Path) -> None:
+    """Of three epochs of two steps, killed in the fourth step: the third is taken again."""
+    with pytest.raises(Killed):
+        descend(momentum(), tmp_path, kill_at=3, epochs=3)
+    tensors, numbers = checkpoint.load(tmp_path / FILE)
+    assert (numbers["step"], numbers["losses"], numbers["clipped"]) == (2, [2.0], [0.25])
+    assert "noise_key" in tensors
+    assert descend(momentum(), tmp_path, epochs=3) == [2, 3, 4, 5]
+
+
+def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None:
+    """And another state of the folder has it, whatever key a new one would get; finished, it is gone."""
+    state = KeyedState(tmp_path, lambda: KEY)
+    assert "noise_key" in checkpoint.load(tmp_path / FILE)[0]
+    again = KeyedState(tmp_path, lambda: bytes(32))
+    one, other = (s.stream.uniform(3, purpose="a", step=0) for s in (state, again))
+    assert torch.equal(one, other)
+    again.numbers["losses"] = [1.0]
+    again.finish(theta=torch.ones(2))
+    finished = KeyedState(tmp_path, lambda: KEY)
+    assert (finished.is_finished, set(finished.tensors), finished.numbers) == (True, {"theta"}, {"losses": [1.0]})
+
+
+class _Saved:
+    """A number, in a file."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def save(self, folder: Path) -> None:
+        (folder / "number").write_text(repr(self.value))
+
+
+def _fit(folder: Path, fit: type[BaseException] | None = None) -> _Saved:
+    def drawn(state: KeyedState) -> _Saved:
+        value = float(state.stream.uniform(1, purpose="a", step=0))
+        if fit is not None:
+            raise fit
+        return _Saved(value)
+
+    def load(folder: Path) -> _Saved:
+        return _Saved(float((folder / "number").read_text()))
+
+    keys = iter([KEY, bytes(32)])
+    return fit_or_load(folder, "number", new_key=lambda: next(keys), load=load, fit=drawn)
+
+
+def test_a_fit_is_made_once(tmp_path: Path) -> None:
+    """Killed after its draw it draws the same again; finished, it is read, and no state is left."""
+    with pytest.raises(Killed):
+        _fit(tmp_path, Killed)
+    value = float(SecretStream(KEY).uniform(1, purpose="a", step=0))
+    assert _fit(tmp_path).value == value
+    assert not (tmp_path / FILE).exists()
+    assert _fit(tmp_path, Killed).value == value
+
+
+def test_divergence_names_the_setting() -> None:
+    descent = NoisyDescent(KeyedState(None, lambda: KEY), EVENT, epochs=6, remedy="lower the rate")
+    with pytest.raises(MechanismError, match="diverged by step 1: lower the rate"):
+        descent.run(momentum(), lambda theta, step, segment, out, tally: out.fill_(torch.inf), divisor=1)
+
+
+def test_factors_cut_to_the_clip() -> None:
+    """Shorter gradients stay as they are."""
+    norms = torch.tensor([0.0, 0.25, 0.5, 2.0])
+    assert clip_factors(SEGMENTS[0])(norms).tolist() == [1.0, 1.0, 1.0, 0.25]

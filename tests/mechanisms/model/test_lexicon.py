@@ -1,0 +1,57 @@
+"""Words of a public vocabulary: stems, hashes, and scales that come from public text alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import lexicon
+
+TITLES = ["Fractures", "Burns and scalds", "Amputations of fingers"]
+SENTENCES = [f"An employee suffered {title}." for title in TITLES]
+
+
+def built(kind: lexicon.Lexical = "titles") -> lexicon.Lexicon:
+    assert kind != "none"
+    vocabulary = lexicon.vocabulary_of(TITLES, leave_out=["An employee suffered {}."])
+    features = torch.randn(len(TITLES), 6, generator=torch.Generator().manual_seed(0))
+    return lexicon.build(kind, vocabulary=vocabulary, texts=SENTENCES, features=features)
+
+
+def test_the_vocabulary_is_the_titles_stems_without_stop_words() -> None:
+    """`and` is a stop word, `suffered` one of the sentence; `fractured` and `Fractures` are one stem."""
+    vocabulary = built().vocabulary
+    assert "and" not in vocabulary
+    assert "suffer" not in vocabulary
+    words = built().words(["He fractured his wrist.", "no such thing", ""])
+    assert words.sum(1).tolist() == [1, 0, 0]
+    assert vocabulary[int(words[0].argmax())] == lexicon.stems_of("Fractures")[0]
+
+
+def test_a_word_counts_once() -> None:
+    """The block holds zeros and ones, however often a text repeats a word."""
+    assert torch.equal(built().words(["burn burn burned"]), built().words(["burn"]))
+
+
+@pytest.mark.parametrize("kind", ["titles", "hashed"])
+def test_both_blocks_have_the_same_norm_on_public_text(kind: lexicon.Lexical) -> None:
+    """Together they have the norm that the encoder's block had alone."""
+    made = built(kind)
+    features = torch.randn(len(TITLES), 6, generator=torch.Generator().manual_seed(0))
+    joined = made.join(features, made.words(SENTENCES))
+    encoder, words = (float(block.square().sum(1).mean()) for block in (joined[:, :6], joined[:, 6:]))
+    assert encoder == pytest.approx(words, rel=1e-5)
+    assert encoder + words == pytest.approx(float(features.square().sum(1).mean()), rel=1e-5)
+
+
+def test_other_languages_have_their_own_stems() -> None:
+    """German inflections meet in one stem; English's stemmer keeps them apart."""
+    assert len(set(lexicon.stems_of("Verletzung Verletzungen", "german"))) == 1
+    with pytest.raises(MechanismError, match="does not know `klingon`"):
+        lexicon.stems_of("x y zzz", "klingon")
+
+
+def test_titles_without_words_are_refused() -> None:
+    with pytest.raises(MechanismError, match="have no words"):
+        lexicon.build("titles", vocabulary=(), texts=["1"], features=torch.ones(1, 2))

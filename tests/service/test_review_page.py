@@ -1,0 +1,238 @@
+"""The review page in a real browser: 5,000 rows by keyboard, double coding, adjudication, files saved, WCAG by axe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from review_browser import AXE, CHROMIUM, PATIENCE, browsing, coded, opened, saved, serving
+from sealed_bundle import Sealed
+
+from storage.tables.formulas import escape_formula
+from storage.tables.writer import csv_lines
+from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def address(coder: Coder) -> Iterator[str]:
+    """The page, with one sensitive code."""
+    with serving(coder, sensitive={"": ("1972",)}) as made:
+        yield made
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    """The rows of a saved CSV."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def title(page: Any) -> str:
+    """The heading of the case shown."""
+    return page.locator("#case h2").inner_text()
+
+
+def test_five_thousand_rows_by_keyboard(address: str, tmp_path: Path) -> None:
+    """Orders, digits, search, undo and next case need no mouse; the list draws few rows; the file has every row."""
+    file = tmp_path / "coded.csv"
+    file.write_text(coded(5000), newline="")
+    with browsing() as page:
+        opened(page, address, file, coder="ab")
+        assert "0 of 5,000 decided" in page.inner_text("#progress")
+        assert page.locator("#list .item").count() < 40
+        assert title(page) == "Case 4"  # low score, set of three, one of them sensitive
+        page.select_option("#order", "conflict")
+        assert title(page) == "Case 3"
+        page.select_option("#order", "sensitive")
+        assert title(page) == "Case 4"
+        page.select_option("#order", "score")
+        assert title(page) == "Case 1"
+        page.select_option("#order", "size")
+        assert title(page) == "Case 1"
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        page.locator("#narrative mark").first.wait_for()
+        assert "for: " in page.locator(".why").first.inner_text() + page.locator(".why").nth(1).inner_text()
+        page.keyboard.press("2")  # decides, and the next case comes
+        assert title(page) == "Case 2"
+        page.keyboard.press("1")
+        page.keyboard.press("j")
+        assert title(page) == "Case 4"
+        page.keyboard.press("k")
+        page.keyboard.press("/")
+        page.keyboard.type("burns")
+        page.keyboard.press("Enter")
+        assert title(page) == "Case 4"
+        page.keyboard.press("1")
+        page.keyboard.press("u")
+        assert title(page) == "Case 4"
+        assert "3 of 5,000 decided" in page.inner_text("#progress")
+        assert "With the model: 66.7 %" in page.inner_text("#agreement")
+        page.keyboard.press("?")
+        assert page.locator("#keys").is_visible()
+        page.uncheck("#single")
+        page.keyboard.press("Escape")
+        page.locator("#case").focus()
+        page.keyboard.press("1")  # single keys are off
+        assert "3 of 5,000 decided" in page.inner_text("#progress")
+        page.locator("#list").focus()
+        page.keyboard.press("End")
+        assert title(page) == "Case 5000"
+        assert page.locator("#list .item").count() < 40
+        without = saved(page, "#save", tmp_path / "saved.csv")
+        page.check("#with-time")
+        page.uncheck("#with-coder")
+        with_time = saved(page, "#save", tmp_path / "time.csv")
+        tasks = json.loads(saved(page, "#studio", tmp_path / "tasks.json"))
+        assert not [one for one in page.seen if one.startswith("error")]
+        hosts = {one.split("/")[2] for one in page.seen if one.startswith("http")}
+        assert hosts == {address.split("/")[2]}
+        assert page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+    rows = rows_of(without)
+    assert [row["code_by_hand"] for row in rows[:5]] == ["132", "132", "1520", "", ""]
+    assert [row["coder"] for row in rows[:4]] == ["ab", "ab", "ab", ""]
+    assert len(rows) == 5000
+    assert "decided_at" not in rows[0]
+    assert set(rows_of(with_time)[0]) >= {"code_by_hand", "decided_at"}
+    assert "coder" not in rows_of(with_time)[0]
+    stripped = [{k: v for k, v in row.items() if k not in {"code_by_hand", "coder"}} for row in rows]
+    assert stripped == rows_of(coded(5000))
+    assert tasks[0]["predictions"][0]["result"][0]["value"] == {"choices": ["111"]}
+    assert tasks[0]["annotations"][0]["result"][0]["value"] == {"choices": ["132"]}
+    assert "annotations" not in tasks[4]
+
+
+def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None:
+    """The second sees nothing of the first; agreement comes at the end; two files give the disagreements to decide."""
+    (tmp_path / "coded.csv").write_text(coded(4), newline="")
+    with browsing() as page:
+        opened(page, address, tmp_path / "coded.csv", coder="first")
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        page.keyboard.type("1213")
+        first = saved(page, "#save", tmp_path / "first.csv")
+        opened(page, address, tmp_path / "first.csv", task="second", coder="second")
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        assert "first" not in page.inner_text("body").replace("Look first at", "").replace("first coder's", "")
+        assert page.locator("ol.candidates [aria-pressed=true]").count() == 0
+        page.keyboard.type("111")
+        assert "at the end" in page.inner_text("#agreement")
+        page.keyboard.press("1")
+        assert "With the first coder: 50.0 %" in page.inner_text("#agreement")
+        both = saved(page, "#save", tmp_path / "both.csv")
+        opened(page, address, tmp_path / "coded.csv", coder="other")
+        page.select_option("#order", "file")
+        page.locator("#case").focus()
+        page.keyboard.type("1111")
+        saved(page, "#save", tmp_path / "alone.csv")
+        opened(page, address, tmp_path / "first.csv", task="adjudicate", coder="judge", other=tmp_path / "alone.csv")
+        page.select_option("#order", "file")
+        assert "0 of 2 decided" in page.inner_text("#progress")
+        assert title(page) == "Case 2"
+        assert "first coder" in page.locator("ol.candidates").inner_text()
+        page.locator("#case").focus()
+        page.keyboard.type("12")
+        assert "2 of 2 decided" in page.inner_text("#progress")
+        final = rows_of(saved(page, "#save", tmp_path / "final.csv"))
+    one, two = [row["code_by_hand"] for row in rows_of(first)], [row["code_by_hand_2"] for row in rows_of(both)]
+    assert one == ["111", "1520", "1520", "1972"]
+    assert two == ["111", "132", "1520", "1521"]
+    assert [row["code_by_hand"] for row in rows_of(both)] == one
+    assert {row["coder_2"] for row in rows_of(both)} == {"second"}
+    assert [row["code_by_hand_2"] for row in final] == two
+    assert [row["coder_2"] for row in final] == ["other"] * 4
+    assert [row["code_adjudicated"] for row in final] == [one[0], one[1], one[2], two[3]]
+
+
+def test_a_file_of_narratives_is_coded_first(
+    address: str, narratives: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """By this service, with five candidates; other columns are shown on demand."""
+    lines = [("id", "narrative text"), *((str(i), text) for i, text in enumerate(narratives(30)))]
+    (tmp_path / "new.csv").write_text(csv_lines(lines), newline="")
+    with browsing() as page:
+        opened(page, address, tmp_path / "new.csv")
+        page.locator("ol.candidates li").nth(4).wait_for()
+        assert page.locator("details dt").text_content() == "id"
+        page.locator("#case").focus()
+        page.keyboard.press("1")
+        rows = rows_of(saved(page, "#save", tmp_path / "saved.csv"))
+    assert sum(bool(row["code_by_hand"]) for row in rows) == 1
+    assert all(row["code"] for row in rows)
+
+
+def test_several_fields(joint: Sealed, tmp_path: Path) -> None:
+    """A case is decided when each field is; columns begin with the field's name."""
+    (tmp_path / "new.csv").write_text("text\nfell from a ladder\nburned by oil\n")
+    with serving(open_bundle(joint.folder)) as address, browsing() as page:
+        opened(page, address, tmp_path / "new.csv")
+        page.locator("ol.candidates li").first.wait_for()
+        page.locator("#case").focus()
+        page.keyboard.press("1")
+        assert "0 of 2 decided" in page.inner_text("#progress")
+        page.keyboard.press("2")
+        assert "1 of 2 decided" in page.inner_text("#progress")
+        rows = rows_of(saved(page, "#save", tmp_path / "saved.csv"))
+    done = [row for row in rows if row["nature_by_hand"]]
+    assert len(done) == 1
+    assert done[0]["nature_by_hand"] == done[0]["nature"]
+    assert done[0]["event_by_hand"] == done[0]["event_2"]
+
+
+def test_its_arithmetic(address: str) -> None:
+    """Kappa by Cohen's own example (1960, table 1), formulas as the writer escapes them, quotes and separators."""
+    table = [("a", "a", 88), ("a", "b", 10), ("a", "c", 2), ("b", "a", 14), ("b", "b", 40), ("b", "c", 6)]
+    table += [("c", "a", 18), ("c", "b", 10), ("c", "c", 12)]
+    pairs = [[one, two] for one, two, n in table for _ in range(n)]
+    cells = ["=1", "+1", "-5", "-x", "@a", " =1", "\t1", "＝1", "1e5", "x=1", "'=1", "", "-1.5%"]
+    with browsing() as page:
+        page.goto(address)
+        got = page.evaluate("pairs => agreement(pairs)", pairs)
+        assert got["share"] == pytest.approx(0.70)
+        assert got["kappa"] == pytest.approx(0.492, abs=5e-4)
+        assert page.evaluate("cells => cells.map(escapeFormula)", cells) == [escape_formula(cell) for cell in cells]
+        read = page.evaluate("t => readTable(t)", '\ufeffa;b\r\n"x;""y""\n";2\r\n;\r\n')
+        assert read == {"columns": ["a", "b"], "rows": [['x;"y"\n', "2"], ["", ""]]}
+        for wrong, words in (("a,b\n1\n", "Row 1"), ('a\n"x', "no end"), ("a,a\n1,2\n", "same name"), ("", "empty")):
+            assert words in page.evaluate("t => { try { readTable(t); } catch (e) { return e.message; } }", wrong)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_it_is_accessible_and_fits(address: str, tmp_path: Path, width: int, scheme: str) -> None:
+    """Axe knows no violation of WCAG 2.2 A or AA: form, case, results, help; nothing scrolls sideways."""
+    (tmp_path / "coded.csv").write_text(coded(50), newline="")
+
+    def check(page: Any) -> None:
+        run = "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})"
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        faults = page.evaluate(
+            f"{run}.then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
+        )
+        assert faults == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    with browsing(width=width, color_scheme=scheme) as page:
+        page.goto(address)
+        check(page)
+        opened(page, address, tmp_path / "coded.csv")
+        page.locator("#narrative mark").first.wait_for(timeout=PATIENCE)
+        page.locator("#case").focus()
+        page.keyboard.press("1")
+        check(page)
+        page.fill("#search", "1")
+        page.locator("#results li").first.wait_for()
+        check(page)
+        page.click("#help")
+        check(page)
+        page.goto(address)
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x>')")
+        with pytest.raises(AssertionError, match="image-alt"):
+            check(page)

@@ -1,0 +1,414 @@
+"""Releases compose by what their events cost: exact where a theorem covers adaptive choice, refused one too many."""
+
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+from decimal import Decimal
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+from scipy.stats import norm
+from sqlalchemy import event as sa_event
+
+from mechanisms.privacy import gaussian_cost
+from mechanisms.privacy.events import Claim, ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from storage.errors import StorageError
+from storage.ledger import BudgetRefused, Ledger, Policy, composition
+from storage.ledger.budget import Account, forecast, further
+from storage.ledger.composition import ORDERS, Loss, gaussian_delta, gaussian_epsilon, loss_of, more, next_rule, total
+from storage.ledger.journal import ForeignLedger, journals_of
+from storage.ledger.replay import Inconsistent, Replay
+from storage.ledger.rollback import detect, restore
+from storage.paths import Workspace
+from tests.support.releases import make_plan
+
+ONE = 4.2246860589417805
+"""Noise multiplier of one Gaussian release of (1, 1e-6): `gaussian_cost.calibrate`."""
+TEN = Decimal(10), Decimal("0.001")
+
+
+def gaussian(noise=ONE):
+    return GaussianReleaseEvent(what="a vector", noise_multiplier=noise, l2_sensitivity=1.0)
+
+
+def descent(prob=0.02, noise=1.1, steps=600):
+    return DpSgdEvent(
+        sampling_prob=prob, segments=(NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=1.0),)
+    )
+
+
+def loss(event, epsilon="1", delta="0.000001", claimed="add-remove", relation="add-remove", **options):
+    content = None if event is None else event.model_dump(mode="json")
+    amounts = {"epsilon": Decimal(epsilon), "delta": Decimal(delta)}
+    return loss_of(content, claimed=claimed, relation=relation, **amounts, **options)
+
+
+def planned(key, event=None, *, epsilon=1.0, delta=1e-6, **changes):
+    claim = {"epsilon": epsilon, "delta": delta}
+    return make_plan(key, kind="formal", claim=claim, event=event or gaussian(), **changes)
+
+
+def policy(epsilon=10, delta="0.001", composition="exact"):
+    cap = {"epsilon": epsilon, "delta": delta, "composition": composition}
+    return Policy.parse({"name": "p", "default": {"formal": cap}})
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu_squared", ["0.0001", "0.05", "1.26", "5.4", "25", "400"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0, 1.3])
+def test_delta_of_a_gaussian_is_the_closed_form_rounded_up(mu_squared, share):
+    mu = math.sqrt(float(mu_squared))
+    epsilon = round(share * (mu * mu / 2 + 3 * mu), 6)
+    closed = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+    assert float(gaussian_delta(Decimal(mu_squared), Decimal(str(epsilon)))) == pytest.approx(closed, rel=1e-8)
+
+
+def test_epsilon_is_the_least_that_holds_and_the_same_wherever_the_search_starts():
+    epsilon = gaussian_epsilon(Decimal("5.4"), Decimal("0.001"))
+    assert str(epsilon) == "9.250340787295"  # every process has these digits
+    assert gaussian_delta(Decimal("5.4"), epsilon) <= Decimal("0.001")
+    assert gaussian_delta(Decimal("5.4"), epsilon - Decimal("1e-12")) > Decimal("0.001")
+    for near in (epsilon, epsilon - Decimal("1e-12"), epsilon + Decimal("1e-12"), Decimal(3), Decimal(400)):
+        assert gaussian_epsilon(Decimal("5.4"), Decimal("0.001"), near) == epsilon
+
+
+def test_the_tails_agree_where_series_and_fraction_meet():
+    below, above = (composition._mills(Decimal(x)) for x in ("8", "8.000000000000000000000000000001"))
+    assert Decimal("1e-33") < composition._C.subtract(below, above) < Decimal("1e-31")
+
+
+def test_curves_of_sampled_descents_are_dp_accountings_never_below_them():
+    accountant = RdpAccountant(ORDERS)
+    accountant.compose(
+        dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.1)), 600)
+    )
+    assert [float(value) for value in loss(descent()).curve] == pytest.approx(list(accountant.rdp), rel=1e-9)
+
+
+def test_a_pure_release_is_gaussian_at_the_corner_of_its_trade_off():
+    for epsilon in (0.1, 1.0, 5.0, 30.0):
+        mu = math.sqrt(float(composition.pure_rate_of(Decimal(str(epsilon)))))
+        corner = 1 / (1 + math.exp(epsilon))
+        assert norm.cdf(-mu / 2) <= corner * (1 + 1e-9)
+        assert norm.cdf(-mu / 2 * (1 - 1e-6)) > corner * (1 - 1e-6)
+    assert composition.pure_rate_of(Decimal(41)) == 328
+
+
+def kind_of(loss):
+    """The kind of one release's loss: its most exact term."""
+    if loss.pure is not None:
+        return "pure"
+    return "gaussian" if loss.mu_squared is not None else "basic" if loss.failure else "sampled"
+
+
+# -- what a release costs ------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_event_has_its_loss():
+    assert kind_of(loss(gaussian())) == "gaussian"
+    assert kind_of(loss(descent())) == "sampled"
+    assert kind_of(loss(None)) == "basic"
+    assert kind_of(loss(None, delta="0")) == "pure"
+    assert kind_of(loss(ComposedEvent(events=(gaussian(), descent())))) == "sampled"
+    parts = ComposedEvent(events=(gaussian(2.0), descent(prob=1.0, noise=2.0, steps=3)))
+    assert loss(parts).mu_squared == 1
+    # a unit of three records; a record replaced is one removed and one added
+    assert loss(gaussian(2.0), records_per_unit=3).mu_squared == Decimal("2.25")
+    assert loss(gaussian(2.0), relation="replace-one").mu_squared == 1
+    doubled = loss(descent(), relation="replace-one")
+    assert (kind_of(doubled), doubled.epsilon) == ("basic", 2)
+
+
+def test_a_release_may_not_claim_less_noise_than_its_event():
+    """The claim's epsilon does not come into the sum where the event says what it costs."""
+    assert loss(gaussian(), epsilon="0.001").mu_squared == loss(gaussian(), epsilon="9").mu_squared
+
+
+def test_the_rule_is_fixed_by_the_first_charge_and_only_gets_stricter():
+    cap = {"epsilon": TEN[0], "delta": TEN[1]}
+    one, sampled, claimed = loss(gaussian()), loss(descent(), epsilon="2.9"), loss(None)
+    assert next_rule(None, one, one, **cap) == "gaussian"
+    assert next_rule(None, sampled, sampled, **cap) == "renyi"
+    assert next_rule(None, claimed, claimed, **cap) == "basic"
+    assert next_rule("gaussian", one.plus(sampled), sampled, **cap) == "mixed"
+    assert next_rule("renyi", one.plus(sampled), one, **cap) == "renyi"
+    assert next_rule("basic", one, one, **cap) == "basic"
+    # where one release takes all of the cap, its claim is what counts
+    assert next_rule(None, one, one, epsilon=Decimal(1), delta=Decimal("0.000001")) == "basic"
+
+
+def test_a_mixed_account_has_a_hundredth_of_delta_for_what_is_not_gaussian():
+    both = loss(gaussian()).plus(loss(descent()))
+    assert total(both, rule="mixed", delta=TEN[1]) == total(both, rule="renyi", delta=TEN[1] / 100)
+    assert total(both, rule="mixed", delta=TEN[1]) > total(both, rule="renyi", delta=TEN[1])
+    assert total(both, rule="gaussian", delta=TEN[1]) == composition.UNREACHABLE
+    lumps = both.plus(loss(None, delta="0.0003"))
+    assert total(lumps, rule="renyi", delta=TEN[1]) == composition.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("cap", "delta", "size", "exact", "basic"), [(10, "1e-3", 1, 108, 10), (8, "1e-5", 1, 49, 8), (8, "1e-5", 2, 13, 4)]
+)
+def test_how_many_releases_fit(cap, delta, size, exact, basic):
+    noise = ONE if size == 1 else gaussian_cost.calibrate(gaussian, target_epsilon=size, delta=1e-6)
+    one = loss(gaussian(noise), epsilon=str(size))
+    epsilon, most = Decimal(cap), Decimal(delta)
+    assert more(Loss(), one, rule="gaussian", epsilon=epsilon, delta=most) == exact
+    assert more(Loss(), one, rule="basic", epsilon=epsilon, delta=most) == basic
+
+
+# -- the ledger ----------------------------------------------------------------------------------------------
+
+
+SMALL = 2, "0.00001"
+"""A cap under which few releases of (1, 1e-6) fit."""
+
+
+def fits_under(cap=SMALL):
+    return more(Loss(), loss(gaussian()), rule="gaussian", epsilon=Decimal(cap[0]), delta=Decimal(cap[1]))
+
+
+def fill(ledger, number, **changes):
+    for key in range(number):
+        ledger.reserve(planned(f"{changes.get('population', '')} {key}", **changes))
+
+
+def _race(url, barrier, results, worker, populations):
+    ledger = Ledger.open(url, policy=policy(*SMALL))
+    for population in populations:
+        barrier.wait()
+        try:
+            results.put((population, ledger.reserve(planned(f"{population} {worker}", population=population)).state))
+        except BudgetRefused:
+            results.put((population, "refused"))
+
+
+def test_two_processes_race_for_the_last_release_and_one_gets_it(site):
+    """Let loose at the same moment, on one population after the other."""
+    ledger, populations = site.open(policy(*SMALL)), ("a", "b", "c")
+    for population in populations:
+        fill(ledger, fits_under() - 1, population=population)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_race, args=(site.url, barrier, results, worker, populations)) for worker in "xy"
+    ]
+    for process in processes:
+        process.start()
+    outcomes = sorted(results.get(timeout=60) for _ in range(2 * len(populations)))
+    for process in processes:
+        process.join()
+    assert outcomes == [(name, state) for name in populations for state in ("refused", "reserved")]
+    for line in ledger.budget():
+        if line.account.sequence:
+            assert Decimal("1.7") < line.account.epsilon <= 2
+    assert ledger.verify().ok
+
+
+def test_a_hundred_and_eight_fit_and_not_one_more(sqlite_site):
+    ledger = sqlite_site.open(policy())
+    fill(ledger, 108)
+    with pytest.raises(BudgetRefused, match=r"with this release 10\.0\d+ at delta 0\.001 > 10, over the cap"):
+        ledger.reserve(planned("one more"))
+    (line,) = (line for line in ledger.budget() if line.account.sequence)
+    assert Decimal("9.98") < line.account.epsilon <= 10
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("rule", ["exact", "basic"])
+def test_a_forecast_says_what_later_releases_leave(sqlite_site, rule):
+    """Before the first release and after it: what remains after four more and twelve more is what then remains."""
+    ledger = sqlite_site.open(policy(14, composition=rule) if rule == "basic" else policy(5, "0.00001"))
+
+    def line():
+        return next(line for line in ledger.budget() if line.account.sequence)
+
+    cap = ledger.policy().cap("injuries", "2023", "formal")
+    assert cap is not None
+    before = forecast(Account("injuries", "2023", "formal"), cap, Decimal(1), Decimal("0.000001"))
+    ledger.reserve(planned("k0"))
+    left, after = [line().epsilon_left], further(line().account, cap)
+    for number in range(1, 13):
+        ledger.reserve(planned(f"k{number}"))
+        left.append(line().epsilon_left)
+    assert dict(before.remains)[0] == pytest.approx(left[0], abs=Decimal("1e-4"))
+    assert dict(before.remains)[4] == pytest.approx(left[4], abs=Decimal("1e-4"))
+    assert after.remains == tuple((number, left[number]) for number in (4, 12)) + after.remains[2:]
+    assert before.releases == after.releases + 1
+    with pytest.raises(BudgetRefused):
+        for number in range(after.releases):
+            ledger.reserve(planned(f"more {number}"))
+    assert sum(row.state == "reserved" for row in ledger.current()) == before.releases
+
+
+def test_basic_composition_on_request_gives_ten(site):
+    ledger = site.open(policy(composition="basic"))
+    for number in range(10):
+        ledger.reserve(planned(f"k{number}"))
+    with pytest.raises(BudgetRefused, match="epsilon spent 10 \\+ asked 1 = 11 > 10"):
+        ledger.reserve(planned("one more"))
+    assert ledger.verify().ok
+
+
+def test_kinds_that_come_one_after_another(site):
+    """Gaussian, sampled, by its claim alone, then a policy that asks for basic composition: the stricter counts."""
+    ledger = site.open(policy(30))
+    charges = [
+        ledger.reserve(planned("a")).charges[0],
+        ledger.reserve(planned("b", descent(), epsilon=2.9)).charges[0],
+        ledger.reserve(planned("c", make_plan().event, delta=1e-6)).charges[0],
+    ]
+    assert [charge.composition for charge in charges] == ["gaussian", "mixed", "mixed"]
+    assert [charge.delta_after for charge in charges] == [Decimal("0.001")] * 3
+    if site.is_sqlite:
+        ledger.change_policy(policy(30, composition="basic"), requester="o", reason="careful")
+    else:
+        Ledger.open(site.owner_url).change_policy(policy(30, composition="basic"), requester="o", reason="careful")
+    last = site.open().reserve(planned("d")).charges[0]
+    assert (last.composition, last.epsilon_after, last.delta_after) == ("basic", Decimal("5.9"), Decimal("0.000004"))
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("moment", ["commit", "close"])
+def test_a_process_killed_around_the_commit_grants_nothing_more(site, moment):
+    """With SIGKILL before the last release is committed, and after it: asked again it is one release, and the last."""
+    ledger = site.open(policy(*SMALL))
+    fill(ledger, fits_under() - 1)
+    child = os.fork()
+    if child == 0:
+        other = site.open()
+        sa_event.listen(other.database.engine, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            other.reserve(planned("killed"))
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    recorded = [row for row in ledger.current() if row.idempotency_key == "killed"]
+    assert len(recorded) == (moment == "close")
+    ledger.reserve(planned("killed"))
+    with pytest.raises(BudgetRefused, match="over the cap"):
+        ledger.reserve(planned("one more"))
+    assert ledger.verify().ok
+
+
+def test_a_restored_copy_of_the_database_grants_nothing_more(site, tmp_path):
+    """The ledger as it was after the first release is put in place of the full one: its rows come back first."""
+    workspace = Workspace(tmp_path / "home")
+    workspace.create()
+    ledger = site.open(policy(*SMALL), journals=journals_of(workspace))
+    ledger.reserve(planned("first"))
+    at, copy = ledger.head()[0], tmp_path / "copy.db"
+    if site.is_sqlite:
+        shutil.copy(tmp_path / "ledger.db", copy)
+    fill(ledger, fits_under() - 1)
+    ledger.database.engine.dispose()
+    if site.is_sqlite:
+        shutil.copy(copy, tmp_path / "ledger.db")
+    else:
+        tables = ("spend", "record_set", "ledger_row")
+        site.disarm()
+        site.sql(*(f"DELETE FROM {table} WHERE sequence > {at}" for table in tables), owner=True)
+        site.sql(*(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in tables), owner=True)
+    with pytest.raises(ForeignLedger):
+        site.open(journals=journals_of(workspace))
+    rollback = detect(site.url, workspace)
+    assert rollback is not None
+    assert restore(site.url, workspace, rollback) == fits_under() - 1
+    again = site.open(journals=journals_of(workspace))
+    with pytest.raises(BudgetRefused, match="over the cap"):
+        again.reserve(planned("one more"))
+    assert again.verify().ok
+
+
+def test_a_release_above_the_cap_is_refused_by_the_database_or_named_by_verify(site, monkeypatch):
+    """The program's check is taken away: PostgreSQL refuses the row, and of a SQLite file `verify` names it."""
+    from storage.ledger import budget
+
+    ledger = site.open(policy(*SMALL))
+    fill(ledger, fits_under())
+    monkeypatch.setattr(budget, "fits", lambda charge: True)
+    if site.is_sqlite:
+        row = ledger.reserve(planned("one more"))
+        report = ledger.verify()
+        assert (report.first_bad_row, "the cap is exceeded" in report.problem) == (row.sequence, True)
+    else:
+        with pytest.raises(StorageError, match="a charge exceeds the cap"):
+            ledger.reserve(planned("one more"))
+
+
+def test_a_gaussian_account_has_ninety_nine_hundredths_of_delta():
+    spent = loss(gaussian())
+    assert spent.mu_squared is not None
+    assert total(spent, rule="gaussian", delta=TEN[1]) == gaussian_epsilon(spent.mu_squared, TEN[1] * 99 / 100)
+
+
+def _halve(charge):
+    charge["loss"]["mu_squared"] = charge["spent"]["mu_squared"] = "0.010000000000000000"
+
+
+def _understate(charge):
+    charge["epsilon_after"] = str(Decimal(charge["epsilon_after"]) - Decimal("1e-12"))
+
+
+def _basic(charge):
+    charge |= {"composition": "basic", "loss": None, "spent": None}
+
+
+def _loosen(charge):
+    charge["composition"] = "renyi"
+
+
+@pytest.mark.parametrize("change", [_halve, _understate, _basic, _loosen])
+def test_a_replay_takes_the_total_from_the_events_alone(sqlite_site, change):
+    ledger = sqlite_site.open(policy())
+    ledger.reserve(planned("a"))
+    ledger.reserve(planned("b"))
+    rows = [json.loads(body) for (body,) in sqlite_site.rows("SELECT body FROM ledger_row ORDER BY sequence")]
+    replay = Replay()
+    for row in rows[:-1]:
+        replay.step(row)
+    change(rows[-1]["charges"][0])
+    with pytest.raises(Inconsistent):
+        replay.step(rows[-1])
+
+
+@pytest.mark.postgres
+def test_the_database_adds_losses_up(postgres_site):
+    """What it can check of a forged row: the losses' sum, the cap, and the delta that the total is stated at."""
+    ledger = postgres_site.open(policy())
+    ledger.reserve(planned("a"))
+    from storage.ledger import budget
+
+    def short(account, cap, losses):
+        rule, added, _ = compose(account, cap, losses)
+        return rule, added, added
+
+    compose, budget.compose = budget.compose, short
+    try:
+        with pytest.raises(Exception, match="a charge does not add up"):
+            ledger.reserve(planned("b"))
+    finally:
+        budget.compose = compose
+
+
+def test_units_and_shared_records_follow_the_same_rule(sqlite_site, tmp_path):
+    from storage.ledger.records import RecordSet
+
+    records = RecordSet.of([b"one", b"two"], key=b"k" * 32)
+    ledger = sqlite_site.open(policy())
+    ledger.reserve(planned("a", population="first"), records=records)
+    charges = ledger.reserve(planned("b", population="second"), records=records).charges
+    both = total(loss(gaussian()).plus(loss(gaussian())), rule="gaussian", delta=TEN[1])
+    assert {charge.account: charge.epsilon_after for charge in charges} == {"2023": both, "first/2023": both}
+    unit = {"privacy_unit": "person", "max_records_per_unit": 2}
+    of_unit = Claim(**(planned("c").claim.model_dump() | unit))
+    charges = ledger.reserve(planned("c", population="third").model_copy(update={"claim": of_unit})).charges
+    assert [charge.cohort for charge in charges] == ["2023", "all cohorts"]
+    assert {charge.loss.mu_squared for charge in charges} == {loss(gaussian(), records_per_unit=2).mu_squared}
+    assert ledger.verify().ok

@@ -1,0 +1,101 @@
+"""The record of a release for a public registry: its fields and figures, and nothing that no policy states."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.bundle.folder import UnsoundBundle
+from storage.egress.documents import check_schema
+from storage.errors import InputError
+from storage.ledger import Ledger, Policy
+from storage.ledger.record import answers, registry_record, stated_deployment
+from tests.storage.ledger.test_ledger_composition import planned
+
+STATEMENT = {
+    "curators": ["Bureau of Injuries"],
+    "region": "United States",
+    "domain": "narratives of injuries",
+    "actors": "the bureau trains; partners get bundles",
+    "refreshment": "Each quarter.",
+    "justification": "The board decided.",
+    "authors": ["A. Officer"],
+}
+REQUIRED = {
+    "basic": (
+        "name", "data_curators", "description", "intended_use", "data_product_type", "data_product_region",
+        "publication_date",
+    ),
+    "administrative": ("registry_authors",),
+}  # fmt: skip
+
+
+def made(tmp_path, statement=STATEMENT):
+    cap = {"default": {"formal": {"epsilon": 10, "delta": "0.001"}}}
+    policy = Policy.parse({"name": "p", **cap, **({"registry": statement} if statement else {})})
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+    release = ledger.reserve(planned("a")).release_id or ""
+    ledger.mark_drawn(release, draw_digest="d")
+    ledger.commit(release, bundle_digest="b")
+    return ledger, release
+
+
+def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
+    ledger, release = made(tmp_path)
+    record = registry_record(stated_deployment(ledger, release))
+    check_schema("record", record, "registry_record")
+    deployment = record["deployment"]
+    for section, fields in REQUIRED.items():
+        assert all(deployment[section][field] not in ("", []) for field in fields)
+    assert deployment["privacy_loss"]["privacy_parameters"] == {"epsilon": 1.0, "delta": 1e-06}
+    assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
+    assert "of 10 at δ 0.001" in deployment["accounting"]["composition"]
+    assert record["url_slug"] == f"injuries-{release}"
+    page = answers(stated_deployment(ledger, release))
+    assert "| Which data sets are neighbours? | two that differ by one record added or removed |" in page
+    assert ledger.verify().ok
+
+
+def test_a_record_with_a_field_or_a_type_that_the_registry_does_not_have_is_refused(tmp_path):
+    """The registry's schema is the gate's: nothing else can leave in this file."""
+    record = registry_record(stated_deployment(*made(tmp_path)))
+    basic = record["deployment"]["basic"]
+    for wrong in ({"narrative": "fell from a ladder"}, {"data_curators": "one"}, {"data_product_type": "Model"}):
+        changed = record | {"deployment": record["deployment"] | {"basic": basic | wrong}}
+        with pytest.raises(UnsoundBundle, match="record") as refused:
+            check_schema("record", changed, "registry_record")
+        assert "ladder" not in str(refused.value)
+
+
+def test_the_schema_is_the_registrys(tmp_path):
+    """With AUTOCODER_REGISTRY_SCHEMA (its deployments-schema.yaml) a record validates by the original as well."""
+    schema = os.environ.get("AUTOCODER_REGISTRY_SCHEMA")
+    if not schema:
+        pytest.skip("AUTOCODER_REGISTRY_SCHEMA does not name deployments-schema.yaml of the registry")
+    import jsonschema
+    import yaml
+
+    record = registry_record(stated_deployment(*made(tmp_path)))
+    jsonschema.validate(record, yaml.safe_load(Path(schema).read_text(encoding="utf-8")))
+
+
+def test_a_record_says_what_was_stated_when_the_release_was_reserved(tmp_path):
+    """Later releases and policies change nothing of it: a bundle that is built again has the same bytes."""
+    ledger, release = made(tmp_path)
+    first = registry_record(stated_deployment(ledger, release))
+    ledger.reserve(planned("b"))
+    cap = {"default": {"formal": {"epsilon": 20, "delta": "0.001"}}}
+    changed = Policy.parse({"name": "q", **cap, "registry": STATEMENT | {"region": "elsewhere"}})
+    ledger.change_policy(changed, requester="o", reason="wider")
+    assert registry_record(stated_deployment(ledger, release)) == first
+    assert first["deployment"]["deployment_model"]["release_type"] == "One release"
+
+
+def test_without_a_statement_or_a_commit_there_is_no_record(tmp_path):
+    ledger, release = made(tmp_path, statement=None)
+    with pytest.raises(InputError, match="states nothing for a registry"):
+        stated_deployment(ledger, release)
+    reserved = ledger.reserve(planned("b")).release_id or ""
+    with pytest.raises(InputError, match="is reserved"):
+        stated_deployment(ledger, reserved)
+    assert "registry" not in ledger.policy().as_json()

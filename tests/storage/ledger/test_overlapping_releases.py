@@ -1,0 +1,83 @@
+"""Other releases of the same records are found whatever they are called, and whatever is claimed of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
+from storage.ledger import Ledger, ReleasePlan
+from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
+from storage.ledger.records import RecordSet
+
+KEY = b"k" * 32
+LOCAL = Claim(
+    guarantee_kind="asymptotic-local",
+    epsilon=4.0,
+    delta_text="not quantified",
+    sensitivity=2.0,
+    neighbouring_relation="add-remove",
+    accountant="test",
+)
+FORMAL = Claim(guarantee_kind="formal", epsilon=2.0, delta=1e-5, neighbouring_relation="add-remove", accountant="test")
+DRAW = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
+DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
+
+
+def plan(key: str, **changes: Any) -> ReleasePlan:
+    """A release of SWAG-PPM, but for these changes."""
+    fields: dict[str, Any] = {"idempotency_key": key, "release_label": "first", "population": "injuries"}
+    fields |= {"cohorts": ("2015",), "data_fingerprint": key, "records_rounded": 100, "requester": "operator"}
+    return ReleasePlan.model_validate(fields | {"event": DRAW, "claim": LOCAL} | changes)
+
+
+def records(first: int, last: int) -> RecordSet:
+    """Marks of numbered records."""
+    return RecordSet.of([f"narrative {n}".encode() for n in range(first, last)], key=KEY)
+
+
+def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
+    """By one shared record, though population, cohorts, fingerprint and kind differ; disjoint ones are no siblings."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    first = ledger.reserve(plan("a"), records=records(0, 50))
+    ledger.reserve(plan("b", population="harvest", cohorts=("1999",)), records=records(100, 150))
+    other = plan("c", population="accidents", cohorts=("2020",), event=DESCENT, claim=FORMAL)
+    (found,) = overlapping_releases(ledger, other, records=records(49, 80))
+    assert (found.release_id, found.population, found.shares) == (first.release_id, "injuries", "records")
+    assert (found.guarantee_kind, found.mechanism, found.epsilon) == ("asymptotic-local", "swag-ppm", "4.000000000000")
+    assert other_population_names(other, [found]) == ("injuries",)
+    assert overlapping_releases(ledger, other, records=records(60, 80)) == ()
+    ledger.burn(str(first.release_id), reason="test")
+    (burned,) = overlapping_releases(ledger, other, records=records(49, 80))
+    assert burned.state == "burned"
+    assert burned.public_entry() == found.public_entry(), (
+        "a statement that is written again after a crash says the same"
+    )
+
+
+def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
+    """They are told by population and period, without any shared mark; a plan is no sibling of its own release; what
+    was reserved later is left out of a statement.
+    """
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    local, formal = plan("a", cohorts=("2015", "2016")), plan("b", event=DESCENT, claim=FORMAL)
+    one = ledger.reserve(local, records=records(0, 9))
+    assert overlapping_releases(ledger, local, records=records(0, 9)) == ()
+    two = ledger.reserve(formal, records=records(20, 29))
+    assert [(s.release_id, s.shares) for s in overlapping_releases(ledger, local)] == [(two.release_id, "cohorts")]
+    assert [s.release_id for s in overlapping_releases(ledger, formal)] == [one.release_id]
+    assert overlapping_releases(ledger, local, before=one.sequence) == ()
+    assert other_population_names(formal, overlapping_releases(ledger, formal)) == ()
+    assert overlapping_releases(ledger, plan("x", cohorts=("2031",))) == ()
+
+
+def test_marks_of_another_key_do_not_stop_a_page(tmp_path: Path) -> None:
+    """They cannot be compared; the fingerprint of the same file still tells."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.reserve(plan("a", data_fingerprint="same file"), records=records(0, 50))
+    foreign = RecordSet.of([b"narrative 1"], key=b"z" * 32)
+    assert overlapping_releases(ledger, plan("c", population="other"), records=foreign) == ()
+    (found,) = overlapping_releases(
+        ledger, plan("c", population="other", data_fingerprint="same file"), records=foreign
+    )
+    assert found.shares == "records"

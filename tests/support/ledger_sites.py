@@ -1,0 +1,158 @@
+"""Ledgers to test on: a SQLite file, and a PostgreSQL database of its own with an owner and an application role."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from releases import make_claim, make_plan
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.pool import NullPool
+
+from mechanisms.privacy.events import Claim
+from storage.ledger import Ledger, Policy, ReleasePlan
+from storage.ledger.database import Database, migrate
+
+DEFAULT_SERVER = "postgresql+psycopg://127.0.0.1:5432/postgres"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place for a ledger: `url` as the application's role, `owner_url` as whoever owns the tables."""
+
+    url: str
+    owner_url: str
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def open(self, policy: Policy | None = None, **options: Any) -> Ledger:
+        return Ledger.open(self.url, policy=policy, **options)
+
+    def sql(self, *statements: str, owner: bool = False) -> None:
+        """Run statements past the ledger, each in the same transaction."""
+        engine = sa.create_engine(self.owner_url if owner else self.url, poolclass=NullPool)
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        engine = sa.create_engine(self.owner_url, poolclass=NullPool)
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(query)]
+
+    def disarm(self) -> None:
+        """Take the triggers away, as somebody with the owner's rights could."""
+        if self.is_sqlite:
+            names = self.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
+        else:
+            self.sql(
+                *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "spend", "record_set")),
+                owner=True,
+            )
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> URL:
+    """A server that may create databases and roles, or a skip with the reason."""
+    url = make_url(os.environ.get("AUTOCODER_TEST_POSTGRES", DEFAULT_SERVER))
+    try:
+        engine = sa.create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 3})
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+    except (exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        pytest.skip(
+            f"no PostgreSQL at {url.render_as_string(hide_password=True)} (AUTOCODER_TEST_POSTGRES): "
+            f"{type(error).__name__}"
+        )
+    return url
+
+
+def make_database(server: URL) -> Iterator[Site]:
+    """Create a database with an owner and an application role, migrate it, and drop all three at the end."""
+    tag = uuid.uuid4().hex[:10]
+    names = {"db": f"autocoder_test_{tag}", "owner": f"autocoder_owner_{tag}", "app": f"autocoder_app_{tag}"}
+    admin = sa.create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        for role in ("owner", "app"):
+            connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD 'secret-{tag[::-1]}'")
+        connection.exec_driver_sql(f"CREATE DATABASE {names['db']} OWNER {names['owner']}")
+
+    def url(role: str) -> str:
+        changed = server.set(username=names[role], password=f"secret-{tag[::-1]}", database=names["db"])
+        return changed.render_as_string(hide_password=False)
+
+    try:
+        migrate(Database(url("owner"), lock_timeout=20), app_role=names["app"])
+        yield Site(url("app"), url("owner"))
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {names['db']} WITH (FORCE)")
+            for role in ("owner", "app"):
+                connection.exec_driver_sql(f"DROP ROLE {names[role]}")
+
+
+@pytest.fixture
+def postgres_site(postgres_server: URL) -> Iterator[Site]:
+    yield from make_database(postgres_server)
+
+
+@pytest.fixture
+def sqlite_site(tmp_path: Path) -> Site:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    return Site(url, url)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def site(request: pytest.FixtureRequest) -> Site:
+    """Both backends, one after the other."""
+    return request.getfixturevalue(f"{request.param}_site")
+
+
+@pytest.fixture
+def own_server_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that another user (the server's) may enter; pytest's own are closed to others."""
+    if request.node.get_closest_marker("postgres") and not (
+        shutil.which("pg_ctl") or list(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    ):
+        pytest.skip("a server of our own needs PostgreSQL's server programs (initdb, pg_ctl)")
+    folder = Path(tempfile.mkdtemp(prefix="autocoder-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def small_disks() -> tuple[str, ...]:
+    """The command prefix under which a process may mount a disk of its own, or a skip with the reason."""
+    prefix = ("unshare", "--mount")
+    probe = [*prefix, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"]
+    try:
+        allowed = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("a small disk can't be mounted here: needs `unshare --mount` and the right to mount")
+    return prefix
+
+
+@pytest.fixture
+def plan() -> Callable[..., ReleasePlan]:
+    return make_plan
+
+
+@pytest.fixture
+def claim() -> Callable[..., Claim]:
+    return make_claim

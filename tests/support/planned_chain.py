@@ -1,0 +1,64 @@
+"""A plan of a finished chain, for tests that try to release other than it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.branches.swag_chain import run_chain
+from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.releasing import ledger_access, publish
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context, run_step
+
+SMALL = {"epochs": 2, "batch_size": 64}
+
+
+@pytest.fixture(scope="module")
+def chosen(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, RetrainParameters]:
+    """A workspace, and the settings of a small retrain in it."""
+    from storage.demo_data import write_demo_data
+
+    home = tmp_path_factory.mktemp("made")
+    written = write_demo_data(home / "source", records=240, seed=3)
+    context = Context(home=str(home / "home"), device="cpu")
+    context.workspace.create()
+    return context, RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}},
+            "model": {"encoder": str(tiny_roberta), "trainable": "head", "pooling": "mean", "max_length": 32},
+            "fit": {
+                "adamw": {"optimiser": "adamw", "learning_rate": 0.01, **SMALL},
+                "sgd": {"optimiser": "sgd", "learning_rate": 0.05, **SMALL},
+                "swag": {"rank": 2},
+            },
+            "pseudo_posterior": {"risk_draws": 5, "sensitivity_draws": 5},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def made(chosen: tuple[Context, RetrainParameters]) -> tuple[Context, PlannedRelease]:
+    """The plan of a finished chain, and its workspace."""
+    context, parameters = chosen
+    planned = planned_chain(context, parameters)
+    kept, file = publish.save_plan(context, planned, parameters.release)
+    assert PlannedRelease.load(file) == kept
+    kept.check(context)
+    return context, kept
+
+
+def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRelease:
+    """Run the chain; its last round, planned under no ledger yet."""
+    done = run_chain(parameters, lambda step: run_step(context, step))
+    last = parameters.rounds[-1]
+    refs: Any = {"dataset": done.dataset, "prepared": done.prepared}
+    refs |= {"posterior": done.posteriors[last], "measured": done.measured[last]}
+    return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)
+
+
+def nothing_charged(context: Context) -> bool:
+    """No release stands in the ledger, in whatever state."""
+    return not [row for row in ledger_access.open_ledger(context, BundleParameters()).rows() if row.kind == "release"]

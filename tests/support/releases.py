@@ -1,0 +1,69 @@
+"""Builds claims, plans of a release and candidates, so that a changed field changes one file of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mechanisms.model.classifier import ModelConfig
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
+from storage.artifacts import ArtifactRef
+from storage.ledger import ReleasePlan
+from tasks.fitting.candidate import Candidate
+from tasks.releasing.plan import PlannedRelease
+
+
+def make_ref(letter: str) -> ArtifactRef:
+    """Returns a reference to what is nowhere; its digest is the letter, 64 times."""
+    return ArtifactRef(uri=f"file:///nowhere/{letter}", sha256=letter * 64, kind="test")
+
+
+def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:
+    """Returns a claim of epsilon 4."""
+    formal = kind == "formal"
+    values: dict[str, Any] = {
+        "guarantee_kind": kind,
+        "epsilon": 4.0,
+        "delta": 1e-5 if formal else None,
+        "delta_text": "" if formal else "O(n^-1/2)",
+        "sensitivity": None if formal else 2.0,
+        "neighbouring_relation": "add-remove" if formal else "replace-one",
+        "accountant": "test 1",
+    }
+    return Claim(**(values | changes))
+
+
+def make_event(**changes: Any) -> Event:
+    """Returns the event of a SWAG-PPM draw with sensitivity 2."""
+    values = {"reweighted": False, "snapshots": 20, "rank": 20, "sensitivity_draws": 500, "sensitivity": 2.0}
+    return SwagPpmEvent(**(values | changes))
+
+
+def make_plan(
+    key: str = "k", *, kind: str = "asymptotic-local", claim: Mapping[str, Any] | Claim | None = None, **changes: Any
+) -> ReleasePlan:
+    """Returns a release plan; `claim` changes the claim's fields or replaces it, `changes` the plan's."""
+    values: dict[str, Any] = {
+        "idempotency_key": key,
+        "release_label": "label",
+        "population": "injuries",
+        "cohorts": ("2023",),
+        "data_fingerprint": "f" * 64,
+        "records_rounded": 1_234,
+        "event": make_event(),
+        "claim": claim if isinstance(claim, Claim) else make_claim(kind, **(claim or {})),
+        "requester": "operator",
+    }
+    return ReleasePlan.model_validate(values | changes)
+
+
+def make_candidate(**changes: Any) -> Candidate:
+    """Returns a fit of a head with measured sensitivity: references `a` to `d`."""
+    names = ("dataset", "prepared", "fitted", "measured")
+    values: dict[str, Any] = {name: make_ref(letter) for name, letter in zip(names, "abcd", strict=True)}
+    return Candidate(**(values | {"model": ModelConfig(trainable="head"), "seed": 1} | changes))
+
+
+def make_planned(*, candidate: Mapping[str, Any] | None = None, **changes: Any) -> PlannedRelease:
+    """Returns the plan of a candidate; `candidate` changes its fields, `changes` the plan's (`make_plan`)."""
+    return PlannedRelease(plan=make_plan(**changes), candidate=make_candidate(**(candidate or {})))

@@ -1,0 +1,203 @@
+"""A real bundle, sealed, made without training: tests copy it and attack the copy."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from releases import make_event, make_plan
+
+from storage.bundle.folder import PROOF, SIGNATURE
+from storage.bundle.signing import Signer
+from storage.bundle.trust import Trust
+from storage.ledger import Ledger, ReleasePlan, Row
+from tasks.fitting.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A committed and signed bundle with all that made it. Tests must not change its folder."""
+
+    folder: Path
+    home: Path
+    ledger: Ledger
+    row: Row
+    signer: Signer
+    trust: Trust
+    refill: Callable[..., Any]
+    """Write the same content into an empty folder, under other settings if given; return what the gate expects."""
+    context: Any
+    candidate: Any
+    narratives: tuple[str, ...] = field(repr=False)
+    """The private training narratives."""
+
+    def copy(self, place: Path, *, seal: bool = True) -> Path:
+        """A copy to attack, without its seal if so wished."""
+        made = place / self.folder.name
+        shutil.copytree(self.folder, made)
+        if not seal:
+            (made / PROOF).unlink()
+            (made / SIGNATURE).unlink()
+        return made
+
+    def unsigned_proof(self, folder: Path) -> Path:
+        """Make a copy that was changed pass for whole, as whoever needs no signature can."""
+        (folder / SIGNATURE).unlink(missing_ok=True)
+        from storage.artifacts import digest
+        from storage.bundle.folder import content_files
+        from storage.bundle.proof import proof_of
+
+        files = content_files(folder)
+        row = self.row.model_copy(update={"bundle_digest": digest(files)})
+        (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=None)))
+        return folder
+
+
+def plan(key: str, candidate: Candidate | None = None) -> ReleasePlan:
+    """A release of invented records, and of a candidate's artifacts."""
+    claim = {"epsilon": 3.0, "sensitivity": 1.5, "draws": 99, "neighbouring_relation": "add-remove"}
+    own: Any = {"population": "demo", "cohorts": ("2021", "2022"), "requester": "Jane Requester"}
+    own |= {"release_label": key, "event": make_event(sensitivity=1.5)}
+    own |= {"artifact_digests": candidate.artifact_digests if candidate else {}}
+    return make_plan(key, claim=claim | {"assumptions": ("the test is sound",)}, **own)
+
+
+@pytest.fixture(scope="session")
+def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
+    """The parameters are those that training would begin with; everything else is as in a release."""
+    return _made(tmp_path_factory.mktemp("house"), tiny_roberta, several=False)
+
+
+@pytest.fixture(scope="session")
+def joint(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
+    """The same of two fields: `nature`, and `event`, which every fourth record lacks."""
+    return _made(tmp_path_factory.mktemp("joint"), tiny_roberta, several=True)
+
+
+@pytest.fixture(scope="session", params=["titles", "hashed"])
+def worded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """The same of one field, whose head reads words next to its encoder."""
+    return _made(tmp_path_factory.mktemp("worded"), tiny_bert, several=False, lexical=request.param)
+
+
+@pytest.fixture(scope="session")
+def joint_worded(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """The same of two fields, with the words of both lists."""
+    return _made(tmp_path_factory.mktemp("joint-worded"), tiny_bert, several=True, lexical="titles")
+
+
+@pytest.fixture(scope="session", params=["none", "titles", "hashed"])
+def valued(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """The same of one field, whose head reads two columns of public values, and words or not."""
+    folder = tmp_path_factory.mktemp("valued")
+    return _made(folder, tiny_bert, several=False, lexical=request.param, values=VALUES)
+
+
+@pytest.fixture(scope="session")
+def joint_valued(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """The same of two fields, which read the columns of values too."""
+    folder = tmp_path_factory.mktemp("joint-valued")
+    return _made(folder, tiny_bert, several=True, lexical="titles", values=VALUES)
+
+
+VALUES = {"State": ["OHIO", "TEXAS", "FLORIDA"], "Hospitalized": ["0", "1"]}
+"""Columns of the demo data with public values; the data have other states too."""
+
+
+def with_events(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Invented records with a code of their event, which every fourth lacks, and the list of those codes."""
+    with source.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    codes = {title: str(number) for number, title in enumerate(sorted({row["EventTitle"] for row in rows}), start=10)}
+    for number, row in enumerate(rows):
+        row["Event"] = "" if number % 4 == 3 else codes[row["EventTitle"]]
+    records, listed = folder / "coded.csv", folder / "event.csv"
+    with records.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = ["code,title", *(f"{code},{title}" for title, code in codes.items())]
+    listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return records, listed
+
+
+def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none", values: Any = None) -> Sealed:
+    import torch
+
+    from mechanisms.model import checkpoint
+    from storage.bundle import folder as bundle
+    from storage.bundle.seal import seal, workspace_signer
+    from storage.datasets import load_spaces, load_split
+    from storage.demo_data import write_demo_data
+    from storage.egress.allow_list import allowed_content
+    from tasks.bundle import fill
+    from tasks.fitting import data
+    from tasks.parameters import BundleParameters, DataParameters
+    from tasks.running.stage import Context, run_step
+
+    context = Context(home=str(home), device="cpu")
+    context.workspace.create()
+    written = write_demo_data(home / "source", records=240, seed=3)
+    chosen: Any = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
+    if several:
+        records, events = with_events(written.csv, home / "source")
+        fields = {
+            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
+            "event": {"label_column": "Event", "codelist": str(events)},
+        }
+        chosen = {"source": str(records), "population": "demo", "ingest": {"fields": fields}}
+    chosen["ingest"] |= {"value_columns": values or {}}
+    named = {"classification": "OIICS", "classification_version": "2.01"}
+    dataset = run_step(context, data.ingest(DataParameters.model_validate(chosen | named)))
+    model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
+    model |= {"lexical": lexical}
+    candidate = Candidate.model_validate(
+        {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
+    )
+    theta = candidate.build_untrained(context).flat.clone()
+    theta += torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
+    settings = BundleParameters()
+    spaces = load_spaces(context.store.open(dataset))
+    names = tuple(name for name in spaces if name)
+
+    ledger = Ledger.open(context.workspace.ledger_url)
+    row = ledger.reserve(plan("first", candidate))
+    assert row.release_id
+    draw = home / "draw.safetensors"
+    checkpoint.save(draw, {"theta": theta}, {})
+    release_id = row.release_id
+    row = ledger.mark_drawn(release_id, draw_digest="d" * 64)
+
+    def refill(folder: Path, *, deployment: Any = None, **changed: Any) -> Any:
+        changed_settings = settings.model_copy(update=changed)
+        fill.fill(folder, context, row, candidate, theta, changed_settings, deployment=deployment)
+        tensors = fill.export.save(candidate.classifier(context, theta), home / "again", codes=fill._names(spaces))
+        return fill._expected(context, candidate, spaces, tensors, fill.statement(row, fields=names))
+
+    folder, digest = bundle.publish(
+        context.workspace.bundles,
+        release_id,
+        allowed=allowed_content(names),
+        build=lambda made: fill.fill(made, context, row, candidate, theta, settings),
+    )
+    committed = ledger.commit(release_id, bundle_digest=digest)
+    signer = workspace_signer(context.workspace.private, home)
+    seal(folder, committed, signer)
+    return Sealed(
+        folder=folder,
+        home=home,
+        ledger=ledger,
+        row=committed,
+        signer=signer,
+        trust=Trust(home / "signing-key.pub.pem"),
+        refill=refill,
+        context=context,
+        candidate=candidate,
+        narratives=tuple(load_split(context.store.open(dataset), "train")["text"]),
+    )

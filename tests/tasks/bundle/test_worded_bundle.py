@@ -1,0 +1,129 @@
+"""A bundle whose model reads words next to its encoder: what the gate compares, and that others read it alike."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sealed_bundle import Sealed
+
+from mechanisms.model import export, lexicon
+from storage.bundle.check import check
+from storage.bundle.folder import UnsoundBundle
+from storage.codelist import Code
+from storage.datasets import load_spaces
+from storage.egress.allow_list import allowed_files, check_layers, read_fields, read_files
+from storage.egress.gate import inspect
+from tasks.bundle import golden
+from tasks.coding.coder import Coder
+
+
+def titles_of(sealed: Sealed) -> list[Code]:
+    dataset = sealed.context.store.open(sealed.candidate.dataset)
+    return [code for codes in load_spaces(dataset).values() for code in codes]
+
+
+def test_a_partner_finds_it_sound(worded: Sealed) -> None:
+    """With all digests and layers; the model gives the golden answers, and the coder reads it."""
+    contents = check(worded.folder, worded.trust).contents
+    golden.check(export.load(worded.folder), contents["golden.jsonl"])
+    text = contents["golden.jsonl"][0]["text"]
+    assert Coder.open(worded.folder).code([text])[0].answers[0].code == contents["golden.jsonl"][0]["codes"][0]
+
+
+def test_the_vocabulary_comes_from_the_titles(worded: Sealed) -> None:
+    """Every stem of a bundle is one of its own code list; hashes need none."""
+    content = json.loads((worded.folder / "lexicon.json").read_text())
+    stems = {stem for code in titles_of(worded) for stem in lexicon.stems_of(code.title)}
+    assert set(content["vocabulary"]) <= stems
+    assert bool(content["vocabulary"]) == (content["kind"] == "titles")
+
+
+def scores_by_the_card(folder: Path, texts: list[str]) -> np.ndarray:
+    """Runs the card's program, which knows nothing of this project, on other narratives."""
+    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
+    assert sum(bool(line.strip()) for line in block.splitlines()) <= 20
+    assert not re.search(r"mechanisms|storage|tasks", block)
+    code = block.replace("path/to/this/folder", str(folder))
+    code, changed = re.subn(r"(?m)^(folder, narratives = .*?, )\[.*\]$", lambda line: f"{line[1]}{texts!r}", code)
+    assert changed == 1
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        warnings.simplefilter("ignore", ResourceWarning)  # of files that the program leaves to the interpreter
+        exec(code, names)
+    return names["scores"]
+
+
+def golden_by_the_card(folder: Path, field: str = "") -> None:
+    """Checks the card's program against the golden answers."""
+    answers = [json.loads(line) for line in (folder / field / "golden.jsonl").read_text().splitlines()]
+    codes = json.loads((folder / field / "labels.json").read_text())["codes"]
+    weights = np.exp(scores_by_the_card(folder, [answer["text"] for answer in answers]))
+    for row, answer in zip(weights / weights.sum(1, keepdims=True), answers, strict=True):
+        scores = [row[codes.index(code)] for code in answer["codes"]]
+        assert scores == pytest.approx(answer["scores"], abs=golden.TOLERANCE)
+
+
+def test_published_libraries_read_it(worded: Sealed) -> None:
+    """The card's program, of at most 20 lines, gives the golden answers of either kind of words."""
+    golden_by_the_card(worded.folder)
+
+
+def test_published_libraries_read_a_field_of_several(joint_worded: Sealed) -> None:
+    """The first field's program; the lexicon lies at the top, once for all fields."""
+    golden_by_the_card(joint_worded.folder, "nature")
+    check(joint_worded.folder, joint_worded.trust)
+    assert not list(joint_worded.folder.glob("*/lexicon.json"))
+    for field, released in export.load(joint_worded.folder).fields.items():
+        answers = [json.loads(line) for line in (joint_worded.folder / field / "golden.jsonl").read_text().splitlines()]
+        golden.check(released, answers)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def test_the_gate_makes_the_lexicon_again(joint_worded: Sealed, tmp_path: Path) -> None:
+    """A stem that no title has, another scale, and a lexicon that is missing do not leave."""
+    (tmp_path / "again").mkdir()
+    expected = joint_worded.refill(tmp_path / "again")  # which passes
+    folder = joint_worded.copy(tmp_path, seal=False)
+    content = json.loads((folder / "lexicon.json").read_text())
+    for change in ({"vocabulary": ["smith", *content["vocabulary"][1:]]}, {"word_scale": content["word_scale"] * 2}):
+        (folder / "lexicon.json").write_text(json.dumps(content | change))
+        with pytest.raises(UnsoundBundle, match="words of the code list") as refused:
+            inspect(folder, expected)
+        assert refused.value.file == "lexicon.json"
+        assert "smith" not in str(refused.value)
+    (folder / "lexicon.json").unlink()
+    with pytest.raises(UnsoundBundle, match="words of the code list"):
+        inspect(folder, expected)
+
+
+def test_a_model_without_words_has_no_lexicon(sealed: Sealed, worded: Sealed, tmp_path: Path) -> None:
+    """Nor does a worded one read another number of words than its layer; a partner's check says which file."""
+    allowed = allowed_files(read_fields(worded.folder))
+    folder = sealed.copy(tmp_path / "plain")
+    shutil.copy(worded.folder / "lexicon.json", folder)
+    with pytest.raises(UnsoundBundle, match="other layers"):
+        check_layers(read_files(folder, allowed=allowed))
+    folder = worded.copy(tmp_path / "other")
+    rewritten(
+        folder / "lexicon.json", lambda content: content | {"columns": 5, "vocabulary": ["a", "b", "c", "d", "e"]}
+    )
+    with pytest.raises(UnsoundBundle, match="does not map"):
+        check_layers(read_files(folder, allowed=allowed))
+    rewritten(folder / "lexicon.json", lambda content: content | {"kind": "titles", "vocabulary": ["a"]})
+    with pytest.raises(UnsoundBundle, match="another number of stems"):
+        check_layers(read_files(folder, allowed=allowed))
+    rewritten(folder / "lexicon.json", lambda content: content | {"narrative": "He fell."})
+    with pytest.raises(UnsoundBundle, match="not on the list of fields"):
+        read_files(folder, allowed=allowed)

@@ -1,0 +1,219 @@
+"""Words next to the encoder as part of the features: from public texts alone, for all fields, resumed after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from sealed_bundle import with_events
+from torch import nn
+
+from mechanisms.model import classifier
+from mechanisms.model import lexicon as lexicons
+from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.inputs import FeatureInputs
+from storage.artifacts import ArtifactRef
+from storage.datasets import load_spaces, load_split
+from storage.demo_data import write_demo_data
+from tasks.auditing import pool
+from tasks.branches.branch import Terms, choose
+from tasks.comparing import run as comparison
+from tasks.fitting import data, prior
+from tasks.fitting.model_inputs import build, load_inputs
+from tasks.fitting.prior import lexicon_of
+from tasks.parameters import DataParameters, RetrainParameters
+from tasks.running.stage import Context, run_step
+
+
+def model(encoder: Path, **changed: object) -> ModelConfig:
+    base = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lexical": "titles"}
+    return ModelConfig.model_validate(base | changed)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    made = Context(home=str(tmp_path / "home"), device="cpu")
+    made.workspace.create()
+    return made
+
+
+def ingested(context: Context, tmp_path: Path, *, codelist: bool = True, several: bool = False) -> ArtifactRef:
+    """Returns a data set of 120 invented records."""
+    written = write_demo_data(tmp_path, records=120, seed=3)
+    chosen: dict[str, Any] = {"source": str(written.csv), "population": "demo", "ingest": {}}
+    if several:
+        records, events = with_events(written.csv, tmp_path)
+        fields = {
+            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
+            "event": {"label_column": "Event", "codelist": str(events)},
+        }
+        chosen |= {"source": str(records), "ingest": {"fields": fields}}
+    elif codelist:
+        chosen["codelist"] = str(written.codelist)
+    return run_step(context, data.ingest(DataParameters.model_validate(chosen)))
+
+
+def features_of(context: Context, config: ModelConfig, dataset: ArtifactRef) -> torch.Tensor:
+    inputs, _ = load_inputs(run_step(context, data.prepare(config, dataset, seed=1)).path, "train")
+    assert isinstance(inputs, FeatureInputs)
+    return inputs.features
+
+
+def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """The encoder's features, scaled, then a column for each stem of the titles; the untrained head reads all of it."""
+    dataset = ingested(context, tmp_path)
+    config = model(tiny_bert, prior="titles", prior_sentence="An employee suffered {}.")
+    words = lexicon_of(context, config, dataset.path)
+    assert words is not None
+    features, plain = features_of(context, config, dataset), features_of(context, config.frozen(), dataset)
+    torch.testing.assert_close(features[:, : plain.shape[1]], plain * words.encoder_scale)
+    texts = list(load_split(dataset.path, "train")["text"])
+    assert torch.equal(features[:, plain.shape[1] :], words.words(texts) * words.word_scale)
+    assert "suffer" not in words.vocabulary
+    (codes,) = load_spaces(dataset.path).values()
+    titles = {stem for code in codes for stem in lexicons.stems_of(code.title)}
+    assert set(words.vocabulary) <= titles
+    head = build(context, config, dataset.path, seed=1).whole.head
+    assert isinstance(head, nn.Linear)
+    assert head.in_features == features.shape[1]
+    block = head.weight[:, plain.shape[1] :]
+    at = words.vocabulary.index(lexicons.stems_of("Fractures")[0])
+    fractures = next(n for n, code in enumerate(codes) if "racture" in code.title)
+    assert block[fractures, at] > block[:, at].mean(), "the prior starts in the joint space"
+
+
+def test_several_fields_share_one_vocabulary(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """The union of their titles, without the words of each field's sentence."""
+    dataset = ingested(context, tmp_path, several=True)
+    sentences = {"nature": "An employee suffered {}.", "event": "It was caused by {}."}
+    words = lexicon_of(context, model(tiny_bert, prior_sentences=sentences), dataset.path)
+    assert words is not None
+    for codes in load_spaces(dataset.path).values():
+        stems = {stem for code in codes for stem in lexicons.stems_of(code.title)}
+        assert stems & set(words.vocabulary)
+    assert not {"suffer", "caus", "employe"} & set(words.vocabulary)
+    head = build(context, model(tiny_bert, prior="titles"), dataset.path, seed=1).whole.head
+    assert isinstance(head, nn.Linear)
+    assert head.weight.norm(dim=1).min() > 0
+
+
+def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """Their scale comes from invented narratives, the same for every data set."""
+    dataset = ingested(context, tmp_path, codelist=False)
+    config = model(tiny_bert, lexical="hashed")
+    words = lexicon_of(context, config, dataset.path)
+    assert words is not None
+    assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), lexicons.HASHED_COLUMNS)
+    assert features_of(context, config, dataset).shape[1] == 16 + lexicons.HASHED_COLUMNS
+    (step,) = prior.stages(config, {"": None})
+    assert step.find(context.store) is not None, "a run plans what the lexicon computed"
+
+
+def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """Kind, language and sentence change the features; a model without words keeps its stage whatever they are."""
+    dataset = ingested(context, tmp_path)
+    changes = ({}, {"lexical": "hashed"}, {"lexical_language": "german"}, {"prior_sentence": "It was {}."})
+    keys = {data.prepare(model(tiny_bert, **one), dataset, seed=1).key(context.store) for one in changes}
+    assert len(keys) == 4
+    plain = {data.prepare(model(tiny_bert, **one).frozen(), dataset, seed=1).key(context.store) for one in changes}
+    assert len(plain) == 1
+    assert not plain & keys
+
+
+def test_a_killed_stage_resumes(
+    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The saved parts hold the encoder's features alone; the words join them once, at the end."""
+    dataset, config = ingested(context, tmp_path), model(tiny_bert)
+    monkeypatch.setattr(data, "PART", 16)
+    encode, encoded = Classifier.encode, list[int]()
+
+    def killed(self: Classifier, tokens: Any, **options: Any) -> Any:
+        if encoded == [16, 16]:
+            raise KeyboardInterrupt
+        encoded.extend([len(tokens)] if "on_batch" in options else [])  # not the titles
+        return encode(self, tokens, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "encode", killed)
+        with pytest.raises(KeyboardInterrupt):
+            features_of(context, config, dataset)
+        encoded.clear()
+        resumed = features_of(context, config, dataset)
+    other = Context(home=str(tmp_path / "other"), device="cpu")
+    other.workspace.create()
+    unbroken = features_of(other, config, ingested(other, tmp_path))
+    torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
+
+
+def test_equal_texts_are_encoded_once(
+    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record has the features of its text, in parts of any size; no text passes the encoder twice."""
+    texts = ["fell from a ladder", "burns", "fell from a ladder", "", "burns", "cut by a saw", "burns"]
+    config = model(tiny_bert).frozen()
+    whole = classifier.build(config, num_labels=2, seed=1).encode(classifier.tokenize(config, texts)).features
+    encode, encoded = Classifier.encode, list[int]()
+
+    def counted(self: Classifier, tokens: Any, **options: Any) -> Any:
+        encoded.append(len(tokens))
+        return encode(self, tokens, **options)
+
+    monkeypatch.setattr(Classifier, "encode", counted)
+    monkeypatch.setattr(data, "PART", 2)
+    places, parts = data.encode_texts(
+        tmp_path,
+        texts,
+        encoder=classifier.build(config, num_labels=2, seed=1),
+        tokenizer=classifier.tokenizer(config),
+        progress=lambda done: None,
+    )
+    blocks = data.blocks_of(texts, places, [part["features"] for part in parts], None)
+    torch.testing.assert_close(torch.cat(list(blocks)), whole)
+    assert encoded == [2, 2]
+
+
+def test_canaries_are_read_as_records_are(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """With their words, so that an audit's inputs have one width."""
+    dataset, config = ingested(context, tmp_path), model(tiny_bert)
+    prepared = run_step(context, data.prepare(config, dataset, seed=1))
+    step = pool.pool(config, canaries=4, seed=0, dataset=dataset, prepared=prepared)
+    inputs = pool.Pool.load(run_step(context, step).path).inputs
+    assert isinstance(inputs, FeatureInputs)
+    assert inputs.features.shape[1] == features_of(context, config, dataset).shape[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pooling": "first"}, "pooling `mean`"),
+        ({"trainable": "full"}, "trainable part `head` or `lora`"),
+        ({"lexical_language": "klingon"}, "does not know `klingon`"),
+    ],
+)
+def test_what_cannot_read_words_is_refused(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        model(Path("encoder"), **changed)
+
+
+def test_every_kind_of_branch_reads_both_blocks(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """SWAG-PPM, DP-SGD, prior descent and a posterior fit, score and claim; the claim names the words as public."""
+    written = write_demo_data(tmp_path, records=120, seed=3)
+    phase = {"learning_rate": 0.01, "epochs": 2, "batch_size": 32}
+    run = RetrainParameters.model_validate(
+        {
+            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
+            "model": model(tiny_bert),
+            "fit": {"adamw": phase | {"optimiser": "adamw"}, "sgd": phase | {"optimiser": "sgd"}, "swag": {"rank": 2}},
+            "pseudo_posterior": {"risk_draws": 4, "sensitivity_draws": 4},
+        }
+    )
+    settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
+    branches = choose("swag-ppm,dp-sgd-tuned,prior-descent,formal-posterior", model=run.model, data=run.data)
+    compared = comparison.run(context, run, settings, branches, do=lambda step: run_step(context, step))
+    assert len(compared.outcomes) == 4
+    for outcome in compared.outcomes:
+        assert any("vocabulary" in line for line in outcome.claim.assumptions), outcome.branch.name
