@@ -17,7 +17,10 @@ from tasks.coding.coder import Coder
 KEY = "a key for tests only"
 STATE = State(Clients.of({"tests": KEY}))
 EXPECTED = SchemathesisConfig.from_dict(  # what is too long is refused before it is read as JSON
-    {"checks": {"negative_data_rejection": {"expected-statuses": ["400", "401", "413", "422"]}}}
+    {
+        "checks": {"negative_data_rejection": {"expected-statuses": ["400", "401", "413", "422"]}},
+        "request-timeout": 300,  # seconds, of a machine that does much else
+    }
 )
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
@@ -25,7 +28,15 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "valued_bundle"])
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("operation", "good"), [("POST /code", True), ("POST /code", False), ("GET /version", True), ("GET /health", True)]
+    ("operation", "good"),
+    [
+        ("POST /code", True),
+        ("POST /code", False),
+        ("POST /explain", False),
+        ("GET /codes", True),
+        ("GET /version", True),
+        ("GET /health", True),
+    ],
 )
 def test_the_service_does_what_it_describes(
     request: pytest.FixtureRequest, bundle: str, operation: str, good: bool, examples: int
