@@ -31,14 +31,13 @@ from mechanisms.audit.bounds import Guesses, one_run_bound
 from mechanisms.audit.trials import Drawn, Records
 from mechanisms.mechanism import Records as OwnRecords
 from mechanisms.mechanism import Run, Task
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.threads import using
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import ROUNDS, RoundName
-from mechanisms.posterior.swag import SwagConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
 

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import Classifier, ModelConfig, TrainablePart
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase, TrainablePart
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs, TokenInputs
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream, new_key
 

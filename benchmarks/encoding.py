@@ -20,9 +20,10 @@ import workload
 from torch import Tensor
 
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig, mean_pool
+from mechanisms.model.classifier import Classifier, mean_pool
+from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.inputs import TokenInputs, length_sorted_batches
-from mechanisms.model.precision import Precision, computing, fastest
+from mechanisms.model.precision import computing, fastest
 from mechanisms.model.threads import using
 from storage.demo_data import narratives
 from storage.tables.reader import survey

@@ -38,12 +38,12 @@ from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import TokenInputs
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.swag_ppm import SwagPpm
 

@@ -203,7 +203,7 @@ def workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
 
     from flows.commands import profiles
-    from mechanisms.posterior.swag import SwagConfig
+    from mechanisms.posterior.config import SwagConfig
     from tasks.fitting import data, train
     from tasks.fitting import risks as posterior
     from tasks.parameters import FanOut

@@ -26,7 +26,8 @@ import workload
 from torch import Tensor
 
 from mechanisms.model import classifier, encoders
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import Inputs, TokenInputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.seeding import generator

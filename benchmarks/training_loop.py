@@ -20,8 +20,9 @@ import torch
 import workload
 
 from mechanisms.model import classifier, encoders
-from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.model.training import OptimiserPhase, epoch_batches, train
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.model.training import epoch_batches, train
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ import torch
 
 from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import checkpoint
-from mechanisms.model.classifier import ModelConfig, build
+from mechanisms.model.classifier import build
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy import claims, noise
 from mechanisms.privacy.events import GaussianReleaseEvent

@@ -7,7 +7,7 @@ the longer version, with pictures.
 import torch
 from torch import nn
 
-from mechanisms.model.training import OptimiserPhase
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.own_models import dp_sgd, swag_ppm
 
 WIDTH, CLASSES = 8, 3

@@ -26,12 +26,12 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier as classifiers
 from mechanisms.model import prior
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.encoders import PACKAGED
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import risks, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.swag import Normal
 from mechanisms.privacy import claims
 from mechanisms.privacy.entropy import system_normal

@@ -32,11 +32,12 @@ from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.training import Progress
-from mechanisms.posterior import hmc, rounds
+from mechanisms.posterior import hmc, risks, rounds
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.convergence import Diagnostics
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import Draws, SamplerConfig
-from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName
 from mechanisms.privacy.claims import claims, pseudo_posterior
 from mechanisms.privacy.events import Claim, Event
@@ -151,7 +152,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
             figures.update(checked, draws=drawn.count, sensitivity=sensitivity, step_size=drawn.step_size)
             return measured[name].risk
 
-        rounds.run(names, fit, partial(rounds.weights_of, config))
+        rounds.run(names, fit, partial(risks.weights_of, config))
         return Fitted(ClassifierModel(classifier), self._event(measured[self.round]), figures)
 
     def fit_many(
@@ -186,7 +187,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         def weigh(name: RoundName, weights: list[Tensor] | None, measured: list[RiskPass]) -> list[Tensor]:
             alphas = weights or [None] * len(members)
             pairs = zip(alphas, measured, strict=True)
-            return [rounds.weights_of(config, name, alpha, one.risk) for alpha, one in pairs]
+            return [risks.weights_of(config, name, alpha, one.risk) for alpha, one in pairs]
 
         measured = rounds.run(names, fit, weigh)[self.round]
         ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)

@@ -34,8 +34,9 @@ from torch import Tensor
 import mechanisms
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
-from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.model.export import Codes, Precision, Shapes
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.model.export import Codes, Shapes
 from mechanisms.model.export import save as export
 from mechanisms.model.fields import Fields
 from mechanisms.model.identity import Identity, contents

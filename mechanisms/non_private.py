@@ -10,7 +10,8 @@ from torch import Tensor
 from mechanisms.audit import trials
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import training
-from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.model.config import OptimiserPhase
+from mechanisms.model.training import Progress
 from mechanisms.privacy.events import NonPrivateEvent
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.estimator import fit_once
 from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.own import (
     Dataset,
     Loss,
@@ -34,10 +35,9 @@ from mechanisms.model.own import (
     records_of,
     unchanged_buffers,
 )
-from mechanisms.model.training import OptimiserPhase, Progress
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.model.training import Progress
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import BOUNDED
-from mechanisms.posterior.swag import SwagConfig
 from mechanisms.privacy.events import Claim, Event, descent_of
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 from mechanisms.swag_ppm import SwagPpm

@@ -25,12 +25,11 @@ from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Recor
 from mechanisms.model import training
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.training import OptimiserPhase, Progress
+from mechanisms.model.config import OptimiserPhase
+from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.rounds import BOUNDED, ROUNDS, TABLE, RoundName
-from mechanisms.posterior.swag import SwagConfig
-from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
+from mechanisms.posterior.rounds import BOUNDED, ROUNDS, TABLE, RoundName, event_of
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
@@ -140,7 +139,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity)
             return measured.risk
 
-        rounds.run(ROUNDS[self.round], fit, partial(rounds.weights_of, config))
+        rounds.run(ROUNDS[self.round], fit, partial(risks.weights_of, config))
         posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
         event = event_of(
             self.round,
@@ -250,28 +249,3 @@ class PosteriorDraw(ClassifierModel):
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.glob("*.safetensors"):
             shutil.copy2(file, folder / file.name)
-
-
-def event_of(
-    round_name: str,
-    bounded: BoundedLikelihood | None,
-    *,
-    snapshots: int,
-    rank: int,
-    sensitivity: float,
-    draws: int,
-) -> SwagPpmEvent | BoundedSwagEvent:
-    """Returns the event of one round.
-
-    Args:
-        sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.
-    """
-    if bounded is not None:
-        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
-    return SwagPpmEvent(
-        reweighted=round_name == "reweighted",
-        snapshots=snapshots,
-        rank=rank,
-        sensitivity_draws=draws,
-        sensitivity=sensitivity,
-    )

@@ -23,7 +23,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Plan, Records, Run, Task
 from mechanisms.model import checkpoint, classifier, inputs, metrics
-from mechanisms.model.classifier import Layers, ModelConfig
+from mechanisms.model.config import Layers, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.seeding import generator

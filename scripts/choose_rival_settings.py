@@ -26,11 +26,11 @@ import torch
 from flows.commands.profiles import load_profile
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint, classifier, inputs, metrics, training
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.prior import head_of
 from mechanisms.model.seeding import generator
-from mechanisms.model.training import OptimiserPhase
 from storage.datasets import load_codes
 from storage.durable import write_atomically
 from tasks.fitting import model_inputs

@@ -24,15 +24,15 @@ from mechanisms.audit import trials
 from mechanisms.exact_posterior import with_bias
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import checkpoint, classifier, inputs, metrics
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import hmc, swag
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.convergence import Diagnostics
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
-from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.datasets import load_codes
 from storage.durable import write_atomically

@@ -24,10 +24,10 @@ from torch import Tensor
 from flows.commands.profiles import load_profile
 from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import checkpoint, classifier, inputs, metrics
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.non_private import NonPrivate
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import separately

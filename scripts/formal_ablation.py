@@ -21,7 +21,8 @@ import torch
 
 from mechanisms.mechanism import Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint, classifier, inputs, metrics, prior
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
 from storage.codelist import describe, describe_in_sentence, describe_with_levels, read_codelist

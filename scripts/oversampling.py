@@ -28,7 +28,7 @@ from sklearn.neighbors import NearestNeighbors
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Plan, Records, Run, Task
 from mechanisms.model import classifier
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import oversampling as cost
 from storage.durable import write_atomically

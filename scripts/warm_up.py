@@ -29,7 +29,7 @@ from torch import nn
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import ClassifierModel, Plan, Records, Run, Task
 from mechanisms.model import classifier
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from storage.durable import write_atomically

@@ -18,12 +18,9 @@ from pydantic import (
 )
 
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.model.export import Precision
-from mechanisms.model.training import OptimiserPhase
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
-from mechanisms.swag_ppm import BOUNDED, ROUNDS, RoundName
+from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
+from mechanisms.posterior.rounds import BOUNDED, ROUNDS, RoundName
 from storage.ingest import IngestConfig
 
 

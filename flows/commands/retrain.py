@@ -18,7 +18,7 @@ from flows.server.run_flow import run_flow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mechanisms.model.classifier import ModelConfig
+    from mechanisms.model.config import ModelConfig
     from storage.ledger import Row
     from tasks.parameters import RetrainParameters
     from tasks.retraining.run import Preview

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from flows.server.client import server
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.model.config import ModelConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.parameters import DataParameters, FitParameters, FormalParameters, ReleaseParameters, RetrainParameters

@@ -21,11 +21,11 @@ from mechanisms.audit.trials import Moments, Records
 from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
 from mechanisms.model.threads import using
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import swag
 from mechanisms.posterior.checks import Density
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.seeding import generator
-from mechanisms.model.training import OptimiserPhase, Progress
-from mechanisms.posterior import rounds, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.model.training import Progress
+from mechanisms.posterior import risks, rounds, swag
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import TABLE, RoundName
-from mechanisms.posterior.swag import SwagConfig
 
 _DRAWS_AT_ONCE = 16
 
@@ -310,7 +310,7 @@ def chain(
         alpha = torch.zeros(records.included.shape)
         for t, own in enumerate(records.included):
             before = None if weights is None else weights[t, own]
-            alpha[t, own] = rounds.weights_of(config, name, before, risk[t, own])
+            alpha[t, own] = risks.weights_of(config, name, before, risk[t, own])
         return alpha
 
     rounds.run(names, fit_round, weigh)

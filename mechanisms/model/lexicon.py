@@ -18,19 +18,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.config import Lexical
+from mechanisms.model.stems import stemmer
 from mechanisms.model.valued_text import ValueColumn, one_hot
 
-Lexical = Literal["none", "titles", "hashed"]
 FILE = "lexicon.json"
 """Its name next to features, and in a bundle."""
 HASHED_COLUMNS = 768
@@ -166,32 +167,11 @@ def stems_of(text: str, language: str = "english") -> list[str]:
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str, language: str) -> str:
     with _STEMMING:
-        return _stemmer(language).stemWord(word)
+        return stemmer(language).stemWord(word)
 
 
 _STEMMING = Lock()
 """A stemmer holds the word that it works on, so threads take turns."""
-
-
-def check_language(language: str) -> None:
-    """Refuses a language that the stemmer does not know.
-
-    Raises:
-        MechanismError: names the languages that it knows.
-    """
-    _stemmer(language)
-
-
-@cache
-def _stemmer(language: str) -> Any:
-    import snowballstemmer
-
-    try:
-        return snowballstemmer.stemmer(language)
-    except KeyError:
-        names = ", ".join(snowballstemmer.algorithms())
-        message = f"model.lexical_language: the stemmer does not know `{language}`. It knows {names}."
-        raise MechanismError(message) from None
 
 
 def _stop_words(language: str) -> Iterable[str]:

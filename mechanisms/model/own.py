@@ -31,7 +31,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs

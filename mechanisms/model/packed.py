@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mechanisms.model import linear
+from mechanisms.model.config import Precision
 from mechanisms.model.inputs import TokenInputs
-from mechanisms.model.precision import Precision
 
 _FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
 """Those of BERT's layout; with the 1, positions count from the padding id on."""

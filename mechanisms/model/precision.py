@@ -8,14 +8,12 @@ gives the same numbers, only more slowly: what was begun on one machine can be f
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from mechanisms.model.config import Choice, Precision
 from mechanisms.model.linear import fast_linear
-
-Precision = Literal["float32", "bfloat16"]
-Choice = Literal["auto", "float32", "bfloat16"]
 
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 

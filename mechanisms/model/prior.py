@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import Classifier, MeanPooled, ModelConfig
+from mechanisms.model.classifier import Classifier, MeanPooled
+from mechanisms.model.config import ModelConfig
 
 
 def embed(config: ModelConfig, texts: list[str], *, device: torch.device | str) -> Tensor:

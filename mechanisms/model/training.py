@@ -17,16 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.precision import computing
 from mechanisms.model.seeding import generator, seeded
@@ -37,55 +37,6 @@ Progress = Callable[[int, int], None]
 
 _BUCKET = 50
 """Batches a length bucket spans: wide enough to stay random, narrow enough to spare most padding."""
-
-
-class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser phase"):
-    """One optimiser with its settings, for a number of epochs."""
-
-    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
-    learning_rate: float = Field(
-        default=5e-5,
-        gt=0,
-        le=100,
-        allow_inf_nan=False,
-        title="Learning rate",
-        description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
-    )
-    head_rate: float = Field(
-        default=1.0,
-        gt=0,
-        le=1000,
-        allow_inf_nan=False,
-        title="Rate of the head",
-        description="Of a head on an encoder that trains too, in learning rates.",
-    )
-    epochs: int = Field(default=10, ge=1, le=10_000, title="Epochs", description="Passes over the records.")
-    batch_size: int = Field(default=8, ge=1, le=65_536, title="Batch size", description="Records a step.")
-    schedule: Literal["constant", "linear"] = Field(
-        default="constant", title="Schedule", description="`linear` falls to zero over the phase."
-    )
-    weight_decay: float = Field(
-        default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay", description="0: none."
-    )
-    momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
-    max_grad_norm: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, title="Gradient norm cap", description="Of the batch; empty for none."
-    )
-    length_bucketing: bool = Field(
-        default=False,
-        title="Length bucketing",
-        description="Batch narratives of like length: two to three times faster on tokens, order a little less random.",
-    )
-
-    @model_validator(mode="after")
-    def _momentum_is_for_sgd(self) -> OptimiserPhase:
-        if self.momentum and self.optimiser != "sgd":
-            raise ValueError("momentum goes with optimiser `sgd`")
-        return self
-
-    def steps(self, n: int) -> int:
-        """Optimiser steps over n records."""
-        return self.epochs * math.ceil(n / self.batch_size)
 
 
 class EpochState:

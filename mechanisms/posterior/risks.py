@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import Batch, Inputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
@@ -30,80 +28,8 @@ from mechanisms.model.seeding import generator
 from mechanisms.model.threads import Map, forward_batch_size, forward_passes
 from mechanisms.model.training import Progress
 from mechanisms.posterior import swag
-
-
-class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
-    """Sets what keeps a record's likelihood small, draws, the weight map and equation 7."""
-
-    mechanism: Literal["weighted", "censored", "both"] = Field(
-        default="weighted",
-        title="Mechanism",
-        description="`weighted`: risk weights, Delta is measured (the paper). `censored`: each record's log-likelihood "
-        "is bounded by target_epsilon / 2 by construction. `both`: weighted first, then bounded.",
-    )
-    target_epsilon: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        allow_inf_nan=False,
-        title="Target epsilon",
-        description="What one draw may cost. `censored` and `both` need it; for `weighted`, c and k are searched for "
-        "it by fits on the records, g is 0. Empty: c, g and k as given.",
-    )
-    risk_draws: int = Field(
-        default=500,
-        ge=1,
-        le=1_000_000,
-        title="Draws for risks",
-        description="A record's risk is its largest |log-likelihood| over these.",
-    )
-    sensitivity_draws: int = Field(
-        default=500,
-        ge=1,
-        le=1_000_000,
-        title="Draws S for the sensitivity",
-        description="A fresh draw exceeds the maximum over S draws with probability 1/(S+1).",
-    )
-    c: float = Field(
-        default=1.0,
-        gt=0,
-        le=10,
-        allow_inf_nan=False,
-        title="Scale c of the weight map",
-        description="alpha = clip(c (1 - risk) + g, 0, 1).",
-    )
-    g: float = Field(
-        default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
-    )
-    reweight: bool = Field(
-        default=True, title="Reweight", description="Apply equation 7 and fit a third time; `weighted` alone."
-    )
-    k: float = Field(
-        default=0.95,
-        gt=0,
-        lt=1,
-        allow_inf_nan=False,
-        title="Constant k of equation 7",
-        description="Of Delta, what reweighting aims at.",
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        title="Precision of the risk pass",
-        description="With bfloat16 the records and draws near the maximum are evaluated again in float32.",
-    )
-
-    @model_validator(mode="after")
-    def _a_bound_needs_its_epsilon(self) -> PseudoPosteriorConfig:
-        if self.mechanism != "weighted" and self.target_epsilon is None:
-            raise ValueError(f"mechanism `{self.mechanism}` needs target_epsilon: the bound is half of it")
-        return self
-
-    @property
-    def bounded(self) -> BoundedLikelihood | None:
-        """The bound on each record's log-likelihood; None where it is only weighted."""
-        if self.mechanism == "weighted" or self.target_epsilon is None:
-            return None
-        return BoundedLikelihood.for_epsilon(self.target_epsilon)
+from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.posterior.rounds import TABLE, RoundName
 
 
 @dataclass(frozen=True)
@@ -316,3 +242,11 @@ def reweight(alpha: Tensor, risk: Tensor, *, k: float) -> Tensor:
     delta = delta_i.max()
     grown = torch.where(delta_i > 0, k * alpha * delta / delta_i.clamp(min=torch.finfo(alpha.dtype).tiny), 1.0)
     return torch.where(alpha > 0, grown, 0.0).clamp_(0, 1)
+
+
+def weights_of(config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor) -> Tensor:
+    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the weights before."""
+    if TABLE[name].reweighted:
+        assert alpha is not None
+        return reweight(alpha, risk, k=config.k)
+    return risk_weights(risk, c=config.c, g=config.g)

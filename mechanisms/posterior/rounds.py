@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from torch import Tensor
-
-from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
 
 RoundName = Literal["base", "weighted", "reweighted", "censored", "both"]
 Purpose = Literal["risk", "sensitivity"]
@@ -90,9 +89,26 @@ def run(
     return measured
 
 
-def weights_of(config: PseudoPosteriorConfig, name: RoundName, alpha: Tensor | None, risk: Tensor) -> Tensor:
-    """Returns the weights of a round: the map of the base round's risks, or equation 7 on the weights before."""
-    if TABLE[name].reweighted:
-        assert alpha is not None
-        return risks.reweight(alpha, risk, k=config.k)
-    return risks.risk_weights(risk, c=config.c, g=config.g)
+def event_of(
+    round_name: str,
+    bounded: BoundedLikelihood | None,
+    *,
+    snapshots: int,
+    rank: int,
+    sensitivity: float,
+    draws: int,
+) -> SwagPpmEvent | BoundedSwagEvent:
+    """Returns the event of one round.
+
+    Args:
+        sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.
+    """
+    if bounded is not None:
+        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
+    return SwagPpmEvent(
+        reweighted=round_name == "reweighted",
+        snapshots=snapshots,
+        rank=rank,
+        sensitivity_draws=draws,
+        sensitivity=sensitivity,
+    )

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, Field
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -37,15 +36,6 @@ _AHEAD = 1 << 20
 
 _CACHED = 1 << 17
 """Parameters summed in one go: the piece stays in a core's cache while the deviations stream by."""
-
-
-class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
-    """Sets how the posterior is stored."""
-
-    rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
-    std_scale: float = Field(
-        default=1.0, gt=0, le=1000, allow_inf_nan=False, title="Standard deviation scale", description="1 is SWAG."
-    )
 
 
 @dataclass

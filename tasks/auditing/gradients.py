@@ -8,7 +8,7 @@ from typing import Any
 
 from mechanisms.audit.gradient_canaries import SHARE, GradientCanaries
 from mechanisms.mechanism import Mechanism, Records, Run
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.seeding import generator
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, descent_of
 from storage.artifacts import ArtifactRef

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.model import checkpoint, classifier, inputs
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
 from mechanisms.model.valued_text import ValuedText

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from mechanisms.mechanism import Mechanism
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.errors import InputError
 from tasks.branches.branch import Branch, choose

@@ -23,7 +23,8 @@ from mechanisms.audit import trials as audit_trials
 from mechanisms.audit.trials import Records as PoolRecords
 from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
 from mechanisms.model import checkpoint
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import derive_seed

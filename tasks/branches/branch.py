@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
-from mechanisms.model.classifier import ModelConfig, Prior
+from mechanisms.model.config import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.catalogue import BRANCHES, branch_bodies
 from tasks.parameters import RELEASE_BRANCH, DataParameters, Epsilon, RetrainParameters, Target

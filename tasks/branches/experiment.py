@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from mechanisms.mechanism import Mechanism, Task
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.swag_ppm import SwagPpm

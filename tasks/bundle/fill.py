@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.model import encoders, export, onnx_graph
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_spaces

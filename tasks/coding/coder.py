@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import export
+from mechanisms.model.config import Choice
 from mechanisms.model.conformal import Sets
-from mechanisms.model.precision import Choice, resolved
+from mechanisms.model.precision import resolved
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, PROOF, STATEMENT, bundle_digest
 from storage.errors import InputError, StorageError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import export
-from mechanisms.model.precision import Choice
+from mechanisms.model.config import Choice
 from storage.artifacts import digest as digest_of
 from storage.bundle.folder import bundle_digest
 from storage.errors import InputError

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from pydantic import BaseModel, Field
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from mechanisms.model import checkpoint
+from pydantic import BaseModel, Field
+
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.posterior import risks, swag
-from mechanisms.privacy.entropy import system_normal
+from mechanisms.model.config import ModelConfig
 from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
-from tasks.fitting.model_inputs import build, load_inputs
-from tasks.fitting.train import load_weights
 from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.model.classifier import Classifier
 
 
 def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
@@ -49,6 +49,10 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
 
         A release calls this once: a second call draws again.
         """
+        from mechanisms.model import checkpoint
+        from mechanisms.posterior import swag
+        from mechanisms.privacy.entropy import system_normal
+
         folder = context.store.open(self.fitted)
         if self.measured is None:
             return checkpoint.load(folder / "theta.safetensors")[0]["theta"]
@@ -60,6 +64,11 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
         Raises:
             StorageError: they differ.
         """
+        import torch
+
+        from mechanisms.model import checkpoint
+        from mechanisms.posterior import swag
+
         folder = context.store.open(self.fitted)
         if self.measured is None:
             possible = torch.equal(checkpoint.load(folder / "theta.safetensors")[0]["theta"], theta)
@@ -73,6 +82,8 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
 
     def build_untrained(self, context: Context) -> Classifier:
         """Builds the model as it was before training."""
+        from tasks.fitting.model_inputs import build
+
         return build(context, self.model, context.store.open(self.dataset), seed=self.seed)
 
     def classifier(self, context: Context, theta: Tensor) -> Classifier:
@@ -83,6 +94,10 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
 
     def sensitivity_at(self, context: Context, theta: Tensor) -> float | None:
         """Measures Delta at these parameters over the training records; None without such a guarantee."""
+        from mechanisms.posterior import risks
+        from tasks.fitting.model_inputs import load_inputs
+        from tasks.fitting.train import load_weights
+
         if self.measured is None:
             return None
         records, labels = load_inputs(context.store.open(self.prepared), "train")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from mechanisms.model import checkpoint, classifier, encoders
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs, save_features
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.schema import FeatureSchema

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mechanisms.model import calibration, metrics
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
 from tasks.fitting.model_inputs import build, load_inputs

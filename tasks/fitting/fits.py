@@ -16,7 +16,8 @@ import torch
 
 from mechanisms.mechanism import Aimed, Mechanism, Plan, Records, Releasable, Run, Task
 from mechanisms.model import checkpoint
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import separately
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from mechanisms.model import checkpoint, classifier, inputs
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
 from mechanisms.model.schema import FeatureSchema
 from storage.datasets import FEATURES, load_codes, load_fields

@@ -14,7 +14,8 @@ import torch
 
 from mechanisms.model import checkpoint, classifier, encoders, prior
 from mechanisms.model import lexicon as words
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.valued_text import ValueColumn
 from storage import demo_data

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 
 from mechanisms.model import checkpoint
-from mechanisms.model.classifier import ModelConfig
-from mechanisms.model.precision import Precision
-from mechanisms.posterior import risks, rounds, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig, RiskPass
+from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.posterior import risks, swag
+from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import TABLE, Purpose, RoundName
 from mechanisms.privacy.numerics import failure_probability
 from storage.artifacts import ArtifactRef
@@ -84,7 +84,7 @@ def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactR
 
     def body(work: Work) -> Mapping[str, Any]:
         tensors = checkpoint.load(work.inputs["measured"] / _FILE)[0]
-        alpha = rounds.weights_of(config, name, tensors["alpha"], tensors["risk"])
+        alpha = risks.weights_of(config, name, tensors["alpha"], tensors["risk"])
         checkpoint.save(work.out / _FILE, {"alpha": alpha}, {})
         shown = settings if reweighted else {}
         return shown | {"mean_weight": float(alpha.mean()), "share_at_one": float((alpha >= 1).float().mean())}

@@ -11,8 +11,8 @@ import torch
 
 from mechanisms.model import checkpoint, training
 from mechanisms.model.bounded import BoundedLikelihood
-from mechanisms.model.classifier import Classifier, ModelConfig
-from mechanisms.model.training import OptimiserPhase
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.posterior import swag
 from mechanisms.posterior.rounds import TABLE, RoundName
 from storage.artifacts import ArtifactRef

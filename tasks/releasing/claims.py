@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
+from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
-from mechanisms.swag_ppm import event_of
 from storage.artifacts import digest, file_digest
 from storage.ingest import ALL, IngestConfig
 from storage.ingest.value_lists import read_value_lists, set_value_lists

@@ -18,17 +18,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from prefect.client.schemas.objects import StateType
 from pydantic import BaseModel
 
-from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
 from tasks.parameters import ShardSettings
 from tasks.running.shard_runs import Part, ShardRuns, StageRequest
 from tasks.running.stage import Context, Step, Work, run_step
+
+if TYPE_CHECKING:
+    from mechanisms.model.training import Progress
 
 DEPLOYMENT = "shard/shard"
 """Computes shards on the pool `cpu`; the setting of a pass over draws names the one of the pool `gpu`."""

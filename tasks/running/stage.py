@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel
 
-from mechanisms.model.training import Progress
 from storage.artifacts import ArtifactRef, Stage, Store
 from storage.code_version import code_version
 from storage.paths import Workspace
@@ -28,6 +27,8 @@ from tasks.running.flow_run import in_flow_run
 
 if TYPE_CHECKING:
     from prefect import Task
+
+    from mechanisms.model.training import Progress
 
 Device = Literal["auto", "cpu", "cuda"]
 """Devices that a form offers."""

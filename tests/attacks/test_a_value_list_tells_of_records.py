@@ -67,7 +67,7 @@ def ingested(context: Context, folder: Path, industry: str, **changed: Any) -> A
 
 def test_a_rare_value_adds_no_feature(context: Context, tmp_path: Path, tiny_bert: Path) -> None:
     """Whatever the last record's cell says, the data set is the same byte for byte, and so are lexicon and features."""
-    from mechanisms.model.classifier import ModelConfig
+    from mechanisms.model.config import ModelConfig
 
     model = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
     made, widths = set(), set()

@@ -14,7 +14,7 @@ from mechanisms.dppl_mean import class_sums
 from mechanisms.formal_head import FormalHead, cut, release_class_sums
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task, kinds
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import GhostClipping

@@ -20,13 +20,13 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 from mechanisms.posterior import risks, swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import noise
 from mechanisms.privacy.class_counts import ClassWeightsConfig

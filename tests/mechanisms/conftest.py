@@ -12,7 +12,8 @@ from small_heads import Fresh, MakeLinear, head_of
 from torch import Tensor, nn
 
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 
 

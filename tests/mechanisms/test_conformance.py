@@ -33,12 +33,11 @@ from mechanisms.mechanism import (
 )
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import convergence
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode, descent_of

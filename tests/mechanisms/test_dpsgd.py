@@ -19,7 +19,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Task
 from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of

@@ -18,9 +18,9 @@ from mechanisms import PrivateClassifier
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Mechanism, Run, Task, kinds
-from mechanisms.model.training import OptimiserPhase
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.own_models import dp_sgd
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import DpSgdEvent
 
 KEY = bytes(range(32))

@@ -19,9 +19,9 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.formal_posterior import FormalPosterior
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task, kinds
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.non_private import NonPrivate
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import gaussian_cost, separately

@@ -14,12 +14,11 @@ from mechanisms.audit import trials
 from mechanisms.audit.trials import Records as Pool
 from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import risks
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.gibbs import SoftmaxPosterior
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
 from mechanisms.swag_ppm import ROUNDS, PosteriorDraw, RoundName, SwagPpm
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4)

@@ -12,7 +12,7 @@ import pytest
 
 from mechanisms import DpSgd, FormalHead, NonPrivate, compare, curve
 from mechanisms.errors import MechanismError
-from mechanisms.model.training import OptimiserPhase
+from mechanisms.model.config import OptimiserPhase
 
 KEY = bytes(range(32))
 PLAIN = NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=5, batch_size=32))

@@ -16,12 +16,11 @@ from mechanisms import estimator, own_models
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.own_models import Private, dp_sgd, swag_ppm
 from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, DpSgdEvent, Event, SwagPpmEvent
 from mechanisms.swag_ppm import SwagPpm

@@ -22,9 +22,9 @@ from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.posterior import hmc, rounds
+from mechanisms.posterior import hmc, risks, rounds
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
-from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.scaled import noise_scaled
@@ -223,7 +223,7 @@ class TestExact:
         assert len(given) == len(rounds.ROUNDS[last])
         assert given[0][0] is None
         for name, (weights, _), (before, risk) in zip(rounds.ROUNDS[last][1:], given[1:], given, strict=False):
-            wanted = rounds.weights_of(self.CONFIG, name, before, risk)
+            wanted = risks.weights_of(self.CONFIG, name, before, risk)
             assert weights is not None
             assert torch.equal(weights, wanted)
         event = fitted.event

@@ -14,6 +14,7 @@ from sealed_bundle import Sealed
 from starlette.testclient import TestClient
 
 from mechanisms.model import classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexicon
 from service.app import Settings, create_app
 from service.clients import Clients, State
@@ -38,9 +39,7 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
         encoder_scale=0.7,
         word_scale=1.3,
     )
-    config = classifier.ModelConfig(
-        encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, lexical=kind
-    )
+    config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, lexical=kind)
     made = classifier.build(config, num_labels=6, seed=1, lexicon=lexicon)
     made.flat.mul_(20)
     model: Any = made.whole.eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef
 from storage.ledger import ReleasePlan

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.posterior import swag
 from mechanisms.privacy.claims import claim_of

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from mechanisms.model.config import ModelConfig
+
 _WHO = ("employee", "worker", "driver", "roofer", "nurse", "technician")
 _DID = ("fell from", "slipped on", "was struck by", "was caught in", "lifted", "touched")
 _WHAT = ("a ladder", "the wet floor", "a forklift", "the conveyor belt", "a heavy box", "a hot pipe", "a saw")
@@ -113,7 +115,7 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from mechanisms.model import classifier, export
 
     folder = tmp_path_factory.mktemp("bundles") / "tiny"
-    config = classifier.ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
+    config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
     made = classifier.build(config, num_labels=len(CODES), seed=1)
     made.flat.mul_(20)  # scores that differ from narrative to narrative
     folder.mkdir()
@@ -152,9 +154,7 @@ def valued_bundle(tiny_bundle: Path, tiny_bert: Path, tmp_path_factory: pytest.T
         value_weight=0.8,
     )
     config: Any = {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32}
-    made = classifier.build(
-        classifier.ModelConfig(**config, lexical="titles"), num_labels=len(CODES), seed=2, lexicon=lexicon
-    )
+    made = classifier.build(ModelConfig(**config, lexical="titles"), num_labels=len(CODES), seed=2, lexicon=lexicon)
     made.flat.mul_(5)
     export.save(made, folder, codes=list(CODES))
     return folder

@@ -14,11 +14,10 @@ from mechanisms.audit.trials import Records
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records as OwnRecords
 from mechanisms.mechanism import Run, Task
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase
 from mechanisms.posterior import risks
-from mechanisms.posterior.risks import PseudoPosteriorConfig
-from mechanisms.posterior.swag import SwagConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.swag_ppm import ROUNDS, PosteriorDraw, RoundName, SwagPpm
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4, weight_decay=0.01)

@@ -19,9 +19,10 @@ from mechanisms.audit.leave_one_out import (
     trial_weights,
 )
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.seeding import generator
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 from mechanisms.posterior import swag
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=2, batch_size=5, weight_decay=0.01)

@@ -18,8 +18,8 @@ from mechanisms.mechanism import Mechanism, Task
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.fields import Fields
 from mechanisms.posterior import hmc
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.gibbs import Evaluation, SoftmaxPosterior
-from mechanisms.posterior.risks import PseudoPosteriorConfig
 from mechanisms.privacy import noise
 
 CLASSES, WIDTH, N = 3, 4, 60

@@ -14,8 +14,9 @@ from torch import Tensor
 from mechanisms.errors import MechanismError
 from mechanisms.model import bounded
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 from mechanisms.posterior import swag
 from mechanisms.privacy.events import BoundedSwagEvent
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.posterior import risks as pseudo_posterior
 from mechanisms.posterior import swag

@@ -11,7 +11,8 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.convolutional import Convolutional, PatchConvolution
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs

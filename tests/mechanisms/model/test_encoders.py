@@ -14,7 +14,7 @@ import torch
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, encoders
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 
 OFFLINE = """
 import json
@@ -23,7 +23,7 @@ from mechanisms.model import classifier
 
 scores = []
 for trainable in ("full", "lora", "head"):
-    config = classifier.ModelConfig(trainable=trainable, max_length=64)
+    config = ModelConfig(trainable=trainable, max_length=64)
     made = classifier.build(config, num_labels=3, seed=0)
     tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
     scores.append(made.predict(made.encode(tokens) if trainable == "head" else tokens).tolist())
@@ -35,7 +35,7 @@ for step in (
     lambda c: classifier.build(c.model_copy(update={"pooling": "mean"}), num_labels=2, seed=0),
 ):
     try:
-        step(classifier.ModelConfig(encoder="nobody/no-such-encoder"))
+        step(ModelConfig(encoder="nobody/no-such-encoder"))
     except MechanismError as error:
         errors.append(str(error))
 print(json.dumps({"scores": scores, "errors": errors}))

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, export, lexicon
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.lexicon import Lexicon

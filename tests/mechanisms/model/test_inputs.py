@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mechanisms.model import inputs
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, TokenInputs, length_sorted_batches, token_budget_batches
-from mechanisms.model.training import OptimiserPhase, epoch_batches
+from mechanisms.model.training import epoch_batches
 
 CPU = torch.device("cpu")
 

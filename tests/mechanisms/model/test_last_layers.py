@@ -13,11 +13,12 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier, encoders, lexicon
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import TokenInputs, load
 from mechanisms.model.lexicon import Lexicon
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 
 CPU = torch.device("cpu")
 TEXTS = ["employee fell from a ladder and broke an arm", "burn", "cut by a saw", "the hand was caught in a machine"]

@@ -9,7 +9,7 @@ import torch
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, export, lexicon, onnx_graph
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 
 pytest.importorskip("onnxruntime")
 TEXTS = ["employee fell from a ladder and broke an arm", "burn", "cut by a saw"]

@@ -11,9 +11,9 @@ import torch
 
 from mechanisms.model import encoders, export, packed
 from mechanisms.model.classifier import mean_pool
+from mechanisms.model.config import Precision
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.model.packed import PackedEncoder
-from mechanisms.model.precision import Precision
 
 CPU = torch.device("cpu")
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from mechanisms.model import classifier
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.precision import fastest, resolved
-from mechanisms.model.training import OptimiserPhase, train
+from mechanisms.model.training import train
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from torch import nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import prior
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 
 EMBEDDINGS = torch.tensor([[[5.0, 1.0, 0.0], [5.0, -1.0, 0.0], [9.0, 9.0, 9.0], [5.0, 0.0, 2.0]]])

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
-from mechanisms.model.training import EpochState, OptimiserPhase, train
+from mechanisms.model.training import EpochState, train
 from mechanisms.posterior import swag
 
 PARTS = ("full", "lora", "head")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, lexicon
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexical, Lexicon
 from mechanisms.model.valued_text import ValueColumn, ValuedText, one_hot, values_of
 

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import RiskPass, at_draw, merge, reweight, risk_pass, risk_weights

@@ -11,7 +11,7 @@ import pytest
 import tiny_jobs
 from scipy.stats import binom
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, SwagPpmEvent
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef

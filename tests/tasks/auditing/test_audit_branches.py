@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError

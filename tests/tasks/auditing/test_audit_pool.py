@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, NonPrivateEvent
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError

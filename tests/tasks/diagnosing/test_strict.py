@@ -11,7 +11,7 @@ import tiny_jobs
 from pydantic import ValidationError
 
 from mechanisms.posterior import swag
-from mechanisms.posterior.risks import PseudoPosteriorConfig
+from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import BoundedSwagEvent
 from tasks.branches.swag_chain import run_chain
 from tasks.fitting.risks import running_maximum

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FILE, FeatureSchema
 from storage.errors import InputError

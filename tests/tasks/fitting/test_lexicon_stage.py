@@ -13,7 +13,8 @@ from torch import nn
 
 from mechanisms.model import classifier
 from mechanisms.model import lexicon as lexicons
-from mechanisms.model.classifier import Classifier, ModelConfig
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_spaces, load_split

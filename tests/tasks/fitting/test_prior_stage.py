@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from storage.codelist import Code, describe_with_levels, read_codelist
 from storage.datasets import load_codes
 from storage.demo_data import write_demo_data

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.valued_text import ValuedText, values_of
 from storage.artifacts import ArtifactRef

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
 from tasks.fitting.data import ingest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 
-from mechanisms.model.classifier import ModelConfig
+from mechanisms.model.config import ModelConfig
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing.run import estimate_seconds
 from tasks.releasing.preflight import Estimate

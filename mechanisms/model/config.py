@@ -1,0 +1,230 @@
+"""Declares the settings of a model and of its optimiser, which are checked before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.stems import stemmer
+
+NO_ENCODER = "none"
+"""What a model has in an encoder's place if its records are features already."""
+
+TrainablePart = Literal["full", "lora", "head"]
+Pooling = Literal["first", "mean", "none"]
+Prior = Literal["none", "titles"]
+Layers = Literal["linear", "convolutional"]
+Lexical = Literal["none", "titles", "hashed"]
+Precision = Literal["float32", "bfloat16"]
+Choice = Literal["auto", "float32", "bfloat16"]
+
+
+class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
+    """Sets the encoder, what of it trains, and how a narrative becomes one vector."""
+
+    encoder: str = Field(
+        default="distilroberta-base",
+        title="Encoder",
+        description="Hub name, local folder, or `packaged-minilm` (a small encoder from the extra `minilm`).",
+        min_length=1,
+    )
+    trainable: TrainablePart = Field(
+        default="full",
+        title="Trainable part",
+        description="`full` and `lora` want a GPU; `head` freezes the encoder, caches its features and runs on a CPU.",
+    )
+    pooling: Pooling = Field(
+        default="first",
+        title="Pooling",
+        description="`first` is the standard head of transformers (first token); `mean` averages the tokens; `none`: "
+        "the records are features already (a table, images), and neither encoder nor longest narrative is used.",
+    )
+    max_length: int = Field(
+        default=128, ge=8, le=512, title="Longest narrative", description="Tokens; longer narratives are cut."
+    )
+    lora_rank: int = Field(default=8, ge=1, le=256, title="LoRA rank", description="Width of the update; for `lora`.")
+    lora_alpha: int = Field(default=16, ge=1, title="LoRA alpha", description="Updates are scaled by alpha / rank.")
+    lora_layers: int | None = Field(
+        default=None,
+        ge=1,
+        title="Layers with LoRA",
+        description="Adapters in every linear map of so many last layers. The states of the tokens below them are "
+        "computed once and kept with the features. Empty: in queries and values of all layers, from tokens.",
+    )
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, title="LoRA dropout", description="For `lora`.")
+    prior: Prior = Field(
+        default="none",
+        title="Public prior",
+        description="`titles`: the head starts at the titles of the code list through the same encoder, for which no "
+        "record is read; needs pooling `mean` and a code list. `none`: at random.",
+    )
+    layers: Layers = Field(
+        default="linear",
+        title="Layers",
+        description="What trains with pooling `none`: one linear layer, or, on images, `convolutional`, two small "
+        "convolutions before it.",
+    )
+    prior_scale: float = Field(
+        default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
+    )
+    prior_sentence: str = Field(
+        default="",
+        title="Sentence of the prior",
+        description="A sentence as narratives say it, with {} for a title, such as `An employee suffered {}.`; for "
+        "`titles`, which are then read in it too. It comes from nobody's record. Empty: none.",
+        max_length=200,
+        pattern=r"^([^{}]*\{\}[^{}]*)?$",
+    )
+    prior_sentences: dict[str, Annotated[str, Field(max_length=200, pattern=r"^([^{}]*\{\}[^{}]*)?$")]] = Field(
+        default={},
+        title="Sentences of several fields",
+        description='By the field\'s name, in place of the one sentence: `{part: "An employee injured the {}."}`.',
+    )
+    lexical: Lexical = Field(
+        default="none",
+        title="Words next to the encoder",
+        description="`titles`: columns for the stems of the code list's words join the encoder's features. No record "
+        "is read for them. `hashed`: hashes of all stems, which need no code list. For trainable parts `head` and "
+        "`lora` with pooling `mean`.",
+    )
+    lexical_language: str = Field(
+        default="english",
+        title="Language of the stems",
+        description="As Snowball names it, such as `german`; for `titles` and `hashed`.",
+    )
+    precision: Choice = Field(
+        default="float32",
+        title="Precision of the encoder",
+        description="Of features and training steps. `bfloat16` is about twice as fast where the processor has "
+        "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are float32 always.",
+    )
+
+    def __hash__(self) -> int:
+        """Returns the same value for equal models, though a mapping is among the fields."""
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
+    @field_validator("precision")
+    @classmethod
+    def _by_this_processor(cls, value: Choice) -> Precision:
+        """In the place of `auto` what it amounts to here: keys, plans and cards say what ran."""
+        if value != "auto":
+            return value
+
+        from mechanisms.model.precision import resolved
+
+        return resolved(value)
+
+    def of_field(self, name: str) -> ModelConfig:
+        """The same with this field's own sentence in the place of the one."""
+        sentence = self.prior_sentences.get(name, self.prior_sentence)
+        return self.model_copy(update={"prior_sentence": sentence, "prior_sentences": {}})
+
+    def frozen(self) -> ModelConfig:
+        """Returns the model of the encoder's features alone, with a head that starts at random."""
+        return self.model_copy(update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None})
+
+    @property
+    def reads_values(self) -> bool:
+        """The head can read words and the values of columns next to the encoder."""
+        return self.pooling == "mean" and self.trainable != "full"
+
+    @property
+    def linear_head(self) -> bool:
+        """One linear layer on cached features is all that trains."""
+        return self.trainable == "head" and self.pooling != "first" and self.layers == "linear"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _features_need_no_encoder(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("pooling") != "none":
+            return values
+        return {"trainable": "head"} | values | {"encoder": NO_ENCODER}
+
+    @model_validator(mode="after")
+    def _features_have_a_head_alone(self) -> ModelConfig:
+        if self.pooling == "none" and self.trainable != "head":
+            raise ValueError("pooling `none` goes with trainable part `head`: there is no encoder to train")
+        return self
+
+    @model_validator(mode="after")
+    def _titles_have_a_linear_head(self) -> ModelConfig:
+        if self.prior == "titles" and self.pooling != "mean":
+            raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
+        return self
+
+    @model_validator(mode="after")
+    def _words_have_a_linear_head(self) -> ModelConfig:
+        if self.lexical == "none":
+            return self
+        if not self.reads_values:
+            raise ValueError(f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`")
+        try:
+            stemmer(self.lexical_language)
+        except MechanismError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _states_have_a_linear_head(self) -> ModelConfig:
+        if self.lora_layers is not None and (self.trainable != "lora" or self.pooling != "mean"):
+            raise ValueError("lora_layers goes with trainable part `lora` and pooling `mean`")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_of_pixels(self) -> ModelConfig:
+        if self.layers == "convolutional" and self.pooling != "none":
+            raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
+        return self
+
+
+class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser phase"):
+    """One optimiser with its settings, for a number of epochs."""
+
+    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
+    learning_rate: float = Field(
+        default=5e-5,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        title="Learning rate",
+        description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
+    )
+    head_rate: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        allow_inf_nan=False,
+        title="Rate of the head",
+        description="Of a head on an encoder that trains too, in learning rates.",
+    )
+    epochs: int = Field(default=10, ge=1, le=10_000, title="Epochs", description="Passes over the records.")
+    batch_size: int = Field(default=8, ge=1, le=65_536, title="Batch size", description="Records a step.")
+    schedule: Literal["constant", "linear"] = Field(
+        default="constant", title="Schedule", description="`linear` falls to zero over the phase."
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay", description="0: none."
+    )
+    momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, title="Gradient norm cap", description="Of the batch; empty for none."
+    )
+    length_bucketing: bool = Field(
+        default=False,
+        title="Length bucketing",
+        description="Batch narratives of like length: two to three times faster on tokens, order a little less random.",
+    )
+
+    @model_validator(mode="after")
+    def _momentum_is_for_sgd(self) -> OptimiserPhase:
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError("momentum goes with optimiser `sgd`")
+        return self
+
+    def steps(self, n: int) -> int:
+        """Optimiser steps over n records."""
+        return self.epochs * math.ceil(n / self.batch_size)

@@ -1,0 +1,25 @@
+"""Finds the stemmer of a language, before torch is imported."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from mechanisms.errors import MechanismError
+
+
+@cache
+def stemmer(language: str) -> Any:
+    """Returns Snowball's stemmer.
+
+    Raises:
+        MechanismError: names the languages that it knows.
+    """
+    import snowballstemmer
+
+    try:
+        return snowballstemmer.stemmer(language)
+    except KeyError:
+        names = ", ".join(snowballstemmer.algorithms())
+        message = f"model.lexical_language: the stemmer does not know `{language}`. It knows {names}."
+        raise MechanismError(message) from None
