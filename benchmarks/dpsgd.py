@@ -131,13 +131,13 @@ def synchronise(device: torch.device) -> None:
 
 def minilm(device: torch.device, trainable: TrainablePart = "full") -> Classifier:
     """Builds the packaged encoder with the standard head."""
-    config = ModelConfig(encoder=classifiers.encoders.PACKAGED, trainable=trainable)
+    config = ModelConfig(encoder=classifiers.encoder_files.PACKAGED, trainable=trainable)
     return classifiers.build(config, num_labels=LABELS, seed=0, device=device)
 
 
 def tokens(records: int) -> TokenInputs:
     """The narratives as MiniLM reads them."""
-    return classifiers.tokenize(ModelConfig(encoder=classifiers.encoders.PACKAGED), narratives(records))
+    return classifiers.tokenize(ModelConfig(encoder=classifiers.encoder_files.PACKAGED), narratives(records))
 
 
 def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int) -> float:
@@ -268,7 +268,7 @@ def linear_head(width: int) -> Classifier:
 
 def two_layer_head() -> Classifier:
     """BERT's pooler and classifier, on MiniLM."""
-    config = ModelConfig(encoder=classifiers.encoders.PACKAGED, trainable="head")
+    config = ModelConfig(encoder=classifiers.encoder_files.PACKAGED, trainable="head")
     return classifiers.build(config, num_labels=LABELS, seed=0)
 
 

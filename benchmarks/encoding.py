@@ -41,7 +41,7 @@ def main() -> None:
     texts = narratives(options.records, seed=1) if options.data is None else _read(options.data, options.column)
     texts = texts[: options.records]
     precisions: tuple[Precision, ...] = ("float32", "bfloat16") if fastest() == "bfloat16" else ("float32",)
-    config = ModelConfig(encoder=classifier.encoders.PACKAGED, trainable="head", pooling="mean")
+    config = ModelConfig(encoder=classifier.encoder_files.PACKAGED, trainable="head", pooling="mean")
     models = {
         name: classifier.build(config.model_copy(update={"precision": name}), num_labels=2, seed=0)
         for name in precisions

@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks.fitting.ingest import ingest_records
+
 PLAIN = """
 import time
 before = time.perf_counter()
@@ -222,7 +224,7 @@ def workers(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     def risks(context: Context) -> Any:
         """The pass; what it reads is there already, but in the first workspace."""
-        dataset = run_step(context, data.ingest(chosen.data))
+        dataset = run_step(context, ingest_records(chosen.data))
         prepared = run_step(context, data.prepare(model, dataset, seed=fit.seed))
         base = train.Round("base", model, fit, dataset, prepared)
         tuned = run_step(context, train.fine_tune(base))

@@ -25,7 +25,7 @@ import torch
 import workload
 from torch import Tensor
 
-from mechanisms.model import classifier, encoders
+from mechanisms.model import classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import Inputs, TokenInputs, length_sorted_batches
@@ -75,7 +75,7 @@ def main() -> None:
 def _made(options: argparse.Namespace, trainable: Any) -> tuple[Classifier, TokenInputs, Tensor]:
     config = ModelConfig(encoder=options.encoder, trainable=trainable)
     made = classifier.build(config, num_labels=workload.LABELS, seed=0, device=options.device)
-    vocabulary = len(encoders.load_tokenizer(options.encoder))
+    vocabulary = len(encoder_files.load_tokenizer(options.encoder))
     return made, workload.narratives(options.records, vocabulary=vocabulary), workload.labels(options.records)
 
 
@@ -158,7 +158,7 @@ def _trainer(options: argparse.Namespace, model: Any, tokens: TokenInputs, label
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"), report_to="none", disable_tqdm=True, use_cpu=options.device == "cpu"
     )
-    collate = DataCollatorWithPadding(encoders.load_tokenizer(options.encoder))
+    collate = DataCollatorWithPadding(encoder_files.load_tokenizer(options.encoder))
     trainer = Trainer(model=model, args=arguments, data_collator=collate)
     ids = tokens.ids.split(tokens.lengths.tolist())
     records = [{"input_ids": x.tolist(), "labels": int(y)} for x, y in zip(ids, labels, strict=True)]

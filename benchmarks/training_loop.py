@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import workload
 
-from mechanisms.model import classifier, encoders
+from mechanisms.model import classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.training import epoch_batches, train
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="of both sides")
     options = parser.parse_args()
     device = torch.device(options.device)
-    vocabulary = len(encoders.load_tokenizer(options.encoder))
+    vocabulary = len(encoder_files.load_tokenizer(options.encoder))
     tokens, labels = workload.narratives(options.records, vocabulary=vocabulary), workload.labels(options.records)
     plain = OptimiserPhase(epochs=1, batch_size=8)
     order = torch.cat(list(epoch_batches(tokens, phase=plain, seed=0, purpose="benchmark", epoch=1)))
@@ -94,7 +94,7 @@ def _trainer(options: argparse.Namespace, records: list[dict[str, Any]], folder:
     from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments
 
     made = _made(options)
-    tokenizer = encoders.load_tokenizer(options.encoder)
+    tokenizer = encoder_files.load_tokenizer(options.encoder)
 
     def epoch() -> float:
         arguments = TrainingArguments(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms.model.encoders import PACKAGED
+from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.posterior import swag
 

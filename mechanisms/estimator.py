@@ -28,7 +28,7 @@ from mechanisms.model import classifier as classifiers
 from mechanisms.model import prior
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
-from mechanisms.model.encoders import PACKAGED
+from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig

@@ -7,7 +7,7 @@ Run it after a change of the generator (`storage/demo_data.py`) or of the packag
 
 from __future__ import annotations
 
-from mechanisms.model import checkpoint, encoders
+from mechanisms.model import checkpoint, encoder_files, encoders
 from mechanisms.model.classifier import MeanPooled
 from mechanisms.model.export import Released
 from tasks.bundle import public_features
@@ -16,9 +16,14 @@ from tasks.bundle.thresholds import generated_narratives
 
 def packaged() -> Released:
     """Returns the packaged encoder with a head that nobody uses."""
-    encoder, tokenizer = encoders.load_encoder(encoders.PACKAGED), encoders.load_tokenizer(encoders.PACKAGED)
+    encoder, tokenizer = (
+        encoders.load_encoder(encoder_files.PACKAGED),
+        encoder_files.load_tokenizer(encoder_files.PACKAGED),
+    )
     model = MeanPooled(encoder, encoders.width(encoder), 1).eval()
-    return Released(model=model, tokenizer=tokenizer, codes=("",), max_length=encoders.longest(encoders.PACKAGED))
+    return Released(
+        model=model, tokenizer=tokenizer, codes=("",), max_length=encoder_files.longest(encoder_files.PACKAGED)
+    )
 
 
 def main() -> None:

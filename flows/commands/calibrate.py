@@ -61,7 +61,7 @@ def calibrate(
         raise InputError(f"--out: {out} exists. Name another file.")
     with private_errors("calibrate"):
         from flows.commands.console import ConsoleListener
-        from mechanisms.model.calibration import TARGETS
+        from mechanisms.model.config import TARGETS
         from mechanisms.model.conformal import Sets
         from storage.durable import write_atomically
         from tasks.bundle.thresholds import best_accuracy, thresholds_on_table

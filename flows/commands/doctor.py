@@ -16,6 +16,7 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from mechanisms.model import encoder_files
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,9 @@ def _torch(_: Path) -> Finding:
 
 def _encoder(_: Path) -> Finding:
     from mechanisms.errors import MechanismError
-    from mechanisms.model import encoders
 
     try:
-        return Finding("encoder packaged-minilm", bool(encoders.resolve(encoders.PACKAGED)), "installed")
+        return Finding("encoder packaged-minilm", bool(encoder_files.resolve(encoder_files.PACKAGED)), "installed")
     except MechanismError as error:
         return Finding("encoder packaged-minilm", False, "not installed", str(error))
 

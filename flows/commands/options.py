@@ -221,7 +221,12 @@ class RunOptions:
             "classification": self.classification,
             "classification-version": self.classification_version,
         }
-        return parameters(self.profile_name, settings, data=self.data, codelist=self.codelist, named=named)
+        chosen = parameters(self.profile_name, settings, data=self.data, codelist=self.codelist, named=named)
+        if chosen.source_path.is_file():
+            from storage.ingest import check_source
+
+            check_source(chosen.source_path, chosen.data.ingest, chosen.codelist_path)  # before what is slow to import
+        return chosen
 
     @property
     def formal(self) -> bool:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.config import TARGETS
 
 SCHEMA = 1
-TARGETS = (0.80, 0.90, 0.95)
-"""Accuracies among automatically coded records for which a threshold is looked for."""
 CONFIDENCE = 0.95
 """That the accuracy above a threshold reaches its target, on records like those it was fitted on."""
 

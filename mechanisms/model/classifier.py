@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import encoders
+from mechanisms.model import encoder_files, encoders
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.convolutional import Convolutional
 from mechanisms.model.fields import Fields
@@ -329,10 +329,10 @@ def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
     Raises:
         MechanismError: the encoder cannot be had, or reads fewer tokens than `max_length`.
     """
-    longest = encoders.longest(config.encoder)
+    longest = encoder_files.longest(config.encoder)
     if config.max_length > longest:
         raise MechanismError(f"model.max_length is {config.max_length}; this encoder reads at most {longest} tokens")
-    return partial(encoders.token_inputs, encoders.load_tokenizer(config.encoder), max_length=config.max_length)
+    return partial(encoders.token_inputs, encoder_files.load_tokenizer(config.encoder), max_length=config.max_length)
 
 
 def _with_adapters(

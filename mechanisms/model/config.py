@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from mechanisms.errors import MechanismError
 from mechanisms.model.stems import stemmer
 
+TARGETS = (0.80, 0.90, 0.95)
+"""Accuracies among automatically coded records for which a threshold is looked for."""
 NO_ENCODER = "none"
 """What a model has in an encoder's place if its records are features already."""
 

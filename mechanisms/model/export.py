@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import encoders
+from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
 from mechanisms.model.fields import Fields
@@ -69,7 +69,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
     if (classifier.fields and classifier.fields.sizes) != (several and tuple(map(len, several.values()))):
         raise MechanismError("the codes are not those of the fields that the head codes")
     model = classifier.releasable()
-    tokenizer = encoders.load_tokenizer(config.encoder)
+    tokenizer = encoder_files.load_tokenizer(config.encoder)
     tokenizer.model_max_length = config.max_length
     folder.mkdir(parents=True, exist_ok=True)
     with encoders.quiet():
@@ -97,7 +97,7 @@ def tokenizer_of(encoder: str) -> dict[str, Any]:
     Raises:
         MechanismError: the encoder cannot be had, or its tokenizer has no such format.
     """
-    tokenizer = getattr(encoders.load_tokenizer(encoder), "backend_tokenizer", None)
+    tokenizer = getattr(encoder_files.load_tokenizer(encoder), "backend_tokenizer", None)
     if tokenizer is None:
         raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
     return json.loads(tokenizer.to_str())
@@ -380,7 +380,7 @@ def load(folder: Path) -> Released:
             f"{folder} is no released model: {LABELS} or config.json is missing or names no codes"
         ) from None
     codes = tuple(code for own in spaces.values() for code in own)
-    tokenizer = encoders.load_tokenizer(str(encoder_folder))
+    tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
         encoder = encoders.load_encoder(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))

@@ -19,6 +19,7 @@ from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, Terms
 from tasks.fitting import data, fits, prior, scores
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import FitParameters, RetrainParameters
 from tasks.releasing import ledger_access
 from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
@@ -38,7 +39,7 @@ def prepare(
     parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref], *, seed: int | None = None
 ) -> tuple[Ref, Ref]:
     """Returns the records and their features or tokens, after the titles that these models start from."""
-    dataset = do(data.ingest(parameters.data))
+    dataset = do(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
         for step in prior.stages(model, parameters.data.complete_codelists):
             do(step)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms.model import encoders, export, onnx_graph
+from mechanisms.model import encoder_files, export, onnx_graph
 from mechanisms.model.config import ModelConfig
 from storage.bundle import folder as bundle
 from storage.codelist import Code
@@ -163,7 +163,9 @@ def _write_graph(folder: Path, texts: Sequence[str]) -> str:
 
 def _encoder_name(model: ModelConfig) -> str:
     """Returns the encoder's name without its folder."""
-    return "all-MiniLM-L6-v2" if model.encoder == encoders.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
+    return (
+        "all-MiniLM-L6-v2" if model.encoder == encoder_files.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
+    )
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:

@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mechanisms.model import encoders
+from mechanisms.model import encoder_files
 from storage.artifacts import digest, file_digest
 from storage.codelist import Code
 from storage.egress.documents import schema
 from storage.egress.public_lists import published_name, reviewed_encoder
 from storage.egress.words import vocabulary
-from tasks.bundle import golden, licence, materials, sentences, statement, thresholds
+from tasks.bundle import licence
 from tasks.pages.render import TEMPLATES
 
 _NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?")
@@ -68,9 +68,9 @@ def value_texts(name: str, values: Sequence[Code]) -> list[str]:
 
 def encoder_digest(encoder: str) -> str:
     """Returns the digest of an encoder's files; of one from the hub, of its name and commit."""
-    files = encoders.digest_parts(encoder)
+    files = encoder_files.digest_parts(encoder)
     if not files:
-        return digest({"hub": encoder, "revision": encoders.revision(encoder)})
+        return digest({"hub": encoder, "revision": encoder_files.revision(encoder)})
     return _files_digest(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
@@ -92,11 +92,13 @@ def describe_encoder(encoder: str, sha256: str) -> str:
 
 def _texts_of_encoder(encoder: str) -> Iterator[str]:
     """Yields added tokens and settings of an encoder that nobody reviewed, where they are more than usual ones."""
-    tokens = (str(token) for token in encoders.load_tokenizer(encoder).added_tokens_decoder.values())
+    tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
     yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
     settings = (one for one in sorted(encoder_settings(encoder)) if one not in LIBRARY_SETTINGS)
     yield from (
-        f"setting of the encoder: {one}" for one in settings if not (_SPECIAL.fullmatch(one) or encoders.is_usual(one))
+        f"setting of the encoder: {one}"
+        for one in settings
+        if not (_SPECIAL.fullmatch(one) or encoder_files.is_usual(one))
     )
 
 
@@ -113,7 +115,7 @@ LIBRARY_SETTINGS = frozenset({
 
 def encoder_settings(encoder: str) -> frozenset[str]:
     """Returns the texts of an encoder's configuration and its special tokens."""
-    return frozenset(encoders.settings(encoder))
+    return frozenset(encoder_files.settings(encoder))
 
 
 def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozenset[str]:
@@ -123,7 +125,7 @@ def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozen
     return (
         encoder_settings(encoder)
         | LIBRARY_SETTINGS
-        | frozenset((*versions, *encoders.architectures(encoder), *codes, *spaces))
+        | frozenset((*versions, *encoder_files.architectures(encoder), *codes, *spaces))
     )
 
 
@@ -145,7 +147,7 @@ def known_words(
             facts.get("classification_version", ""),
             encoder.rstrip("/").rpartition("/")[2],
             *encoder_settings(encoder),
-            *encoders.architectures(encoder),
+            *encoder_files.architectures(encoder),
         )
     )
 
@@ -153,6 +155,8 @@ def known_words(
 @lru_cache(maxsize=8)
 def _fixed_words(licence_id: str) -> frozenset[str]:
     """Returns the words of templates, of the modules that write documents without one, of schemas and licence."""
+    from tasks.bundle import golden, materials, sentences, statement, thresholds
+
     templates = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
     modules = (inspect.getsource(one) for one in (golden, materials, sentences, statement, thresholds))
     names = (str(schema(name)) for name in ("bom", "card", "thresholds", "privacy_statement"))

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.calibration import SCHEMA, TARGETS, fits_temperature, thresholds_for
+from mechanisms.model.calibration import SCHEMA, fits_temperature, thresholds_for
+from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.export import Released
 from storage.codelist import normalise_code

@@ -1,9 +1,9 @@
-"""Defines the stages that turn a file into a classifier's inputs: ingest, then tokens or features."""
+"""Defines the stages that turn records into a classifier's inputs: tokens or features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,74 +13,21 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from mechanisms.model import checkpoint, classifier, encoders
+from mechanisms.model import checkpoint, classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs, save_features
 from mechanisms.model.lexicon import Lexicon
-from mechanisms.model.schema import FeatureSchema
-from storage import ingest as ingestion
-from storage.artifacts import ArtifactRef, file_digest, files_digest
+from storage.artifacts import ArtifactRef, files_digest
 from storage.datasets import load_labels, load_table, load_values
 from storage.errors import InputError
-from storage.ingest.value_lists import read_value_lists, set_value_lists
 from tasks.fitting.model_inputs import SPLITS, feature_schema
 from tasks.fitting.prior import lexicon_of
 from tasks.fitting.texts import texts_of
-from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
 
 PART = 4096
 """Texts that are encoded, saved and joined at a time; what is in memory grows with it and not with the records."""
-
-
-def ingest(data: DataParameters) -> Step:
-    """Reads, validates, samples and splits the records."""
-    source = Path(data.source).expanduser()
-    lists = data.codelists
-    for path in filter(None, (source, *lists.values())):
-        if not path.is_file():
-            raise InputError(f"file {path} does not exist. Check the path")
-    named = {"classification": data.classification, "classification_version": data.classification_version}
-    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
-    values = read_value_lists(data.ingest.value_columns)
-    set_value_lists(config["ingest"], values)
-    for name, path in lists.items():
-        content = None if path is None else file_digest(path)
-        if name:
-            config["ingest"]["fields"][name]["codelist"] = content  # of the file, wherever it is
-        elif content is not None:
-            config["codelist"] = content
-
-    def body(work: Work) -> Mapping[str, Any]:
-        result = ingestion.ingest(
-            source,
-            work.out,
-            data.ingest.model_copy(update={"value_columns": values}),
-            lists.get(""),
-            progress=lambda done, total: work.progress(done, total or done),
-        )
-        schema = feature_schema(work.out)
-        features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
-        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
-        figures = features | named | {name: getattr(result, name) for name in counted}
-        figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
-        if result.fields:
-            figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
-        if values:
-            figures["value_columns"] = {name: list(own) for name, own in values.items()}
-        figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
-        return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
-
-    return Step(
-        name="ingest",
-        label="ingest",
-        config=config,
-        inputs={},
-        body=body,
-        modules=("storage.ingest",),
-        record_digests={"source": file_digest(source)},
-    )
 
 
 def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
@@ -101,10 +48,10 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
             config["precision"] = model.precision
     if model.lexical != "none":
         config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence", "prior_sentences"})
-    files = encoders.digest_parts(model.encoder)
+    files = encoder_files.digest_parts(model.encoder)
     if model.lora_layers is not None:
         config |= model.model_dump(include={"lora_layers", "precision"})
-    config["encoder_digest"] = files_digest(files) if files else encoders.revision(model.encoder)
+    config["encoder_digest"] = files_digest(files) if files else encoder_files.revision(model.encoder)
     return Step(
         name="features" if head else "tokens",
         label="features" if head else "tokens",
@@ -178,10 +125,6 @@ def _scale(work: Work) -> Mapping[str, Any]:
         "features": len(schema.names),
         "bounds_source": schema.bounds_source,
     }
-
-
-def _widths(schema: FeatureSchema) -> dict[str, int]:
-    return {"features": len(schema.names), "columns": len(schema.columns)}
 
 
 def encode_texts(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mechanisms.model import checkpoint, classifier, encoders, prior
+from mechanisms.model import checkpoint, classifier, encoder_files, prior
 from mechanisms.model import lexicon as words
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
@@ -86,13 +86,13 @@ _NARRATIVES, _SEED = 256, 20261124
 
 
 def _step(label: str, model: ModelConfig, texts: list[list[str]]) -> Step:
-    files = encoders.digest_parts(model.encoder)
+    files = encoder_files.digest_parts(model.encoder)
     return Step(
         name="titles",
         label=label,
         config={
             "texts": digest(texts),
-            "encoder_digest": files_digest(files) if files else encoders.revision(model.encoder),
+            "encoder_digest": files_digest(files) if files else encoder_files.revision(model.encoder),
             "max_length": model.max_length,
         },
         inputs={},

@@ -11,7 +11,7 @@ from storage.codelist import Code, read_codelist
 from storage.datasets import load_spaces
 from storage.egress.public_lists import advice, published_name
 from tasks.bundle.texts import code_texts
-from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
@@ -62,7 +62,7 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
     given = parameters.data
     if given.ingest.kind != "text":
         return ()
-    dataset = data.ingest(given).find(context.store)
+    dataset = ingest_records(given).find(context.store)
     if dataset is not None:
         return assess_dataset(context, dataset)
     return _verdicts(

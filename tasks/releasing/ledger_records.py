@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mechanisms.model.calibration import TARGETS
+from mechanisms.model.config import TARGETS
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest

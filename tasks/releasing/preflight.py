@@ -10,14 +10,14 @@ from pathlib import Path
 from prefect.runtime import deployment
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier, encoders
+from mechanisms.model import classifier, encoder_files
 from mechanisms.model.lexicon import HASHED_COLUMNS
 from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ingest.value_lists import read_value_lists
 from storage.ledger import Ledger, Policy
-from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.risks import precision
 from tasks.parameters import DEMO_POPULATION, RetrainParameters
 from tasks.releasing import publish
@@ -131,7 +131,7 @@ class Estimate:
         formal = parameters.formal is not None
         rounds = 0 if formal else len(parameters.rounds)
         none = parameters.model.pooling == "none"
-        size, width = (0, features or 1) if none else encoders.shape(parameters.model.encoder)
+        size, width = (0, features or 1) if none else encoder_files.shape(parameters.model.encoder)
         if parameters.model.lexical != "none":
             width += HASHED_COLUMNS  # about as many as titles have stems
         width += sum(len(own) + 1 for own in read_value_lists(ingest.value_columns).values())
@@ -218,7 +218,7 @@ def estimate_retrain(
         InputError: names the file, column or row and what to do.
     """
     source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
-    done = None if sampled is not None else data.ingest(parameters.data).find(context.store)
+    done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
     if done is not None:
         figures = context.store.figures(done)
         sampled = {name: figures[name] for name in SPLITS[:2]}

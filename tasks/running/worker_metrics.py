@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -196,7 +196,7 @@ class MetricsListener(Listener):
         """Starts the clock and the peak of GPU memory."""
         self._stages[label] = _Stage()
         self._write(label, self._stages[label], {"autocoder_stage_progress_ratio": 0.0}, result=None)
-        if torch.cuda.is_available():
+        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
     def sized(self, label: str, records: int) -> None:
@@ -235,7 +235,7 @@ class MetricsListener(Listener):
             rate = stage.rate()
             if rate is not None:
                 values["autocoder_stage_records_per_second"] = rate
-            if torch.cuda.is_available():
+            if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
                 values["autocoder_stage_gpu_memory_peak_bytes"] = torch.cuda.max_memory_allocated()
         labels = (("flow", self._flow), ("host", self._host), ("stage", label))
         # A full disk ends the stage with its own message, which this must not hide.

@@ -14,7 +14,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NonPrivateEvent
 from storage.artifacts import ArtifactRef
 from storage.ledger import ComparisonFit, Evaluation, SearchFit, Sensitivity, Subject
-from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import ledger_access, ledger_records, plan_page, publish
 from tasks.releasing.claims import MATCHED
@@ -165,7 +165,7 @@ def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Ch
     other = parameters.model_copy(
         update={"data": parameters.data.model_copy(update={"ingest": ingest, "population": "others"})}
     )
-    dataset = run_step(context, data.ingest(other.data))
+    dataset = run_step(context, ingest_records(other.data))
     assert context.store.figures(dataset)["fingerprint"] != planned.plan.data_fingerprint
     ledger_records.record_evaluation(
         context,
@@ -267,7 +267,7 @@ def test_another_key_while_the_others_are_looked_at(
     key = tmp_path / "other.key"
     key.write_bytes(b"o" * 32)
     monkeypatch.setenv("AUTOCODER_REGISTRY_KEY", str(key))
-    dataset = run_step(context, data.ingest(other.data))
+    dataset = run_step(context, ingest_records(other.data))
     told: dict[str, Any] = {"details": {}, "event": planned.plan.event, "claim": planned.plan.claim}
     refs = {"fit": ref("a")}
     ledger_records.record_evaluation(

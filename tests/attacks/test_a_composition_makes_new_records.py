@@ -13,7 +13,7 @@ import tiny_jobs
 from storage.ingest.cell_digests import SHORTEST, cell_digests, normal_form
 from storage.ledger import Ledger, Policy
 from storage.ledger.records import RecordSet
-from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import DataParameters
 from tasks.releasing.ledger_records import save_record_set
 from tasks.running.stage import Context, run_step
@@ -52,7 +52,7 @@ def write(folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, n
 def marks(context: Context, path: Path, **form: Any) -> RecordSet:
     """Ingests a file as a retrain does; returns the marks that a reservation registers."""
     ingest = FORM | form
-    step = data.ingest(DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest}))
+    step = ingest_records(DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest}))
     return save_record_set(context, run_step(context, step))
 
 
@@ -157,7 +157,9 @@ def test_another_table_of_the_same_numbers(context: Context, tmp_path: Path, cha
         lines = [columns, *rows]
         path.write_text("\n".join(",".join(line[at] for at in picks) for line in lines))
         ingest = {"kind": "table", "sampling": "per-record"}
-        step_of = data.ingest(DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest}))
+        step_of = ingest_records(
+            DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest})
+        )
         return save_record_set(context, run_step(context, step_of))
 
     plain = table("plain", 1.5)

@@ -21,8 +21,8 @@ from storage.ledger import Ledger
 from storage.ledger.certificate import certificate
 from storage.ledger.content import anticipated
 from tasks.bundle.statement import statement, statement_page
-from tasks.fitting import data
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, DataParameters
 from tasks.releasing import approval, ledger_access, plan_page
 from tasks.releasing.checked_plan import check
@@ -56,7 +56,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     """All that leaves of one release, and all that Prefect is given, by name."""
     context = Context(home=str(home), device="cpu")
     context.workspace.create()
-    dataset = run_step(context, data.ingest(DataParameters.model_validate(records)))
+    dataset = run_step(context, ingest_records(DataParameters.model_validate(records)))
     model: Any = {"encoder": "e", "trainable": "head", "pooling": "mean", "max_length": 32}
     made: Any = {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": model, "seed": 5}
     candidate = Candidate.model_validate(made)

@@ -23,7 +23,7 @@ from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
 from tasks.coding.records import Records, with_values
-from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.prior import lexicon_of
 from tasks.parameters import DataParameters
 from tasks.running.stage import Context, run_step
@@ -62,7 +62,7 @@ def ingested(context: Context, folder: Path, industry: str, **changed: Any) -> A
     ingest = {"text_columns": "Text", "label_column": "Code", "id_column": "ID", "date_column": None}
     ingest |= {"sampling": "per-record", "value_columns": {"Industry": LIST}} | changed
     given = {"source": str(folder / "in.csv"), "population": "p", "ingest": ingest}
-    return run_step(context, data.ingest(DataParameters.model_validate(given)))
+    return run_step(context, ingest_records(DataParameters.model_validate(given)))
 
 
 def test_a_rare_value_adds_no_feature(context: Context, tmp_path: Path, tiny_bert: Path) -> None:

@@ -18,6 +18,7 @@ from storage.bundle.signing import Signer
 from storage.bundle.trust import Trust
 from storage.ledger import Ledger, ReleasePlan, Row
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_records
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,6 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none", va
     from storage.demo_data import write_demo_data
     from storage.egress.allow_list import allowed_content
     from tasks.bundle import fill
-    from tasks.fitting import data
     from tasks.parameters import BundleParameters, DataParameters
     from tasks.running.stage import Context, run_step
 
@@ -154,7 +154,7 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none", va
         chosen = {"source": str(records), "population": "demo", "ingest": {"fields": fields}}
     chosen["ingest"] |= {"value_columns": values or {}}
     named = {"classification": "OIICS", "classification_version": "2.01"}
-    dataset = run_step(context, data.ingest(DataParameters.model_validate(chosen | named)))
+    dataset = run_step(context, ingest_records(DataParameters.model_validate(chosen | named)))
     model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
     model |= {"lexical": lexical}
     candidate = Candidate.model_validate(

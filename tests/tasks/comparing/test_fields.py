@@ -26,7 +26,8 @@ from tasks.comparing import assessment, protocols, report, summary, tables
 from tasks.comparing import run as comparison
 from tasks.diagnosing.run import DiagnoseParameters, diagnose
 from tasks.diagnosing.run import refuse_early as refuse_diagnosis
-from tasks.fitting import data, fits
+from tasks.fitting import fits
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import fields_of, load_inputs
 from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
 from tasks.releasing import formal_offer
@@ -161,14 +162,14 @@ def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) 
     """Moved, it is the same stage; with another line it is not."""
     wanted = parameters(tmp_path, tiny_bert)
     store = Context(home=str(tmp_path / "home")).store
-    before = data.ingest(wanted.data).key(store)
+    before = ingest_records(wanted.data).key(store)
     moved = wanted.data.model_dump(mode="json")
     (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text())
     moved["ingest"]["fields"]["length"]["codelist"] = str(tmp_path / "moved.csv")
     read = type(wanted.data).model_validate(moved)
-    assert data.ingest(read).key(store) == before
+    assert ingest_records(read).key(store) == before
     (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
-    assert data.ingest(read).key(store) != before
+    assert ingest_records(read).key(store) != before
 
 
 @pytest.mark.parametrize("branch", ["prior-descent", "dp-sgd-tuned", "formal-posterior", "bounded-posterior"])

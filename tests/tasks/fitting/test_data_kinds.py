@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import encoders
+from mechanisms.model import encoder_files
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FILE, FeatureSchema
@@ -24,6 +24,7 @@ from tasks.branches.swag_chain import run_chain
 from tasks.comparing import run as comparison
 from tasks.comparing.assessment import NO_BUNDLE, assess
 from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
@@ -39,8 +40,8 @@ def no_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> None:
         raise AssertionError("an encoder was asked for")
 
-    for name in ("_load", "shape", "digest_parts", "revision"):
-        monkeypatch.setattr(encoders, name, asked)
+    for name in ("load", "shape", "digest_parts", "revision"):
+        monkeypatch.setattr(encoder_files, name, asked)
 
 
 def parameters(source: Path, ingest: dict[str, Any], **changed: Any) -> RetrainParameters:
@@ -94,7 +95,7 @@ def test_images_are_scaled_by_a_public_bound(tmp_path: Path) -> None:
     context = Context(home=str(tmp_path / "home"), device="cpu")
     chosen = parameters(tmp_path / "in.npz", {"kind": "images"})
     preflight.check(context, chosen)
-    dataset = run_step(context, data.ingest(chosen.data))
+    dataset = run_step(context, ingest_records(chosen.data))
     prepared = run_step(context, data.prepare(chosen.model, dataset, seed=1))
     assert context.store.figures(dataset)["bounds_source"] == "public"
     inputs, _ = load_inputs(context.store.open(prepared), "test")
@@ -109,7 +110,7 @@ def test_a_release_is_refused_before_training(tmp_path: Path, table: Path) -> No
     with pytest.raises(InputError, match="a model on `table` data has no bundle yet: compare and audit it"):
         preflight.check(Context(home=str(tmp_path), device="cpu"), chosen, to_release=True)
     with pytest.raises(MechanismError, match="no bundle yet"):
-        encoders.resolve(chosen.model.encoder)
+        encoder_files.resolve(chosen.model.encoder)
 
 
 @pytest.mark.usefixtures("no_encoder")

@@ -23,6 +23,7 @@ from tasks.auditing import pool
 from tasks.branches.branch import Terms, choose
 from tasks.comparing import run as comparison
 from tasks.fitting import data, prior
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.prior import lexicon_of
 from tasks.parameters import DataParameters, RetrainParameters
@@ -54,7 +55,7 @@ def ingested(context: Context, tmp_path: Path, *, codelist: bool = True, several
         chosen |= {"source": str(records), "ingest": {"fields": fields}}
     elif codelist:
         chosen["codelist"] = str(written.codelist)
-    return run_step(context, data.ingest(DataParameters.model_validate(chosen)))
+    return run_step(context, ingest_records(DataParameters.model_validate(chosen)))
 
 
 def features_of(context: Context, config: ModelConfig, dataset: ArtifactRef) -> torch.Tensor:

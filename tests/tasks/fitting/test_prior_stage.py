@@ -14,7 +14,8 @@ from storage.codelist import Code, describe_with_levels, read_codelist
 from storage.datasets import load_codes
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
-from tasks.fitting import data, prior
+from tasks.fitting import prior
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing import preflight
@@ -35,7 +36,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     records = DataParameters.model_validate(
         {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
     )
-    dataset = run_step(context, data.ingest(records)).path
+    dataset = run_step(context, ingest_records(records)).path
 
     def head(seed: int, **how: object) -> torch.Tensor:
         part = build(context, model(tiny_bert, **how), dataset, seed=seed).whole.head
@@ -58,7 +59,7 @@ def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path
     written = write_demo_data(tmp_path / "data", records=120, seed=3)
     files = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
     records = DataParameters.model_validate(files | {"ingest": {"label_space": "observed"}})
-    dataset = run_step(context, data.ingest(records)).path
+    dataset = run_step(context, ingest_records(records)).path
     codes, listed = load_codes(dataset), read_codelist(written.codelist)
     assert len(codes) < len(listed), "or this shows nothing"
     whole = dict(zip([code.code for code in listed], describe_with_levels(listed), strict=True))

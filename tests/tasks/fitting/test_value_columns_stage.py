@@ -18,6 +18,7 @@ from storage.datasets import load_table
 from storage.demo_data import write_demo_data
 from tasks.auditing import pool
 from tasks.fitting import data
+from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.prior import lexicon_of
 from tasks.fitting.texts import texts_of
@@ -54,7 +55,7 @@ def prepared(context: Context, config: ModelConfig, dataset: ArtifactRef) -> Any
 @pytest.mark.parametrize("lexical", ["none", "titles", "hashed"])
 def test_features_end_with_the_values(context: Context, tiny_bert: Path, tmp_path: Path, lexical: str) -> None:
     """Encoder, words, then a one for each record's value; the head reads all, and titles start it at no value."""
-    dataset = run_step(context, data.ingest(chosen(tmp_path, LISTS)))
+    dataset = run_step(context, ingest_records(chosen(tmp_path, LISTS)))
     config = model(tiny_bert, lexical=lexical, prior="titles")
     lexicon = lexicon_of(context, config, dataset.path)
     assert lexicon is not None
@@ -75,7 +76,7 @@ def test_features_end_with_the_values(context: Context, tiny_bert: Path, tmp_pat
 
 def test_adapters_read_them_with_the_tokens(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """`lora` has the same block next to its tokens."""
-    dataset = run_step(context, data.ingest(chosen(tmp_path, LISTS)))
+    dataset = run_step(context, ingest_records(chosen(tmp_path, LISTS)))
     inputs, _ = prepared(context, model(tiny_bert, trainable="lora"), dataset)
     assert isinstance(inputs, TokenInputs)
     assert inputs.words is not None
@@ -88,7 +89,7 @@ def test_values_that_no_record_has_and_that_no_list_has_change_no_width(
     context: Context, tiny_bert: Path, tmp_path: Path
 ) -> None:
     """The features are as many as the public list says."""
-    dataset = run_step(context, data.ingest(chosen(tmp_path, {"State": ["ATLANTIS"], "City": ["x"]})))
+    dataset = run_step(context, ingest_records(chosen(tmp_path, {"State": ["ATLANTIS"], "City": ["x"]})))
     inputs, _ = prepared(context, model(tiny_bert), dataset)
     assert inputs.features.shape[1] == 16 + 2 + 2
     assert (inputs.features[:, -4:] > 0).unique(dim=0).tolist() == [[False, True, False, True]]
@@ -99,7 +100,7 @@ def test_a_list_by_file_or_in_place_is_one_data_set(context: Context, tmp_path: 
     (tmp_path / "states.csv").write_text("value\nOHIO\nTEXAS\n")
     inline, by_file = ({"State": given} for given in (["OHIO", "TEXAS"], str(tmp_path / "states.csv")))
     ones = [chosen(tmp_path, lists) for lists in (inline, by_file, {"State": ["OHIO"]}, {})]
-    assert len({data.ingest(one).key(context.store) for one in ones}) == 3
+    assert len({ingest_records(one).key(context.store) for one in ones}) == 3
     config: Any = {"pooling": "mean", "trainable": "head"}
     methods = [
         method_digest(RetrainParameters.model_validate({"data": one.model_dump(mode="json"), "model": config}))
@@ -110,7 +111,7 @@ def test_a_list_by_file_or_in_place_is_one_data_set(context: Context, tmp_path: 
 
 
 def test_the_statement_names_the_lists_as_public(context: Context, tmp_path: Path) -> None:
-    dataset = run_step(context, data.ingest(chosen(tmp_path, LISTS)))
+    dataset = run_step(context, ingest_records(chosen(tmp_path, LISTS)))
     lines = public_inputs(ModelConfig(), context.store.figures(dataset))
     assert "the list of 2 values of the column `State`, declared public: the features next to the narrative" in lines
     assert len(lines) == 2
@@ -139,7 +140,7 @@ def test_a_decisive_column_is_learned(context: Context, tiny_bert: Path, tmp_pat
     for name, lists in {"with": {"Industry": [f"sector {n}" for n in range(4)]}, "without": {}}.items():
         ingest = {"value_columns": lists, "date_column": None}
         records = DataParameters.model_validate({"source": str(source), "population": "p", "ingest": ingest})
-        dataset = run_step(context, data.ingest(records))
+        dataset = run_step(context, ingest_records(records))
         config = model(tiny_bert)
         inputs, labels = prepared(context, config, dataset)
         classifier = build(context, config, dataset.path, seed=1)
@@ -158,7 +159,7 @@ def test_an_audits_twin_has_its_records_values(context: Context, tiny_bert: Path
     """A second report of a case has its columns, or else the attack would be on another record."""
     text = ValuedText("He fell down.", {"State": "OHIO"})
     assert values_of(pool._altered(text)) == {"State": "OHIO"}
-    dataset = run_step(context, data.ingest(chosen(tmp_path, LISTS)))
+    dataset = run_step(context, ingest_records(chosen(tmp_path, LISTS)))
     config = model(tiny_bert, lexical="titles")
     ready = run_step(context, data.prepare(config, dataset, seed=1))
     step = pool.pool(config, canaries=8, seed=1, dataset=dataset, prepared=ready)

@@ -10,7 +10,7 @@ import pytest
 from mechanisms.model.config import ModelConfig
 from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
-from tasks.fitting.data import ingest
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import DataParameters
 from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, run_step
@@ -52,7 +52,7 @@ def test_the_ingest_tells_them(tmp_path: Path, options: dict[str, Any], lines: s
     data = {"source": str(written.csv), "codelist": str(written.codelist), "ingest": options}
     context = Context(home=str(tmp_path / "home"), device="cpu")
     context.workspace.create()
-    facts = context.store.figures(run_step(context, ingest(DataParameters.model_validate(data))))
+    facts = context.store.figures(run_step(context, ingest_records(DataParameters.model_validate(data))))
     assert set(unprotected_inputs(facts, weights=False)) == lines | {NUMBER, SETTINGS}
 
 

@@ -19,8 +19,8 @@ from storage.demo_data import narratives, write_demo_data
 from storage.ledger.content import anticipated
 from tasks.bundle import fill
 from tasks.bundle.texts import own_texts
-from tasks.fitting import data
 from tasks.fitting.candidate import Candidate
+from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
 from tasks.releasing import code_lists
 from tasks.releasing.code_lists import Verdict
@@ -81,7 +81,7 @@ def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> N
         chosen = parameters(folder, tiny_roberta, codes, CODES)
         (before,) = code_lists.assess_parameters(context, chosen)
         assert (before.verdict, advised in before.description) == (verdict, True), name
-        dataset = run_step(context, data.ingest(chosen.data))
+        dataset = run_step(context, ingest_records(chosen.data))
         assert code_lists.assess_parameters(context, chosen) == (before,)
         spaces = load_spaces(context.store.open(dataset))
         assert len(own_texts(spaces, context.store.figures(dataset), str(tiny_roberta))) == before.texts, name
@@ -97,7 +97,7 @@ def test_only_what_is_observed_is_listed(tmp_path: Path, tiny_roberta: Path) -> 
     used = [code for code in CODES if code != "1311"]
     chosen = parameters(tmp_path, tiny_roberta, strange, used, label_space="observed")
     assert code_lists.assess_parameters(context, chosen)[0].verdict == "to be signed"
-    run_step(context, data.ingest(chosen.data))
+    run_step(context, ingest_records(chosen.data))
     assert code_lists.assess_parameters(context, chosen)[0].verdict == "published"
 
 
@@ -106,7 +106,7 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
     codes = [Code(code, title) for code, title in zip(CODES, TITLES, strict=True)]
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = parameters(tmp_path, tiny_roberta, codes, CODES)
-    dataset = run_step(context, data.ingest(chosen.data))
+    dataset = run_step(context, ingest_records(chosen.data))
     made: Any = {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": chosen.model, "seed": 5}
     candidate = Candidate.model_validate(made)
     row = anticipated(plan("first", candidate), audit=None)

@@ -1,0 +1,73 @@
+"""Declares the stage that reads, validates, samples and splits the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage import ingest as ingestion
+from storage.artifacts import file_digest
+from storage.errors import InputError
+from storage.ingest.value_lists import read_value_lists, set_value_lists
+from tasks.parameters import DataParameters
+from tasks.running.stage import Step, Work
+
+if TYPE_CHECKING:
+    from mechanisms.model.schema import FeatureSchema
+
+
+def ingest_records(data: DataParameters) -> Step:
+    """Reads, validates, samples and splits the records."""
+    source = Path(data.source).expanduser()
+    lists = data.codelists
+    for path in filter(None, (source, *lists.values())):
+        if not path.is_file():
+            raise InputError(f"file {path} does not exist. Check the path")
+    named = {"classification": data.classification, "classification_version": data.classification_version}
+    config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
+    values = read_value_lists(data.ingest.value_columns)
+    set_value_lists(config["ingest"], values)
+    for name, path in lists.items():
+        content = None if path is None else file_digest(path)
+        if name:
+            config["ingest"]["fields"][name]["codelist"] = content  # of the file, wherever it is
+        elif content is not None:
+            config["codelist"] = content
+
+    def body(work: Work) -> Mapping[str, Any]:
+        from tasks.fitting.model_inputs import feature_schema
+
+        result = ingestion.ingest(
+            source,
+            work.out,
+            data.ingest.model_copy(update={"value_columns": values}),
+            lists.get(""),
+            progress=lambda done, total: work.progress(done, total or done),
+        )
+        schema = feature_schema(work.out)
+        features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
+        counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
+        figures = features | named | {name: getattr(result, name) for name in counted}
+        figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
+        if result.fields:
+            figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
+        if values:
+            figures["value_columns"] = {name: list(own) for name, own in values.items()}
+        figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
+        return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
+
+    return Step(
+        name="ingest",
+        label="ingest",
+        config=config,
+        inputs={},
+        body=body,
+        modules=("storage.ingest",),
+        record_digests={"source": file_digest(source)},
+    )
+
+
+def _widths(schema: FeatureSchema) -> dict[str, int]:
+    return {"features": len(schema.names), "columns": len(schema.columns)}
