@@ -144,9 +144,9 @@ def audit(
         say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_summary(plan, result)))
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     options.require_plan_or_records(run)
-    cases = _cases(run, chosen, effort, variation)
     if results is not None:
         options.require_writable("--results", results)
+    cases = _cases(run, chosen, effort, variation)
 
     from tasks.parameters import FanOut
 

@@ -72,6 +72,8 @@ def compare(
       autocoder compare --profile osha-head --data injuries.csv \
           --codelist oiics201_nature.csv --branches non-private,swag-ppm
     """
+    if results is not None:
+        options.require_writable("--results", results)
     parameters = run.parameters()
 
     from flows.commands.profiles import parse_target, profile_branches, validate
@@ -84,8 +86,6 @@ def compare(
     values |= {"epsilons": _parts(shared.epsilons), "protocols": _parts(shared.protocols)}
     settings = validate(CompareParameters, values, at="compare: ")
     chosen = choose(branches, model=parameters.model, data=parameters.data, branches=settings.all_branches)
-    if results is not None:
-        options.require_writable("--results", results)
 
     from tasks.parameters import FanOut
 

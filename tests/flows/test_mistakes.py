@@ -64,10 +64,10 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: CommandRunn
     assert (status, error) == (2, f"error: --host 127.0.0.1, --port {port}: Address already in use. Choose another.\n")
 
 
-def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tmp_path: Path) -> None:
-    """`code` reads `Final Narrative` where nobody says another."""
+def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tiny_bundle: Path, tmp_path: Path) -> None:
+    """`code` reads `Final Narrative` where nobody says another, and the columns that the bundle names."""
     (tmp_path / "n.csv").write_text("Narrative,Nature\nfell,1\n")
-    status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--home", tmp_path)
+    status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--bundle", tiny_bundle)
     assert (status, "has no column 'Final Narrative' (--column)" in error) == (2, True), error
 
 

@@ -29,6 +29,7 @@ SLOW = {
     *("scipy", "sklearn", "pandas", "matplotlib", "fastapi", "uvicorn", "model_signing", "boto3"),
 }
 """Packages whose import takes from a tenth of a second to seconds."""
+RETRAIN = ("retrain", "--profile", "formal", "--data", "text.csv", "--text", "text", "--target-epsilon", "5")
 ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
     "release, not a plan": (["release", "text.json"], "plan text.json is not a release plan"),
@@ -45,6 +46,12 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
         "--codelist: the file absent.csv does not exist",
     ),
     "retrain, no profile": (["retrain", "--data", "text.json"], "--profile: missing"),
+    "retrain, no such column": ([*RETRAIN, "--label", "Code"], "text.csv has no column 'Code' (--label)"),
+    "retrain, unknown setting": ([*RETRAIN, "--set", "fit.sorce=1"], "fit.sorce: unknown parameter"),
+    "retrain, no list of values": (
+        [*RETRAIN, "--label", "code", "--set", "data.ingest.value_columns.Sex=absent.csv"],
+        "data.ingest.value_columns.Sex: no file absent.csv",
+    ),
     "ledger list, no ledger": (["ledger", "list"], "no ledger at"),
     "release, help": (["release", "--help"], "Release a plan"),
 }
@@ -54,10 +61,11 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
 def test_it_is_answered_before_the_imports(words: Sequence[str], answer: str, tmp_path: Path) -> None:
     """In a process of its own; nothing is written."""
     (tmp_path / "text.json").write_text("not JSON")
+    (tmp_path / "text.csv").write_text("text,code\nan employee fell,1\n")
     done = command(words, tmp_path)
     assert answer in done.stdout + done.stderr
     assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
-    assert [path.name for path in tmp_path.iterdir()] == ["text.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"text.csv", "text.json"}
 
 
 @pytest.mark.parametrize("words", [["list"], ["verify"], ["budget"]], ids=" ".join)

@@ -13,9 +13,9 @@ import tiny_jobs
 from tiny_jobs import fitted, retrain
 
 from mechanisms.model import checkpoint
+from mechanisms.posterior import risks
 from storage.errors import StorageError
 from tasks.branches.swag_chain import Chain, run_chain
-from tasks.fitting import candidate
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_access, preflight, publish
@@ -151,7 +151,7 @@ def test_a_unit_of_several_records_costs_as_many_times(
     ingest = {"unit_column": "Establishment", "max_per_unit": 3}
     chosen = retrain(data | {"ingest": ingest}, tiny_roberta)
     made = fitted(context, chosen)
-    monkeypatch.setattr(candidate.risks, "at_draw", lambda *a, **k: 5.0)
+    monkeypatch.setattr(risks, "at_draw", lambda *a, **k: 5.0)
     wide = tmp_path / "policy.yaml"
     wide.write_text("name: wide\npopulations: {demo: {asymptotic-local: {epsilon: 100}}}\n")
     policy = chosen.release.model_copy(update={"policy": str(wide)})
