@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import slow_imports
 from in_process import command, invoke, write_policy
 from jobs import Job
 
@@ -104,6 +105,9 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     changes nothing that is signed.
     """
     job, plan = site
+    for words in (["plan", "show", plan], ["status", "--home", str(job.home)]):
+        done = slow_imports.command(words, tmp_path)
+        assert done.stdout.endswith("imported:\n"), done.stdout[-200:] + done.stderr
     digest = json.loads(command("plan", "show", plan, "--json"))["facts"]["digest"]
     code, shown, err = invoke("plan", "show", plan)
     assert code == 0

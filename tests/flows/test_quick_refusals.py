@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from jobs import environment
+from slow_imports import command
 
 from storage.ledger import Ledger
 from storage.paths import Workspace
 
-PROGRAM = """
-import sys
-
-sys.argv = ["autocoder", *sys.argv[1:]]
-from flows.cli import main
-
-try:
-    main()
-finally:
-    print("imported:", *sorted(SLOW & set(sys.modules)))
-"""
-SLOW = {
-    *("torch", "transformers", "sentence_transformers", "tokenizers", "peft", "opacus", "prefect", "dp_accounting"),
-    *("scipy", "sklearn", "pandas", "matplotlib", "fastapi", "uvicorn", "model_signing", "boto3"),
-}
-"""Packages whose import takes from a tenth of a second to seconds."""
 RETRAIN = ("retrain", "--profile", "formal", "--data", "text.csv", "--text", "text", "--target-epsilon", "5")
 ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
@@ -76,16 +58,3 @@ def test_a_ledger_is_read_without_the_imports(words: Sequence[str], tmp_path: Pa
     done = command(["ledger", *words, "--home", str(workspace.home)], tmp_path)
     assert not done.returncode, done.stderr
     assert done.stdout.endswith("imported:\n"), done.stdout[-200:]
-
-
-def command(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs `autocoder` in a process of its own; its last line names the slow packages that it imported."""
-    return subprocess.run(
-        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=folder,
-        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
-    )
