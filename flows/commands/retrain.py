@@ -129,14 +129,16 @@ def retrain(
         missing = retraining.unfinished_stages(context, parameters)
         form = RetrainForm.of(parameters)
         words = code_lists.assess_parameters(context, parameters)
-    output.warn([word.warning for word in words if word.warning is not None])
+    given = [word.warning for word in words if word.warning is not None]
+    output.warn(given)
     with output.progress() as console:
         if missing:
             console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
         result = run_flow(
             job.retrain, server, parameters=form, home=context.home, device=run.device, fan_out=context.fan_out
         )
-    output.warn((*result.warnings, *(result.release.warnings if result.release is not None else ())))
+    warnings = (*result.warnings, *(result.release.warnings if result.release is not None else ()))
+    output.warn([warning for warning in warnings if warning not in given])
     if result.release is not None:
         output.note_estimate(result.release.guarantee_kind)
         output.answer(result, ending(result.release, context.home, parameters.release))
