@@ -17,6 +17,7 @@ from flows.commands import (
     calibrate,
     code,
     compare,
+    curve,
     demo_data,
     deploy,
     diagnose,
@@ -52,7 +53,7 @@ _PANELS = {
     "Approve": (approve.approve, approve.refuse, override.override),
     "Partner": (verify.verify, calibrate.calibrate, drift.drift, revise.revise, serve.serve),
     "Agency": (handover.handover, handover.revoke, successor.successor),
-    "Research": (compare.compare, diagnose.diagnose, imbalance.imbalance),
+    "Research": (compare.compare, curve.curve, diagnose.diagnose, imbalance.imbalance),
     "Server and setup": (demo_data.demo_data, doctor.doctor, deploy.deploy, metrics.metrics),
 }
 for _panel, _commands in _PANELS.items():

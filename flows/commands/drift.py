@@ -39,10 +39,8 @@ def drift(
 
     if (reference is None) == (bundle is None):
         raise InputError("no reference, or two. Give --reference or --bundle.")
-    if plot is not None and plot.suffix not in {".png", ".svg", ".pdf"}:
-        raise InputError(f"--plot: {plot.name} must end in .png, .svg or .pdf")
     if plot is not None:
-        options.require_writable("--plot", plot)
+        options.require_figure(plot)
     from tasks.running.failures import private_errors
 
     with private_errors("drift"):

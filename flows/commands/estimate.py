@@ -49,8 +49,8 @@ def estimate(
     from storage.errors import InputError
     from tasks.running.failures import private_errors
 
-    if plot is not None and plot.suffix not in {".png", ".svg", ".pdf"}:
-        raise InputError(f"--plot: {plot.name} must end in .png, .svg or .pdf")
+    if plot is not None:
+        options.require_figure(plot)
     for option, file in (("--out", out), ("--plot", plot), ("--sdmx", sdmx)):
         if file is not None:
             options.require_writable(option, file)

@@ -439,6 +439,19 @@ def require_readable(option: str, file: Path) -> None:
         raise InputError(f"{option}: the file {file} does not exist")
 
 
+def require_figure(file: Path) -> None:
+    """Check before work starts that the figure of --plot can be written.
+
+    Raises:
+        InputError: its ending is no figure's, or what `require_writable` refuses.
+    """
+    from storage.errors import InputError
+
+    if file.suffix not in {".png", ".svg", ".pdf"}:
+        raise InputError(f"--plot: {file.name} must end in .png, .svg or .pdf")
+    require_writable("--plot", file)
+
+
 def require_writable(option: str, file: Path) -> None:
     """Check before work starts that the file of an option can be written.
 

@@ -245,6 +245,7 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
             raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no formal cost here")
 
 
+@lru_cache(maxsize=4)
 def _pld(event: Event, records_per_unit: int, interval: float, relation: Relation) -> PLDAccountant:
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
     from dp_accounting.privacy_accountant import NeighboringRelation
