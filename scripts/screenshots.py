@@ -47,7 +47,7 @@ def take(stack: Stack, out: Path) -> None:
     officer = with_officer(stack)
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
     with browsing(stack, width=1200, height=1500) as operator:
-        operator.open_form("retrain/osha-head")
+        operator.open_form("retrain/formal")
         operator.settle()
         operator.picture(out / "form.png")
     with browsing(stack, width=1200, height=800) as operator:

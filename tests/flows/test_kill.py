@@ -139,7 +139,7 @@ def test_whatever_ends_a_run_ends_its_server(
 
 POINTS = (
     "tasks.releasing.publish.Ledger.reserve",
-    "tasks.fitting.candidate.swag.sample",
+    "mechanisms.posterior.swag.sample",
     "tasks.releasing.publish.os.link",
     "tasks.releasing.publish.Ledger.mark_drawn",
     "tasks.bundle.fill.export.save",

@@ -20,6 +20,7 @@ OFFLINE = """
 import json
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
+from mechanisms.model.config import ModelConfig
 
 scores = []
 for trainable in ("full", "lora", "head"):
