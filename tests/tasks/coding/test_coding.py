@@ -84,7 +84,7 @@ def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[
     for coding, row in zip(codings[:-1], scores, strict=False):
         best = row.argsort(descending=True)[:3].tolist()
         assert [answer.code for answer in coding.answers] == [coder.model.codes[at] for at in best]
-        assert coding.needs_review == (coding.answers[0].score < threshold)
+        assert coding.needs_review == (round(coding.answers[0].score, 6) < threshold)  # as it is written
         if coding.group is not None:
             inside = [float(s) for code, s in zip(CODES, row, strict=True) if code.startswith(coding.group.code)]
             assert coding.needs_review
