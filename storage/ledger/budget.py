@@ -1,6 +1,6 @@
 """Accounts and caps: what a cohort has spent, and whether one more charge fits.
 
-An account is kept a population, cohort and guarantee kind, in one neighbouring relation and one privacy unit. A record
+Each population, cohort and guarantee kind has one account, in one neighbouring relation and one privacy unit. A record
 is in one cohort, so that cohorts compose in parallel (Theorem 3 of McSherry, Privacy Integrated Queries, 2009). A unit
 may have records in each, so that a claim about units is also charged to the account `all cohorts` of its population.
 
@@ -230,7 +230,7 @@ def require_one_unit(connection: Connection, population: str, kind: GuaranteeKin
     other = other_unit(connection, population, kind, privacy_unit)
     if other is not None:
         raise BudgetRefused(
-            f"{population} ({kind}): its accounts are kept a {other}, the claim protects a {privacy_unit}; these "
+            f"{population} ({kind}): its accounts count each {other}, the claim protects a {privacy_unit}; these "
             "can't be added, since how many records of the one belong to the other is not bounded"
         )
 
@@ -271,7 +271,7 @@ def charge_account(
     for cost in costs:
         if account.privacy_unit not in (None, cost.privacy_unit) or cost.privacy_unit != privacy_unit:
             raise BudgetRefused(
-                f"{account.name}: the account is kept a {account.privacy_unit or privacy_unit}, the claim protects a "
+                f"{account.name}: the account counts each {account.privacy_unit or privacy_unit}, the claim protects a "
                 f"{cost.privacy_unit}; these can't be added"
             )
         if kept_in != cost.relation and cost.relation != "add-remove":
