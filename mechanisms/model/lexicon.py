@@ -76,11 +76,26 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         """Returns the block of words and values, unscaled, float32 [n, columns]."""
         blocks = [torch.zeros(len(texts), self.word_columns)]
         if texts and self.kind != "none":
-            counted: Any = _vectorizer(self).transform([text[:MOST_CHARACTERS] for text in texts])
-            blocks = [torch.from_numpy(counted.astype("float32").toarray())]
+            read = [text[:MOST_CHARACTERS] for text in texts]
+            blocks = [self._titles(read) if self.kind == "titles" else self._hashed(read)]
         if self.value_columns:
             blocks.append(one_hot(texts, self.value_columns) * self.value_weight)
         return torch.cat(blocks, 1)
+
+    def _titles(self, texts: Sequence[str]) -> Tensor:
+        """Returns a one for each stem of the vocabulary that a text has."""
+        places = {stem: at for at, stem in enumerate(self.vocabulary)}
+        block = torch.zeros(len(texts), self.word_columns)
+        for row, text in zip(block, texts, strict=True):
+            row[[places[stem] for stem in stems_of(text, self.language) if stem in places]] = 1
+        return block
+
+    def _hashed(self, texts: Sequence[str]) -> Tensor:
+        from sklearn.feature_extraction.text import HashingVectorizer  # half a second, which titles need not wait for
+
+        stems: Any = partial(stems_of, language=self.language)
+        counted: Any = HashingVectorizer(analyzer=stems, n_features=self.word_columns, norm="l2").transform(texts)
+        return torch.from_numpy(counted.astype("float32").toarray())
 
     def join(self, features: Tensor, words: Tensor) -> Tensor:
         """Returns the encoder's features [n, width] with the words next to them, float32 [n, width + columns]."""
@@ -102,16 +117,6 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
             return Lexicon.model_validate_json(path.read_bytes()) if path.is_file() else None
         except ValidationError:
             raise MechanismError(f"{path} is damaged. Get the bundle again") from None
-
-
-@lru_cache(maxsize=8)
-def _vectorizer(lexicon: Lexicon) -> Any:
-    from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
-
-    stems: Any = partial(stems_of, language=lexicon.language)
-    if lexicon.kind == "titles":
-        return CountVectorizer(analyzer=stems, vocabulary=list(lexicon.vocabulary), binary=True)
-    return HashingVectorizer(analyzer=stems, n_features=lexicon.word_columns, norm="l2")
 
 
 def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english") -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def gaussian_rate(event: Event) -> float | None:
     runs = list(_gaussian_steps(event))
     if any(prob < 1 for _, prob, _ in runs):
         return None
-    return math.sqrt(sum(steps / noise**2 for noise, _, steps in runs))
+    return math.hypot(*(math.sqrt(steps) / noise for noise, _, steps in runs))
 
 
 def profile(event: Event, *, epsilons: tuple[float, ...] | None = None) -> tuple[tuple[float, float], ...]:
@@ -212,7 +212,7 @@ def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:
 
     m = records_per_unit
     parts: list[dp_event.DpEvent] = []
-    for noise, prob, steps in _gaussian_steps(event):
+    for noise, prob, steps in _composed_steps(event):
         if prob == 1:
             step: dp_event.DpEvent = dp_event.GaussianDpEvent(noise / m)
         elif m == 1:
@@ -245,12 +245,19 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
             raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no formal cost here")
 
 
+def _composed_steps(event: Event) -> list[tuple[float, float, int]]:
+    """The same with all full-batch steps as the one Gaussian that they compose to, exactly (see `gaussian_rate`)."""
+    runs = list(_gaussian_steps(event))
+    full = [math.sqrt(steps) / noise for noise, prob, steps in runs if prob == 1]
+    return [run for run in runs if run[1] < 1] + ([(1 / math.hypot(*full), 1.0, 1)] if full else [])
+
+
 @lru_cache(maxsize=4)
 def _pld(event: Event, records_per_unit: int, interval: float, relation: Relation) -> PLDAccountant:
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
     from dp_accounting.privacy_accountant import NeighboringRelation
 
-    runs = list(_gaussian_steps(event))
+    runs = _composed_steps(event)
     smallest = min(noise for noise, _, _ in runs) / records_per_unit
     if len(runs) > _FEW_RUNS:
         interval = max(interval, _COARSE)

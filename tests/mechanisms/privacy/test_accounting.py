@@ -183,6 +183,23 @@ class TestFormal:
         assert 0.995 * target <= found <= target
 
 
+def test_full_batches_compose_to_one_gaussian() -> None:
+    """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al. 2022), and close.
+
+    A sampled step among them stays apart: the claim is above that of the full batches alone, and not below it.
+    """
+    parts = (release(4.0), sgd(6.0, prob=1.0, steps=10), sgd(9.0, prob=1.0, steps=60))
+    mu = math.sqrt(1 / 4**2 + 10 / 6**2 + 60 / 9**2)
+    claimed = gaussian_cost.pld_epsilon(ComposedEvent(events=parts), delta=1e-5)
+
+    def delta_at(at: float) -> float:
+        return float(norm.cdf(mu / 2 - at / mu) - math.exp(at) * norm.cdf(-mu / 2 - at / mu))
+
+    assert delta_at(claimed) <= 1e-5 < delta_at(claimed - 1e-3)
+    sampled = (*parts, sgd(2.0, prob=0.1, steps=10))
+    assert gaussian_cost.pld_epsilon(ComposedEvent(events=sampled), delta=1e-5) > claimed + 0.01
+
+
 def test_what_is_assumed_of_sampling_is_what_ran() -> None:
     """Poisson where a step samples; where every step reads every record, nothing is said of sampling."""
 
