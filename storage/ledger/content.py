@@ -48,7 +48,8 @@ def replaced_details(claim: Claim | None) -> dict[str, Any]:
         return {}
     if claim.epsilon_replaced is None:
         return {}
-    return {EPSILON_REPLACED: format(amounts.epsilon(claim.epsilon_replaced), "f")}
+    # at a delta near 1 an accountant may say 0: rounded up as every measured amount is
+    return {EPSILON_REPLACED: format(amounts.epsilon(max(claim.epsilon_replaced, amounts.LEAST_EPSILON)), "f")}
 
 
 _SAME_NAMES = (

@@ -168,6 +168,16 @@ def test_evaluations_keep_every_number_and_spend_nothing(site, claim):
     assert ledger.verify().ok
 
 
+def test_a_replacement_that_costs_nothing_is_recorded_as_the_least_there_is(site, claim):
+    """At a delta near 1 an accountant says 0, which the ledger rounds up."""
+    made = claim("formal", epsilon=1e-9, epsilon_replaced=0.0)
+    row = site.open(POLICY).record(
+        Evaluation(label="e", population="injuries", data_fingerprint="f", requester="operator", claim=made)
+    )
+    assert [name for name in row.details if "replace" in name]
+    assert all(D(value) == D("0.000000000001") for name, value in row.details.items() if "replace" in name)
+
+
 def test_an_audit_belongs_to_its_release(sqlite_site, plan):
     """Audits appear in the release's history without changing its state; an unknown release is an error."""
     ledger = sqlite_site.open(POLICY)
