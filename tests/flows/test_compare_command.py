@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from in_process import CommandRunner
 from jobs import Job
+from review_browser import CHROMIUM, check_accessible_file
 
 from mechanisms.errors import MechanismError
 from storage.errors import StorageError
@@ -92,6 +93,12 @@ def test_the_report_is_internal_and_self_contained(compared: tuple[Path, dict]) 
     assert not re.search(r"(?:src|href)=['\"](?!data:|#)", text)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_its_pages_are_accessible(compared: tuple[Path, dict], given: dict) -> None:
+    """Report and decision, by axe."""
+    check_accessible_file(*(Path(result[name]) for result in (compared[1], given) for name in ("report", "decision")))
 
 
 def test_the_officers_page_recommends_nothing_where_every_epsilon_is_from_the_records(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import command, invoke
 from jobs import read_csv, write_csv
+from review_browser import CHROMIUM, check_accessible_file
 from sealed_bundle import Sealed
 
 from storage.errors import InputError
@@ -55,6 +56,8 @@ def test_two_released_bundles_are_compared(
     text = page.read_text()
     assert "The new model is better" in text
     assert not any(narrative in text for narrative in texts), "the page has no narrative"
+    if CHROMIUM is not None:
+        check_accessible_file(page)
     back = command("successor", worded.folder, sealed.folder, *files)
     assert back.startswith("The new model is worse")
     with pytest.raises(InputError, match="Name another file"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from review_browser import AXE, CHROMIUM, PATIENCE, browsing, coded, opened, saved, serving
+from review_browser import CHROMIUM, PATIENCE, browsing, check_accessible, coded, opened, saved, serving
 from sealed_bundle import Sealed
 
 from storage.tables.formulas import escape_formula
@@ -210,29 +210,20 @@ def test_it_is_accessible_and_fits(address: str, tmp_path: Path, width: int, sch
     """Axe knows no violation of WCAG 2.2 A or AA: form, case, results, help; nothing scrolls sideways."""
     (tmp_path / "coded.csv").write_text(coded(50), newline="")
 
-    def check(page: Any) -> None:
-        run = "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})"
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        faults = page.evaluate(
-            f"{run}.then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
-        )
-        assert faults == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
     with browsing(width=width, color_scheme=scheme) as page:
         page.goto(address)
-        check(page)
+        check_accessible(page)
         opened(page, address, tmp_path / "coded.csv")
         page.locator("#narrative mark").first.wait_for(timeout=PATIENCE)
         page.locator("#case").focus()
         page.keyboard.press("1")
-        check(page)
+        check_accessible(page)
         page.fill("#search", "1")
         page.locator("#results li").first.wait_for()
-        check(page)
+        check_accessible(page)
         page.click("#help")
-        check(page)
+        check_accessible(page)
         page.goto(address)
         page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x>')")
         with pytest.raises(AssertionError, match="image-alt"):
-            check(page)
+            check_accessible(page)

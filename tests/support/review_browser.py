@@ -1,4 +1,4 @@
-"""Steps in the review page that the tests share: a service on loopback, a browser, files of coded rows."""
+"""What tests of our own pages share: a browser, WCAG 2.2 by axe, a service on loopback, files of coded rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,28 @@ def browsing(*, width: int = 1280, height: int = 900, **more: Any) -> Iterator[A
         page.on("dialog", lambda dialog: (page.seen.append(f"dialog {dialog.type}"), dialog.accept()))
         yield page
         browser.close()
+
+
+def check_accessible(page: Any) -> None:
+    """Axe knows no violation of WCAG 2.2 A or AA in what is shown, and nothing scrolls sideways."""
+    run = "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']})"
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    faults = page.evaluate(
+        f"{run}.then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html + n.failureSummary)]))"
+    )
+    assert faults == [], faults
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def check_accessible_file(*files: Path) -> None:
+    """The same of finished pages: on a screen and a phone, light and dark; each asks for nothing but itself."""
+    with browsing() as page:
+        for file, width, scheme in product(files, (1280, 390), ("light", "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.goto(file.as_uri())
+            check_accessible(page)
+        assert set(page.seen) == {file.as_uri() for file in files}
 
 
 def opened(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from review_browser import CHROMIUM, check_accessible_file
 
 from mechanisms.audit import leave_one_out
 from tasks.branches.swag_chain import Chain
@@ -43,8 +44,8 @@ def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
     return look, left
 
 
-def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) -> None:
-    """The studies agree with the chain where nothing was changed; the page is private, alone, legible in the dark."""
+def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain], tmp_path: Path) -> None:
+    """The studies agree with the chain where nothing was changed; the page is private, alone and accessible."""
     context, chosen, made = finished
     looked, left = (run_step(context, step) for step in steps(chosen, made))
     seen, found = stages.read(looked.path), stages.read(left.path)
@@ -68,6 +69,9 @@ def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain]) ->
     assert len(ids) == len(set(ids))
     assert not re.search(r'fill="#(?![0-9a-fA-F]{6}")', page), "colours are colours, and no one's id"
     assert not re.search(r"employee|worker", page), "no narrative"
+    if CHROMIUM is not None:
+        (tmp_path / "report.html").write_text(page)
+        check_accessible_file(tmp_path / "report.html")
 
 
 def test_a_killed_leave_one_out_goes_on(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+from review_browser import CHROMIUM, check_accessible_file
 
 from mechanisms.errors import MechanismError
 from mechanisms.posterior import convergence
@@ -46,6 +47,8 @@ def test_the_page_of_a_posterior_draw(tmp_path: Path, tiny_roberta: Path, monkey
     assert f"<td>{found.figures['ess_tail']:.0f}</td>" in text
     assert "assumed, not proven" in text
     assert not re.search(r"(?:src|href)=\"(?!#)", text)
+    if CHROMIUM is not None:
+        check_accessible_file(Path(found.report))
     assert found.figures["chains"] == 4
     assert found.figures["draws"] >= 400
     assert min(margins(found.figures).values()) >= 1

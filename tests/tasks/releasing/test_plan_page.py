@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from releases import make_planned
+from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
 from flows.commands.profiles import parameters
@@ -322,6 +323,21 @@ def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger)
     assert told.verdict == "warning"
     assert told.text.startswith(f"This fit is release {row.release_id} already")
     assert answer(page(ledger, planned(idempotency_key="draw")), "cost").verdict == "fine"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_page_is_accessible(ledger: Ledger, tmp_path: Path) -> None:
+    """By axe, of a plan with warnings, tables, long names and texts; a page that is not is found."""
+    plan = planned(LOCAL.model_copy(update={"epsilon": 7.0, "unprotected_inputs": ("`min_per_code`", "x" * 90)}))
+    compared(ledger, "non-private", 0.8)
+    compared(ledger, "formal-head", 0.7, claim=FORMAL)
+    audit(ledger, plan, 8.0)
+    text = plan_page.html(page(ledger, plan, lists=[CodeListVerdict("event", None, "to be signed", texts=7)]))
+    (tmp_path / "plan.html").write_text(text)
+    check_accessible_file(tmp_path / "plan.html")
+    (tmp_path / "poor.html").write_text(text + "<p style='color:#999;background:#ccc'>grey")
+    with pytest.raises(AssertionError, match="color-contrast"):
+        check_accessible_file(tmp_path / "poor.html")
 
 
 def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> None:
