@@ -102,8 +102,8 @@ def change_of_f1(group: Sequence[BranchAudit], unchanged: Sequence[BranchAudit])
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Formats the mean and, of several values, the sample standard deviation."""
-    several = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    """Formats the mean and, of values that differ, the sample standard deviation: one measurement has none."""
+    several = f" ± {statistics.stdev(values):.{digits}f}" if len(set(values)) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{several}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from mechanisms.privacy.events import Claim
 from tasks.auditing import truth_page
 from tasks.auditing.audit_result import AuditResult, BranchAudit
-from tasks.auditing.findings import changed_groups, findings, lines
+from tasks.auditing.findings import changed_groups, findings, lines, spread
 from tasks.comparing.published import Effect
 from tasks.releasing.evidence import Evidence, describe_bound
 
@@ -189,3 +189,9 @@ def test_curves_are_those_that_are_recognised_best() -> None:
     """Nine at most, first seeds alone, in their order."""
     audits = [audited(f"b{n}", loss_auc=0.5 + n / 100, seed=seed) for n in range(12) for seed in (1, 2)]
     assert [audit.branch for audit in truth_page._curves(audits)] == [f"b{n}" for n in range(3, 12)]
+
+
+def test_one_measurement_is_not_called_several() -> None:
+    """What was measured once and stands for all seeds has no deviation; what differs has one."""
+    assert spread([6.28, 6.28, 6.28]) == "6.28"
+    assert spread([1.0, 2.0]) == "1.50 ± 0.71"
