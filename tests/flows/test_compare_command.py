@@ -95,12 +95,6 @@ def test_the_report_is_internal_and_self_contained(compared: tuple[Path, dict]) 
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_its_pages_are_accessible(compared: tuple[Path, dict], given: dict) -> None:
-    """Report and decision, by axe."""
-    check_accessible_file(*(Path(result[name]) for result in (compared[1], given) for name in ("report", "decision")))
-
-
 def test_the_officers_page_recommends_nothing_where_every_epsilon_is_from_the_records(
     compared: tuple[Path, dict],
 ) -> None:
@@ -308,3 +302,9 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
     done = run(new.at(tmp_path / "home"), *larger)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (2, True, True), done.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_its_pages_are_accessible(compared: tuple[Path, dict], given: dict) -> None:
+    """Report and decision, by axe."""
+    check_accessible_file(*(Path(result[name]) for result in (compared[1], given) for name in ("report", "decision")))
