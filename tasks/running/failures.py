@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
 from storage import core_dumps
-from storage.errors import StorageError
+from storage.errors import InputError, StorageError
+from tasks.running import installation
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DISK = {
@@ -42,6 +43,7 @@ def private_errors(stage: str) -> Iterator[None]:
     """Turns whatever is raised inside into an error that is safe to store; a process that dies leaves no dump either.
 
     Raises:
+        InputError: the extra `train` is not installed.
         StorageError: the disk is full or unwritable.
         StageError: anything unforeseen, without its text.
     """
@@ -51,6 +53,8 @@ def private_errors(stage: str) -> Iterator[None]:
     except SAFE:
         raise
     except Exception as error:
+        if absent := installation.refusal_of(error):
+            raise InputError(absent) from None
         disk = _disk_failure(error)
         if disk is None:
             raise StageError(

@@ -1,0 +1,33 @@
+"""Tells the light installation, of partners, from the one that trains (the extra `train`)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+EXTRA = "pip install 'swag-ppm-autocoder[train]'"
+TRAINING = frozenset(
+    {"absl", "alembic", "datasets", "docket", "dp_accounting", "matplotlib", "opacus", "pandas", "peft", "prefect"}
+    | {"prometheus_client", "sentence_transformers"}
+)
+"""Modules that the extra brings: one for each of its packages; absl and docket come with them."""
+
+
+def is_light() -> bool:
+    """Returns whether this is the light installation: without Prefect nothing trains."""
+    return find_spec("prefect") is None
+
+
+def missing() -> list[str]:
+    """Returns the modules of the extra that are not installed."""
+    return sorted(name for name in TRAINING if find_spec(name) is None)
+
+
+def refusal(modules: list[str]) -> str:
+    """Returns the message for whoever needs modules that are missing."""
+    return f"not installed: {', '.join(modules)}. This needs the extra `train`: {EXTRA}"
+
+
+def refusal_of(error: Exception) -> str | None:
+    """Returns the message if an import failed that the extra makes succeed."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return refusal([name]) if name in TRAINING else None
