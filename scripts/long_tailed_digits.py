@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes a long-tailed image set of public digits, for `--profile digits`: 1,371 training images, 100 test per class.
 
-    pip install '.[images]'
+    pip install '.[train,images]'
     python scripts/long_tailed_digits.py digits.npz
     autocoder compare --profile digits --data digits.npz --target-epsilon 3 --seeds 8
 
