@@ -6,13 +6,14 @@ With target `match` the branches that aim at an epsilon get that of SWAG-PPM, ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from flows.server.form import DeviceChoice, RetrainForm, Workspace, section, with_own_population, with_title
+from flows.server.form import DeviceChoice, RecordsForm, Workspace, parameters_of_run, section, with_title
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import protocols, shards, summary
@@ -68,8 +69,35 @@ class CompareResult(BaseModel, frozen=True):
     description="SWAG-PPM and its rivals on the same records, on equal terms. Internal: nothing is released.",
 )
 def compare(
-    parameters: Annotated[RetrainForm, with_title("Records and SWAG-PPM")],
+    parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
     settings: Annotated[CompareSection, with_title("Rivals")],  # type: ignore[valid-type]
+    branches: Annotated[str, with_title("Branches")] = "all",
+    spread: Annotated[bool, with_title("Branches to workers")] = False,
+) -> CompareResult:
+    """Run every branch at every seed, write the report, and record each claim as internal.
+
+    Args:
+        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is the first.
+        settings: target, delta, seeds, the rivals' common settings, and further branches.
+        branches: names by comma, or `all`.
+        spread: whether each branch at each seed runs separately, on whichever worker is free.
+    """
+    worker = parameters.run()
+    return _run(
+        lambda: parameters_of_run(parameters),
+        CompareParameters.model_validate(settings.model_dump()),
+        branches,
+        context=Context(
+            home=str(home_of(Path(worker.home) if worker.home else None)), device=worker.device, fan_out=worker.fan_out
+        ),
+        spread=spread,
+    )
+
+
+@job(name="compare", description="A comparison as a command has it.")
+def compare_parameters(
+    parameters: Annotated[RetrainParameters, with_title("Records and SWAG-PPM")],
+    settings: Annotated[CompareParameters, with_title("Rivals")],
     branches: Annotated[str, with_title("Branches")] = "all",
     home: Workspace = None,
     device: DeviceChoice = "auto",
@@ -87,16 +115,28 @@ def compare(
         fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
         spread: whether each branch at each seed runs separately, on whichever worker is free; patience and
             attempts are those of the shards. It does not change what comes out.
+    """
+    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    return _run(lambda: parameters, settings, branches, context=context, spread=spread)
+
+
+def _run(
+    parameters: Callable[[], RetrainParameters],
+    rivals: CompareParameters,
+    branches: str,
+    *,
+    context: Context,
+    spread: bool,
+) -> CompareResult:
+    """Runs a comparison whose parameters are read inside, so that an error of theirs is the run's.
 
     Raises:
         InputError: a branch is unknown, a batch is larger than the data, or settings contradict each other.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     metrics = MetricsListener(context.workspace.private, "compare")
     with private_errors("compare"):
         context.workspace.create()
-        run_parameters = with_own_population(parameters.parameters())
-        rivals = CompareParameters.model_validate(settings.model_dump())
+        run_parameters = parameters()
         chosen = choose(branches, model=run_parameters.model, data=run_parameters.data, branches=rivals.all_branches)
         if spread:
             shards.preflight(context, slots=rivals.slots)

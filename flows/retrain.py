@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
-from flows.server.form import DeviceChoice, RetrainForm, Workspace, with_own_population, with_title
+from flows.server.form import DeviceChoice, RecordsForm, Workspace, parameters_of_run, with_title
 from flows.server.settings import home_of
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
@@ -54,7 +54,7 @@ class RetrainResult(BaseModel):
     "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
 )
 def retrain(
-    parameters: Annotated[RetrainForm, with_title("Records and method")],
+    parameters: Annotated[RetrainParameters, with_title("Records and method")],
     home: Workspace = None,
     device: DeviceChoice = "auto",
     fan_out: Annotated[FanOut | None, with_title("Shards")] = None,
@@ -62,13 +62,19 @@ def retrain(
     """Run the whole method; finished stages of the same inputs, parameters and code are reused.
 
     Args:
-        parameters: data, columns, population, mechanism and epsilon; the rest under `advanced`.
+        parameters: those of a command; the forms of Prefect's page are `flows.formal` and `flows.estimated`.
         home: workspace folder, which holds the private files, the bundles and the ledger; empty: that of the
             worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         fan_out: whether passes over draws are spread over workers; it does not change what comes out.
     """
-    return run_retrain(lambda: with_own_population(parameters.parameters()), home=home, device=device, fan_out=fan_out)
+    return run_retrain(lambda: parameters, home=home, device=device, fan_out=fan_out)
+
+
+def run_form(form: RecordsForm) -> RetrainResult:
+    """Runs all stages of a form of Prefect's page."""
+    worker = form.run()
+    return run_retrain(lambda: parameters_of_run(form), home=worker.home, device=worker.device, fan_out=worker.fan_out)
 
 
 def run_retrain(
@@ -78,7 +84,7 @@ def run_retrain(
     device: Device = "auto",
     fan_out: FanOut | None = None,
 ) -> RetrainResult:
-    """Runs all stages of a form's parameters, which are read inside, so that an error of theirs is the run's."""
+    """Runs all stages of parameters, which are read inside, so that an error of theirs is the run's."""
     context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):

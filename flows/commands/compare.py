@@ -92,7 +92,6 @@ def compare(
     context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.compare as job
-    from flows.server.form import RetrainForm
     from tasks.comparing import protocols
     from tasks.comparing.run import estimate_seconds, refuse_early
     from tasks.running.failures import private_errors
@@ -106,10 +105,10 @@ def compare(
         measured = all(estimate.measured for estimate in estimates)
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=measured)
         result = run_flow(
-            job.compare,
+            job.compare_parameters,
             server,
-            parameters=RetrainForm.of(parameters),
-            settings=settings.model_dump(),
+            parameters=parameters,
+            settings=settings,
             branches=branches,
             home=context.home,
             device=run.device,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,21 +43,23 @@ def deploy(
     from flows.server.automations import apply_pools, apply_rules
 
     apply_pools(POOLS)
-    # `prefect deploy` has no counterpart in Python that reads the file.
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
-        env=_defaults(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        applied_file = Path(folder) / "prefect.yaml"
+        applied_file.write_text(_without_unset(file.read_text(encoding="utf-8"), os.environ), encoding="utf-8")
+        # `prefect deploy` has no counterpart in Python that reads the file.
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(applied_file)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise StorageError(f"prefect deploy: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     applied = apply_rules(rules, webhook=os.environ.get("AUTOCODER_NOTIFY_WEBHOOK"))
     say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations {', '.join(applied)}")
 
 
-def _defaults(environment: Any) -> dict[str, str]:
-    """Returns the environment; unset paths appear in the forms as what to fill in."""
-    unset = {"AUTOCODER_DATA": "FILL IN: path of the records", "AUTOCODER_CODELIST": "FILL IN: path of the code list"}
-    return {**unset, **{name: value for name, value in environment.items() if value or name not in unset}}
+def _without_unset(text: str, environment: Mapping[str, str]) -> str:
+    """Returns a file of deployments without the paths that the environment does not name: their forms ask for them."""
+    unset = [name for name in ("AUTOCODER_DATA", "AUTOCODER_CODELIST") if not environment.get(name)]
+    return "".join(line for line in text.splitlines(True) if not any(f"{{{{ ${name} }}}}" in line for name in unset))

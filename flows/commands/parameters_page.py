@@ -14,8 +14,8 @@ _HEAD = """# Parameters
 <!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
 
 For whoever changes a setting: all parameters of `autocoder retrain`, `compare`, `audit` and `diagnose`. The name is the
-one of `--set name=value` and of a profile. Some have an option, too. Prefect's form shows them by their titles, most of
-them under *Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
+one of `--set name=value` and of a profile. Some have an option, too. Prefect's forms take them as YAML under
+*Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
 """
 _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 

@@ -204,7 +204,8 @@ def _has_codelists(data: dict[str, Any]) -> bool:
 def _require_population(content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str) -> None:
     """Require a population and a classification with other columns than those of the profile.
 
-    What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences.
+    What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences,
+    that they are public.
 
     Raises:
         InputError: the columns are others, and a name is missing.
@@ -216,7 +217,10 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
         other.append("fields")
     if not other and now.get("population") == theirs.get("population"):
         return
-    for key in ("release.enabled", "data.ingest.train_before", "model.prior_sentence", "model.prior_sentences"):
+    for key in (
+        *("release.enabled", "data.ingest.train_before", "model.prior_sentence", "model.prior_sentences"),
+        "data.public",
+    ):
         if key not in given:
             *path, last = key.split(".")
             section = content
@@ -226,7 +230,7 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
     if not other:
         return
     lacking = [
-        f"--{option} ({meaning}; {name} has {theirs[key]})"
+        f"--{option} (data.{key}: {meaning}; {name} has {theirs[key]})"
         for option, key, meaning in (
             ("population", "population", "that the records describe"),
             ("classification", "classification", 'of the codes, "" for nothing published'),
@@ -236,9 +240,8 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
     if lacking:
         option = OPTIONS.get(f"data.ingest.{other[0]}", f"--set data.ingest.{other[0]}")
         raise InputError(f"{option}: the columns differ from those of profile {name}. Give {' and '.join(lacking)}.")
-    for key in ("classification_version", "public"):
-        if f"data.{key}" not in given:
-            now.pop(key, None)
+    if "data.classification_version" not in given:
+        now.pop("classification_version", None)
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:

@@ -113,7 +113,6 @@ def retrain(
     context = run.context(make_home=not dry_run and deploy is None, fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
-    from flows.server.form import RetrainForm
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
@@ -127,7 +126,6 @@ def retrain(
     with private_errors("retrain"):  # the flow checks too, but only once the progress has started
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.unfinished_stages(context, parameters)
-        form = RetrainForm.of(parameters)
         words = code_lists.assess_parameters(context, parameters)
     given = [word.warning for word in words if word.warning is not None]
     output.warn(given)
@@ -135,7 +133,7 @@ def retrain(
         if missing:
             console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
         result = run_flow(
-            job.retrain, server, parameters=form, home=context.home, device=run.device, fan_out=context.fan_out
+            job.retrain, server, parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out
         )
     warnings = (*result.warnings, *(result.release.warnings if result.release is not None else ()))
     output.warn([warning for warning in warnings if warning not in given])
@@ -176,8 +174,8 @@ def _deploy(
     cron: str | None,
 ) -> None:
     """Check the parameters as a run does, and register them."""
-    import flows.retrain as job
     from flows.server import schedules
+    from flows.server.form import WorkerSettings
     from tasks.retraining import run as retraining
     from tasks.running.failures import private_errors
 
@@ -186,10 +184,10 @@ def _deploy(
         schedule = schedules.schedule_of(cron)
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
-        others = {"device": run.device, "fan_out": context.fan_out.model_dump(mode="json")}
-        others |= {} if run.home is None else {"home": context.home}
+        home = {} if run.home is None else {"home": context.home}
+        worker = WorkerSettings(device=run.device, fan_out=context.fan_out, **home)
         pool = "gpu" if run.device == "cuda" else "cpu"
-        registered = schedules.register_retrain(job.retrain, name, parameters, schedule=schedule, pool=pool, **others)
+        registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
     if output.as_json:
         say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))

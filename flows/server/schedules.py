@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 
 from flows.server.client import server
-from flows.server.form import RetrainForm
+from flows.server.form import WorkerSettings, form_of
 from storage.errors import InputError
 from tasks.catalogue import CATALOGUE
 
@@ -68,27 +69,18 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
 
 
 def register_retrain(
-    flow: Flow[Any, Any],
-    name: str,
-    parameters: RetrainParameters,
-    *,
-    schedule: CronSchedule | None,
-    pool: str,
-    **others: Any,
+    name: str, parameters: RetrainParameters, worker: WorkerSettings, *, schedule: CronSchedule | None, pool: str
 ) -> str:
-    """Create or replace the deployment `retrain/NAME`; return its name.
-
-    Args:
-        others: further parameters of the flow, as JSON.
+    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return its name.
 
     Raises:
         InputError: the server has no such work pool.
         StorageError: the server does not answer, or refuses access.
     """
-    form = RetrainForm.of(parameters)
-    values = {"parameters": RetrainForm.values(parameters.model_dump(mode="json")), **others}
+    kind = "estimated" if parameters.formal is None else "formal"
+    flow: Flow[Any, Any] = import_module(f"flows.{kind}").retrain
+    values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}
     schedules = [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
-    kind = "formal" if form.mechanism == "formal" else "estimated"
     with server() as client:
         try:
             client.read_work_pool(pool)
@@ -98,7 +90,7 @@ def register_retrain(
             client.create_flow(flow),
             name=name,
             description=f"Registered by `autocoder retrain --deploy`; its claim is {kind}.",
-            entrypoint="flows.retrain.retrain",
+            entrypoint=f"flows.{kind}.retrain",
             path="/",
             pull_steps=[_PULL],
             work_pool_name=pool,

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from houses import IMAGE, PAGE, House
 from prometheus_client.parser import text_string_to_metric_families
-from runs import ended, in_state, release_run, small, start
+from runs import ended, in_state, release_run, small, start, with_settings
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
@@ -183,8 +183,7 @@ def test_the_policy_comes_into_force(house: House) -> None:
 @pytest.fixture(scope="module")
 def retrained(house: House) -> dict[str, Any]:
     """A retrain whose worker was killed in training."""
-    parameters = small(house)
-    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = 50  # more than the kill takes
+    parameters = with_settings(small(house), {"fit": {"adamw": {"epochs": 50}}})  # more than the kill takes
     run = start(house, "retrain/demo", parameters).json()
     stages = house.private() / "stages"
     house.wait("its features", lambda: list(stages.glob("features/*/manifest.json")), pause=0.02)

@@ -64,20 +64,15 @@ class Operator:
         self.page.get_by_role("button", name="Login").click()
         self.page.wait_for_url("**/dashboard**")
 
-    def open_form(self, deployment: str, *, section: str = "Fine-tuning (Optional)") -> None:
+    def open_form(self, deployment: str, *, section: str = "Advanced (YAML)") -> None:
         """The custom-run form of a deployment, once its fields are there, the heading of a section among them."""
         self.page.goto(f"{self._ui}/deployments/deployment/{self._stack.deployment(deployment)['id']}/run")
         self.page.get_by_text(section).first.wait_for()
 
-    def field(self, label: str, *, section: str | None = None) -> Locator:
-        """The field of a label; the first below the heading of a section where several bear it."""
-        heading = f'//*[normalize-space(text())="{section} (Optional)"]/following::' if section else "//"
-        found = self.page.locator(f'xpath={heading}label[starts-with(normalize-space(.),"{label}")]').first
-        return self.page.locator(f"id={found.evaluate('label => label.htmlFor')}")
-
-    def fill(self, label: str, value: str, *, section: str | None = None) -> Locator:
-        """Write into a field, and leave it."""
-        field = self.field(label, section=section)
+    def fill(self, label: str, value: str) -> Locator:
+        """Write into the field of a label, and leave it."""
+        found = self.page.locator(f'xpath=//label[starts-with(normalize-space(.),"{label}")]').first
+        field = self.page.locator(f"id={found.evaluate('label => label.htmlFor')}")
         field.fill(value)
         field.blur()
         return field

@@ -8,24 +8,39 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 from stacks import Stack
 
 from storage.ledger import Ledger, Row
 
-SMALL = {"adamw": {"epochs": 2}, "sgd": {"epochs": 4}, "swag": {"rank": 3}}
+SMALL = {
+    "fit": {"adamw": {"epochs": 2}, "sgd": {"epochs": 4}, "swag": {"rank": 3}},
+    "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
+}
 ENDS = ("COMPLETED", "FAILED", "CANCELLED")
+
+
+def with_settings(parameters: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The form with settings in its YAML text, beside those that stand there."""
+    form = parameters["parameters"]
+    advanced = merged(yaml.safe_load(form["advanced"]), settings)
+    return parameters | {"parameters": form | {"advanced": yaml.safe_dump(advanced, default_flow_style=True)}}
+
+
+def merged(sections: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Sections with the values of others in their places."""
+    found = dict(sections)
+    for name, value in others.items():
+        found[name] = merged(found.get(name, {}), value) if isinstance(value, dict) else value
+    return found
 
 
 def small(stack: Stack, *, seed: int | None = None) -> dict[str, Any]:
     """The form of `retrain/demo` with small sizes; with a seed, stages and a release of its own."""
-    parameters = copy.deepcopy(stack.deployment("retrain/demo")["parameters"])
-    for section, values in SMALL.items():
-        parameters["parameters"]["advanced"]["fit"][section] |= values
-    parameters["parameters"]["advanced"]["pseudo_posterior"] |= {"risk_draws": 40, "sensitivity_draws": 40}
-    if seed is not None:
-        parameters["parameters"]["advanced"]["fit"]["seed"] = seed
-        parameters["parameters"]["advanced"]["release"]["label"] = f"seed-{seed}"
-    return parameters
+    parameters = with_settings(copy.deepcopy(stack.deployment("retrain/demo")["parameters"]), SMALL)
+    if seed is None:
+        return parameters
+    return with_settings(parameters, {"fit": {"seed": seed}, "release": {"label": f"seed-{seed}"}})
 
 
 def start(stack: Stack, name: str, parameters: dict[str, Any], *, after: float = 0.0) -> httpx.Response:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from browser import Operator, browsing, chromium
 from playwright.sync_api import expect
-from runs import ended, in_state, release_run, releases, small, start
+from runs import SMALL, ended, in_state, release_run, releases, small, start
 from stacks import Stack
 
 pytestmark = [
@@ -41,13 +42,13 @@ def test_the_page_wants_a_login(stack: Stack) -> None:
 def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) -> None:
     """Out of range by the form itself; a pattern that only the server checks, when the form is sent. No run comes."""
     before = len(stack.runs("retrain"))
-    operator.open_form("retrain/demo")
-    wrong = operator.fill("Epochs", "-1", section="Fine-tuning")
+    operator.open_form("retrain/demo-formal")
+    wrong = operator.fill("Target epsilon", "-1")
     operator.submit()
     assert wrong.evaluate("field => field.validationMessage")
     assert wrong.evaluate("field => field === document.activeElement"), "the page leads to the wrong field"
 
-    operator.fill("Epochs", "2", section="Fine-tuning")
+    operator.fill("Target epsilon", "2")
     operator.fill("Population", "no blanks, please")
     operator.submit()
     expect(operator.page.get_by_text("no blanks, please' does not match").first).to_be_visible()
@@ -58,15 +59,10 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
     """From the form to the ledger, with what an operator and an officer see on the way."""
     page = operator.page
     operator.open_form("retrain/demo")
-    operator.fill("Epochs", "2", section="Fine-tuning")
-    operator.fill("Epochs", "4", section="SWAG collection")
-    operator.fill("Rank K", "3")
-    operator.fill("Draws for risks", "40")
-    operator.fill("Draws S for the sensitivity", "40")
-    operator.fill("Label", "from-the-page")
+    settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
+    operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())
     run_id = operator.submitted()
-    sent = stack.run(run_id)["parameters"]["parameters"]["advanced"]
-    assert (sent["fit"]["adamw"]["epochs"], sent["fit"]["sgd"]["epochs"], sent["fit"]["swag"]["rank"]) == (2, 4, 3)
+    assert yaml.safe_load(stack.run(run_id)["parameters"]["parameters"]["advanced"]) == settings
 
     operator.open_run(run_id)  # and follow it, for as long or as short as it takes
     assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
-from runs import ended, in_state, processes_of, release_run, releases, small, start
+from runs import ended, in_state, processes_of, release_run, releases, small, start, with_settings
 from stacks import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
@@ -53,11 +53,9 @@ PACE = 5
 
 def longer(stack: Stack, pace: int) -> dict[str, Any]:
     """A retrain whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
-    parameters = small(stack, seed=SEED)
-    fit = parameters["parameters"]["advanced"]["fit"]
-    fit["adamw"]["epochs"], fit["sgd"]["epochs"] = 20 * pace, 30 * pace
-    parameters["parameters"]["advanced"]["pseudo_posterior"] |= {"risk_draws": 400, "sensitivity_draws": 400}
-    return parameters
+    epochs = {"adamw": {"epochs": 20 * pace}, "sgd": {"epochs": 30 * pace}}
+    draws = {"risk_draws": 400, "sensitivity_draws": 400}
+    return with_settings(small(stack, seed=SEED), {"fit": epochs, "pseudo_posterior": draws})
 
 
 def manifests(home: Path) -> dict[str, bytes]:
@@ -112,9 +110,8 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
 
 def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
     """Start a retrain in a workspace of its own, under a label of its own."""
-    parameters = longer(stack, pace)
-    parameters["parameters"]["advanced"]["release"]["label"] = label
-    run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
+    parameters = with_settings(longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}})
+    run = start(stack, "retrain/faults", parameters).json()
     return Scene(stack, worker, run, cut_seconds)
 
 
@@ -184,9 +181,8 @@ def test_one_fault(
 def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack, worker: Worker) -> None:
     """As the page's *Cancel* does it, in the middle of a long training: no process, no plan, no release."""
     home = stack.folder / "cancelled"
-    parameters = small(stack, seed=SEED)
-    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = 10_000
-    run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
+    settings = {"fit": {"adamw": {"epochs": 10_000}}, "run": {"home": str(home)}}
+    run = start(stack, "retrain/faults", with_settings(small(stack, seed=SEED), settings)).json()
     stack.wait("training", lambda: list((home / "private" / "work").glob("fine-tune*/*/*")))
     assert processes_of(run)
     asked = {"state": {"type": "CANCELLING", "name": "Cancelling"}}

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-from runs import ended, in_state, processes_of, releases, small, start
+from runs import ended, in_state, processes_of, releases, small, start, with_settings
 from stacks import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
@@ -58,13 +58,12 @@ def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
     assert (hour.day, hour.hour) == (5, 6)
     assert hour.month in (1, 4, 7, 10)
     form = first["parameters"]["parameters"]
-    assert (form["mechanism"], form["target_epsilon"]) == ("formal", 5)
+    assert (form["advanced"], form["target_epsilon"]) == ("profile: osha-formal", 5)
 
 
 def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
-    """Out of range, an unknown name, a missing file: by the server, or in the first second of the run."""
-    epochs, unknown = ({"fit": {"adamw": {name: value}}} for name, value in (("epochs", -1), ("epocs", 3)))
-    for field, wrong in (("advanced", epochs), ("advanced", unknown), ("source", "")):
+    """A file, a column and a text of the wrong kind by the server, and no run comes of it."""
+    for field, wrong in (("advanced", {"fit": {}}), ("source", ""), ("label_column", ""), ("mechanism", "formal")):
         parameters = small(stack)
         parameters["parameters"][field] = wrong
         response = start(stack, "retrain/demo", parameters)
@@ -72,12 +71,20 @@ def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
         assert "Validation failed" in response.text
 
 
+def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
+    """Out of range and misspelt: what stands in the YAML text is read when the run begins."""
+    for name, value, said in (("epochs", -1, "greater than"), ("epocs", 3, "Did you mean fit.adamw.epochs")):
+        parameters = with_settings(small(stack), {"fit": {"adamw": {name: value}}})
+        run = start(stack, "retrain/demo", parameters).json()
+        done = stack.wait("its end", lambda run=run: ended(stack, run["id"]))
+        assert done["state_type"] == "FAILED"
+        assert said in done["state"]["message"]
+
+
 def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
     """A scheduled retrain whose process dies by SIGKILL goes on by itself, and ends with one release run that waits."""
-    parameters = small(stack)
-    parameters["parameters"]["advanced"]["fit"]["adamw"]["epochs"] = (
-        50  # more than the kill takes, on a fast machine too
-    )
+    # more than the kill takes, on a fast machine too
+    parameters = with_settings(small(stack), {"fit": {"adamw": {"epochs": 50}}})
     run = start(stack, "retrain/demo", parameters, after=3).json()
     stages = stack.home / "private" / "stages"
     stack.wait("its features", lambda: list(stages.glob("features/*/manifest.json")), pause=0.02)

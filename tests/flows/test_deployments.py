@@ -23,17 +23,16 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from pydantic import ValidationError
 
 from flows.commands.profiles import load_profile, parameters, profile_names
-from flows.formal import FormalForm
+from flows.estimated import retrain
 from flows.housekeeping import RESUMED
-from flows.retrain import retrain
 from flows.server import automations
-from flows.server.form import RetrainForm, with_own_population
+from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
 from storage.errors import InputError
 from tasks.auditing.trials import TrialRange
 from tasks.coding.shards import Pieces
 from tasks.comparing.shards import SeedAndTarget
 from tasks.fitting.risks import Draws
-from tasks.parameters import RetrainParameters
+from tasks.parameters import FanOut, RetrainParameters
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
@@ -78,7 +77,10 @@ def flow_of(name: str) -> Flow[Any, Any]:
 
 def given(name: str) -> dict[str, Any]:
     """Returns the deployment's own values, with what must be given."""
-    return copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
+    values = copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
+    if DEPLOYMENTS[name]["entrypoint"] == "flows.formal.retrain":
+        values["parameters"] = {"target_epsilon": 3} | values["parameters"]
+    return values
 
 
 def filled(name: str) -> dict[str, Any]:
@@ -170,25 +172,21 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "value"),
     [
-        ("demo", "parameters.advanced.fit.adamw.epochs", 0),
-        ("demo", "parameters.advanced.fit.adamw.epocs", 3),
-        ("demo", "parameters.advanced.pseudo_posterior.k", 1.5),
-        ("demo", "parameters.advanced.model.trainable", "everything"),
+        ("demo", "parameters.advanced", {"fit": {"adamw": {"epochs": 3}}}),
         ("demo", "parameters.mechanism", "none"),
+        ("demo", "parameters.label_column", ""),
         ("osha-formal", "parameters.target_epsilon", 0),
+        ("osha-formal", "parameters.target_epsilon", None),
         ("formal", "parameters.target_epsilon", None),
         ("formal", "parameters.source", ""),
         ("formal", "parameters.population", "no blanks, please"),
         ("formal", "parameters.text_columns", []),
-        ("paper", "parameters.advanced.release.deployment", "release"),
         ("audit", "settings.trials", -1),
         ("release", "plan", None),
-        ("osha-head", "fan_out", {"shards": 0}),
         ("gpu", "shard.key", "../elsewhere"),
         ("shard", "shard.key", "../elsewhere"),
         ("audit", "fan_out", {"shards": 0}),
         ("code-batch", "fan_out", {"shards": 0}),
-        ("demo", "device", "tpu9"),
         ("release", "wait_days", -1),
         ("release", "device", "gpu"),
         ("compare", "settings.target_epsilon", -1),
@@ -217,85 +215,138 @@ RETRAINED = [
     if own.get("kind", "text") == "text" and not own.get("fields") and name != "formal"  # of nobody's records
 ]
 """Models on tables and images, and of several fields, have no bundle, so that nothing retrains them."""
+FILES = {"source": "r.csv", "codelist": "c.csv"}
 
 
-@pytest.mark.parametrize("profile", RETRAINED)
-def test_each_profile_is_a_deployment_with_its_values(profile: str) -> None:
-    """The form of `retrain/<profile>` starts from the profile; files and release are the deployment's own.
-
-    So are a cap and a minimum of nothing: the page would send those of stratified sampling.
-    """
-    values = given(profile)["parameters"]
-    del values["advanced"]["release"], values["source"], values["codelist"]
-    sampling = values["advanced"]["sampling"]
-    if sampling.get("sampling") == "per-record":
-        assert (sampling.pop("cap_per_code"), sampling.pop("min_per_code")) == (None, 1)
-    assert values == RetrainForm.values(load_profile(profile))
+def form_with(name: str, **changed: Any) -> RecordsForm:
+    """Returns a deployment's form with files, with an epsilon where it asks for one, and with further changes."""
+    kind = FormalForm if "formal" in DEPLOYMENTS[name]["entrypoint"] else RecordsForm
+    return kind.model_validate(filled(name)["parameters"] | FILES | changed)
 
 
 @pytest.mark.parametrize("profile", RETRAINED)
 def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> None:
     """And so their digests, by which a release is found; a command's own parameters survive the form."""
-    options = ["formal.target_epsilon=3"] if "formal" in profile else []
+    aim = {"target_epsilon": 3.0} if "formal" in profile else {}
     named = parameters(
-        profile, [*options, "release.deployment=release/release"], data=Path("r.csv"), codelist=Path("c.csv")
+        profile,
+        [*(f"formal.{name}={value}" for name, value in aim.items()), "release.deployment=release/release"],
+        data=Path("r.csv"),
+        codelist=Path("c.csv"),
     )
-    values = filled(profile)["parameters"] | {"source": "r.csv", "codelist": "c.csv"}
-    values |= {"target_epsilon": 3} if named.formal else {}
-    assert RetrainForm.model_validate(values).parameters() == named
-    assert RetrainForm.of(named).parameters() == named
+    assert form_with(profile, **aim).parameters() == named
+    worker = WorkerSettings(home="/w", device="cuda", fan_out=FanOut(shards=3))
+    again = form_of(named, worker)
+    assert (again.parameters(), again.run()) == (named, worker)
 
 
-def test_the_form_begins_with_the_records_and_ends_with_what_a_profile_settles() -> None:
-    """Every field of every section has its place; the page shows fields without one in any order."""
-    schema = flow_of("demo").parameters.model_dump()
-    for name, section in schema["definitions"].items():
-        fields = section.get("properties", {})
-        if name not in ("FanOut", "ShardSettings", "FieldColumns"):
-            assert [entry["position"] for entry in fields.values()] == list(range(len(fields))), name
-    first = list(schema["definitions"]["RetrainForm"]["properties"])
-    assert first[:6] == ["source", "codelist", "text_columns", "label_column", "date_column", "population"]
-    assert first[-4:] == ["mechanism", "target_epsilon", "release", "advanced"]
+def test_only_the_paper_asks_for_a_graphics_card() -> None:
+    """Its form says so in the text; the others take what the worker has."""
+    assert {name: form_with(name).run().device for name in RETRAINED} == {
+        name: "cuda" if name == "paper" else "auto" for name in RETRAINED
+    }
 
 
-def run_of(url: str, name: str, run_flow_of: Flow[Any, Any], values: dict[str, Any], **others: Any) -> Any:
-    """Runs a flow as a run of the deployment, which the server holds with its own values."""
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{profile: demo, fit: {adamw: {epochs: 0}}}", "fit.adamw.epochs: Input should be greater"),
+        ("{profile: demo, fit: {adamw: {epocs: 3}}}", "Did you mean fit.adamw.epochs"),
+        ("{profile: demo, model: {trainable: everything}}", "model.trainable"),
+        ("{profile: demo, release: {deployment: release}}", "release.deployment"),
+        ("{profile: demo, run: {device: tpu9}}", "run: device"),
+        ("{profile: demo, run: {fan_out: {shards: 0}}}", "run: fan_out.shards"),
+        ("profile: dmeo", "profile 'dmeo' is unknown"),
+        ("profile: /etc/passwd.yaml", "is unknown"),
+        ("data: {population: others}", "data.population has a field of its own"),
+        ("[1, 2]", "must be a mapping"),
+        ("a: {b", "is not YAML"),
+        ("profile: null", "model"),
+    ],
+)
+def test_wrong_settings_in_the_text_are_named(text: str, words: str) -> None:
+    """In the first second of the run, in one sentence."""
+    if text == "profile: null":
+        assert form_with("demo", advanced=text).parameters().model.encoder  # all defaults, which are sound
+        return
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        form_with("demo", advanced=text)
+
+
+@pytest.mark.parametrize("name", ["formal", "osha-head", "compare"])
+def test_a_form_begins_with_the_records_and_ends_with_the_text(name: str) -> None:
+    """Every field has its place; the page shows fields without one in any order."""
+    schema = flow_of(name).parameters.model_dump()
+    (form,) = (entry for title, entry in schema["definitions"].items() if title in ("FormalForm", "RecordsForm"))
+    places = {field: entry["position"] for field, entry in form["properties"].items()}
+    order = sorted(places, key=lambda field: places[field])
+    required = ["source", "codelist", "text_columns", "label_column", "population"]
+    required += ["target_epsilon"] if name == "formal" else []
+    assert order == [*required, "advanced"]
+    assert form["required"] == required
+    assert not any("default" in form["properties"][field] for field in required)
+
+
+def run_of(url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Flow[Any, Any] | None = None) -> Any:
+    """Runs a flow as a run of a deployment, which the server holds with its own values."""
+    run_flow_of = flow or parameters_of_the_run
     settings: dict[Any, Any] = {PREFECT_API_URL: url, PREFECT_LOGGING_TO_API_ENABLED: False}
     with temporary_settings(settings), get_client(sync_client=True) as client:
-        flow_id = client.create_flow(run_flow_of)
-        deployment = client.create_deployment(flow_id, name=f"own-{name}", parameters=given(name))
-        run = client.create_flow_run_from_deployment(deployment, parameters={"parameters": values, **others})
+        deployment = client.create_deployment(
+            client.create_flow(run_flow_of), name="own", parameters={"parameters": theirs}
+        )
+        run = client.create_flow_run_from_deployment(deployment, parameters={"parameters": values})
         return run_flow(run_flow_of, flow_run=run)
 
 
 @flow(name="parameters-of-the-run")
-def parameters_of_the_run(parameters: RetrainForm) -> RetrainParameters:
+def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
     """Returns what a retrain would work with."""
-    return with_own_population(parameters.parameters())
+    return parameters_of_run(parameters)
 
 
-def test_a_deployment_lends_its_population_to_no_other_columns(server: str, tmp_path: Path) -> None:
-    """At a real server, by the retrain itself: a run's values are not compared with themselves."""
-    theirs = filled("osha-head")["parameters"] | {"source": str(tmp_path / "missing.csv"), "codelist": None}
-    other = theirs | {"text_columns": ["title"], "label_column": "code"}
-    for names in ({}, {"population": "jobs"}, {"classification": "SOC"}):
-        with pytest.raises(InputError, match=r"population|classification: the form has other columns"):
-            run_of(server, "osha-head", retrain, other | names, home=str(tmp_path))
+def test_a_deployment_lends_its_population_to_no_other_columns() -> None:
+    """Neither population nor classification of a profile stand for other columns, whoever sends the form."""
+    other = {"text_columns": ["title"], "label_column": "code"}
+    for names, lacking in (
+        ({}, "data.population"),
+        ({"population": "jobs"}, "data.classification"),
+        ({"advanced": "{profile: osha-head, data: {classification: SOC}}"}, "data.population"),
+    ):
+        with pytest.raises(ValidationError, match=lacking):
+            form_with("osha-head", **other, **names)
 
 
-def test_other_records_get_nothing_that_the_deployment_says_of_its_own(server: str) -> None:
+def test_other_records_get_nothing_that_the_profile_says_of_its_own() -> None:
     """With names of their own they pass: not public, split by share, with the plain sentence, and nothing at once."""
-    theirs = filled("osha-formal")["parameters"] | {"source": "r.csv", "codelist": "c.csv", "target_epsilon": 5.0}
-    same = run_of(server, "osha-formal", parameters_of_the_run, theirs)
-    assert same == RetrainForm.model_validate(theirs).parameters()
+    same = form_with("osha-formal").parameters()
     assert (same.data.public, str(same.data.ingest.train_before)) == (True, "2016-05-01")
-    columns = {"text_columns": ["title"], "label_column": "code", "classification": "SOC"}
+    columns = {"text_columns": ["title"], "label_column": "code"}
+    columns["advanced"] = "{profile: osha-formal, data: {classification: SOC}}"
     for names in ({"population": "jobs"}, {"population": "jobs"} | columns):
-        run = run_of(server, "osha-formal", parameters_of_the_run, theirs | names)
-        assert (run.data.public, run.data.ingest.train_before, run.model.prior_sentence) == (False, None, "")
-    demo = filled("demo")["parameters"] | {"source": "r.csv", "codelist": "c.csv"}
-    assert run_of(server, "demo", parameters_of_the_run, demo).release.enabled
-    assert not run_of(server, "demo", parameters_of_the_run, demo | {"population": "jobs"}).release.enabled
+        made = form_with("osha-formal", **names).parameters()
+        assert (made.data.public, made.data.ingest.train_before, made.model.prior_sentence) == (False, None, "")
+    assert form_with("demo").parameters().release.enabled
+    assert not form_with("demo", population="jobs").parameters().release.enabled
+
+
+def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: str) -> None:
+    """At a real server: what an operator registered is compared with what a run sends, and not with itself."""
+    named = parameters("osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv"))
+    own = form_of(named, WorkerSettings()).model_dump(mode="json")
+    assert run_of(server, own, own) == named
+    assert run_of(server, own, own | {"source": "next.csv"}).data.source == "next.csv"
+    for other in ({"population": "jobs"}, {"label_column": "code"}, {"text_columns": ["title"]}):
+        with pytest.raises(InputError, match="the form differs from this deployment"):
+            run_of(server, own, own | other)
+
+
+def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path) -> None:
+    """A file that does not exist ends the run with its name."""
+    home = f"{{profile: demo, run: {{home: '{tmp_path}'}}}}"
+    own = form_with("demo", source=str(tmp_path / "missing.csv"), codelist="none", advanced=home)
+    with pytest.raises(InputError, match=r"missing\.csv"):
+        run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=retrain)
 
 
 def test_dead_runs_of_every_flow_are_found() -> None:
@@ -318,27 +369,20 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
 
 def test_every_retrain_asks_the_release_deployment() -> None:
     """Train and release are two: none releases by itself, and but for the demo none asks for it before an audit."""
-    retrains = [d for d in DEPLOYMENTS.values() if d["entrypoint"] == "flows.retrain.retrain"]
-    assert len(retrains) == len(RETRAINED)
-    asked = {d["name"]: d["parameters"]["parameters"] for d in retrains}
-    assert all(p["advanced"]["release"] == {"deployment": "release/release"} for p in asked.values())
-    assert [name for name, p in asked.items() if p.get("release")] == ["demo"]
+    retrains = [name for name, d in DEPLOYMENTS.items() if d["entrypoint"].endswith(".retrain")]
+    assert sorted(retrains) == sorted([*RETRAINED, "formal"])
+    asked = {name: form_with(name).parameters().release for name in RETRAINED}
+    assert {release.deployment for release in asked.values()} == {"release/release"}
+    assert [name for name, release in asked.items() if release.enabled] == ["demo"]
 
 
-def test_the_form_for_your_own_records_asks_for_what_a_run_needs() -> None:
-    """Six fields, all required and none filled in, and one text for the rest; the deployment lends nothing."""
+def test_the_form_for_your_own_records_lends_nothing() -> None:
+    """No value of anybody's is filled in."""
     assert "parameters" not in DEPLOYMENTS["formal"]
-    schema = flow_of("formal").parameters.model_dump()
-    assert list(schema["properties"]) == schema["required"] == ["parameters"]
-    form = schema["definitions"]["FormalForm"]
-    required = ["source", "codelist", "text_columns", "label_column", "population", "target_epsilon"]
-    assert form["required"] == required
-    assert list(form["properties"]) == [*required, "advanced"]
-    assert not any("default" in form["properties"][name] for name in required)
 
 
 def test_the_form_for_your_own_records_becomes_the_profile() -> None:
-    """As the command would have it, with and without a list; the rest comes from YAML, and no field is set twice."""
+    """As the command would have it, with and without a list; the rest comes from YAML."""
     values = GIVEN["formal"]["parameters"]
     named = {"text": ["Job title"], "label": "Code", "population": "jobs"}
     settings = ["release.deployment=release/release", "formal.target_epsilon=5.0"]
@@ -351,14 +395,6 @@ def test_the_form_for_your_own_records_becomes_the_profile() -> None:
     named |= {"classification": "SOC", "classification-version": "2.010", "date": "Day"}
     assert more == parameters("formal", settings, data=Path("r.csv"), codelist=Path("c.csv"), named=named)
     assert more.model.prior == "titles"
-    for wrong, words in (
-        ("data: {population: others}", "data.population has a field of its own"),
-        ("fit: {adamw: {epocs: 3}}", "Did you mean fit.adamw.epochs"),
-        ("[1, 2]", "must be a mapping"),
-        ("a: {b", "is not YAML"),
-    ):
-        with pytest.raises(ValidationError, match=words):
-            FormalForm.model_validate(values | {"advanced": wrong})
 
 
 def test_a_server_refuses_a_form_without_records(server: str) -> None:
@@ -386,11 +422,11 @@ def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
         name: schedule["parameters"]["parameters"]
         for name, entry in DEPLOYMENTS.items()
         for schedule in entry.get("schedules", ())
-        if entry["entrypoint"] == "flows.retrain.retrain"
+        if entry["entrypoint"].endswith(".retrain")
     }
     assert sorted(planned) == ["osha-formal"]
-    assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}
-    form = RetrainForm.model_validate(planned["osha-formal"] | {"source": "r.csv", "codelist": "c.csv"})
+    assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}, "but for the epsilon"
+    form = FormalForm.model_validate(planned["osha-formal"] | FILES)
     assert form.parameters().formal is not None
 
 

@@ -12,9 +12,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.commands.deploy import POOLS
 from flows.commands.profiles import parameters
-from flows.retrain import retrain
+from flows.formal import retrain
 from flows.server import automations
-from flows.server.form import RetrainForm
+from flows.server.form import FormalForm
 
 CRON = "0 6 1 */3 *"
 
@@ -47,15 +47,14 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, "UTC", True)
     assert (content["work_pool_name"], content["work_queue_name"]) == ("cpu", "default")
     assert content["enforce_parameter_schema"] is True
-    assert content["parameters"]["home"] == str(job.home)
     run = httpx.post(f"{server}/deployments/{content['id']}/create_flow_run", json={}, timeout=60)
     assert run.status_code == 201, run.text
     form = retrain.validate_parameters(run.json()["parameters"])["parameters"]
     expected = parameters(
         "demo-formal", ["formal.target_epsilon=5.0"], data=job.data.resolve(), codelist=job.codelist.resolve()
     )
-    assert isinstance(form, RetrainForm)
-    assert form.parameters() == expected
+    assert isinstance(form, FormalForm)
+    assert (form.parameters(), form.run().home) == (expected, str(job.home))
     again = job.command("retrain", *job.options(), "--deploy", "own")
     assert again.returncode == 0, again.stderr
     assert "runs by hand" in again.stdout
