@@ -20,7 +20,7 @@ from tasks.branches.plan import Origin
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job, run_id
+from tasks.running.flow_run import job, named_by_plan, run_id
 from tasks.running.progress import Listener, listening
 from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
@@ -33,6 +33,7 @@ _USUAL = AuditSection()
 @job(
     name="audit",
     description="Measure what the release of a plan would leak, and compare it with the claim. Nothing is released.",
+    flow_run_name=named_by_plan,
 )
 def audit(
     plan: PlanFile,

@@ -67,6 +67,7 @@ class CompareResult(BaseModel, frozen=True):
 @job(
     name="compare",
     description="SWAG-PPM and its rivals on the same records, on equal terms. Internal: nothing is released.",
+    flow_run_name="{parameters.population}",
 )
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
@@ -94,7 +95,11 @@ def compare(
     )
 
 
-@job(name="compare", description="A comparison as a command has it.")
+@job(
+    name="compare",
+    description="A comparison as a command has it. Internal: nothing is released.",
+    flow_run_name="{parameters.data.population}",
+)
 def compare_parameters(
     parameters: Annotated[RetrainParameters, with_title("Records and SWAG-PPM")],
     settings: Annotated[CompareParameters, with_title("Rivals")],

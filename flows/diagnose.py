@@ -17,7 +17,7 @@ from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job, publish_markdown, run_id
+from tasks.running.flow_run import job, named_by_plan, publish_markdown, run_id
 from tasks.running.progress import listening
 from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
@@ -27,7 +27,11 @@ DiagnoseSection: Any = section(DiagnoseParameters)
 _USUAL = DiagnoseSection()
 
 
-@job(name="diagnose", description="Diagnose what a plan releases. Private: nothing is released.")
+@job(
+    name="diagnose",
+    description="Diagnose what a plan releases. Private: nothing is released.",
+    flow_run_name=named_by_plan,
+)
 def diagnose(
     plan: PlanFile,
     settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL,  # type: ignore[valid-type]

@@ -13,6 +13,7 @@ from tasks.running.flow_run import job
     name="retrain",
     description="SWAG-PPM: one private draw, whose epsilon is an estimate and is measured. The plan is audited, then "
     "approved and released.",
+    flow_run_name="{parameters.population}, SWAG-PPM",
 )
 def retrain(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
     """Run the published method; finished stages are reused.

@@ -23,13 +23,17 @@ from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import call_task, in_flow_run, job
+from tasks.running.flow_run import call_task, in_flow_run, job, named_by_plan
 from tasks.running.progress import listening
 from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
 
 
-@job(name="release", description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.")
+@job(
+    name="release",
+    description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.",
+    flow_run_name=named_by_plan,
+)
 def release(
     plan: PlanFile,
     home: Workspace = None,

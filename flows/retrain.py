@@ -52,6 +52,7 @@ class RetrainResult(BaseModel):
     name="retrain",
     description="Train an autocoder on confidential narratives and plan its release: one private draw (SWAG-PPM), or, "
     "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
+    flow_run_name="{parameters.data.population}",
 )
 def retrain(
     parameters: Annotated[RetrainParameters, with_title("Records and method")],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ def job(*, name: str, description: str, **options: Any) -> Callable[[Callable[P,
 
     stored: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
     return flow(name=name, description=description, **stored, **options)
+
+
+def named_by_plan() -> str:
+    """Returns the name of a run that takes a plan: that of its file."""
+    from prefect.runtime import flow_run
+
+    return Path(str(flow_run.get_parameters()["plan"])).stem
 
 
 def run_id() -> str | None:

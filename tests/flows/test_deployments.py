@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
@@ -342,11 +343,21 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
 
 
 def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path) -> None:
-    """A file that does not exist ends the run with its name."""
+    """A file that does not exist ends the run, which bears the name of its population."""
     home = f"{{profile: demo, run: {{home: '{tmp_path}'}}}}"
     own = form_with("demo", source=str(tmp_path / "missing.csv"), codelist="none", advanced=home)
     with pytest.raises(InputError, match=r"missing\.csv"):
         run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=retrain)
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        names = [
+            run.name for run in client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"])))
+        ]
+    assert "demo, SWAG-PPM" in names
+    named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
+    assert named["formal"].format(parameters=form_with("osha-formal")) == "osha-severe-injuries, ε 3"
+    assert {name for name, flow in named.items() if flow is None} == {
+        *("code-batch", "shard", "gpu", "ledger-verify", "housekeeping")
+    }
 
 
 def test_dead_runs_of_every_flow_are_found() -> None:
