@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-EXTRA = "pip install 'swag-ppm-autocoder[train]'"
+EXTRA = "pip install '.[train]'"
 TRAINING = frozenset(
     {"absl", "alembic", "datasets", "docket", "dp_accounting", "matplotlib", "opacus", "pandas", "peft", "prefect"}
     | {"prometheus_client", "sentence_transformers"}

@@ -23,7 +23,7 @@ from stack import free_port
 from tasks.running.installation import TRAINING
 
 ROOT = Path(__file__).parents[2]
-LAST = "This needs the extra `train`: pip install 'swag-ppm-autocoder[train]'\n"
+LAST = "This needs the extra `train`: pip install '.[train]'\n"
 PROGRAM = """
 import sys
 from importlib.machinery import PathFinder
