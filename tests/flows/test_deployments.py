@@ -354,7 +354,7 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
         ]
     assert "demo, SWAG-PPM" in names
     named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
-    assert named["formal"].format(parameters=form_with("osha-formal")) == "osha-severe-injuries, ε 3"
+    assert str(named["formal"]).format(parameters=form_with("osha-formal")) == "osha-severe-injuries, ε 3"
     assert {name for name, flow in named.items() if flow is None} == {
         *("code-batch", "shard", "gpu", "ledger-verify", "housekeeping")
     }
