@@ -246,7 +246,7 @@ def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, 
     holding = {n: v for n, s in composed["services"].items() for v in _mounts(s) if ":/encoders" in v}
     assert set(holding) == {"worker-cpu", "worker-gpu", "worker-release"}
     assert all(v.endswith(f"{os.sep}encoders:/encoders:ro") for v in holding.values())
-    assert "`/encoders/distilroberta-base`" in GUIDE
+    assert "encoder: /encoders/distilroberta-base" in GUIDE
     assert "--local-dir encoders/distilroberta-base" in GUIDE
 
 
