@@ -39,7 +39,7 @@ def test_a_failure_is_notified(stack: Stack, sink: Sink) -> None:
     parameters["parameters"]["source"] = "/no/such/records.csv"
     run = start(stack, "retrain/demo", parameters).json()
     assert stack.wait("its failure", lambda: ended(stack, run["id"]))["state_type"] == "FAILED"
-    (text, *_) = stack.wait("its notification", lambda: sink.having("failed", run["name"]))
+    (text, *_) = stack.wait("its notification", lambda: sink.having("failed", stack.run(run["id"])["name"]))
     assert "/no/such/records.csv" in text
     assert "Traceback" not in text
 
