@@ -13,7 +13,7 @@ from tasks.running.flow_run import job
     name="retrain",
     description="Train on your own records with a formal guarantee, and plan the release. The plan is audited, then "
     "approved and released.",
-    flow_run_name="{parameters.population}, ε {parameters.target_epsilon:g}",
+    flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
 )
 def retrain(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
     """Run the formal method; finished stages are reused.

@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
@@ -39,13 +40,17 @@ def deploy(
     for path in (file, rules):
         if not path.is_file():
             raise InputError(f"{path} does not exist. Name a file.")
+    try:
+        content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise InputError(f"{file} is not YAML. Compare it with deployments/prefect.yaml.") from None
     configure_prefect(home_of(None), make_home=False)
     from flows.server.automations import apply_pools, apply_rules
 
     apply_pools(POOLS)
     with tempfile.TemporaryDirectory() as folder:
         applied_file = Path(folder) / "prefect.yaml"
-        applied_file.write_text(_without_unset(file.read_text(encoding="utf-8"), os.environ), encoding="utf-8")
+        applied_file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         # `prefect deploy` has no counterpart in Python that reads the file.
         done = subprocess.run(
             [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(applied_file)],
@@ -59,7 +64,11 @@ def deploy(
     say(f"work pools {', '.join(POOLS)}; deployments of {file.name}; automations {', '.join(applied)}")
 
 
-def _without_unset(text: str, environment: Mapping[str, str]) -> str:
-    """Returns a file of deployments without the paths that the environment does not name: their forms ask for them."""
-    unset = [name for name in ("AUTOCODER_DATA", "AUTOCODER_CODELIST") if not environment.get(name)]
-    return "".join(line for line in text.splitlines(True) if not any(f"{{{{ ${name} }}}}" in line for name in unset))
+def _without_unset(content: Any, environment: Mapping[str, str]) -> Any:
+    """Returns deployments without the paths that the environment does not name: their forms ask for them."""
+    unset = [f"{{{{ ${name} }}}}" for name in ("AUTOCODER_DATA", "AUTOCODER_CODELIST") if not environment.get(name)]
+    if isinstance(content, dict):
+        return {key: _without_unset(value, environment) for key, value in content.items() if value not in unset}
+    if isinstance(content, list):
+        return [_without_unset(value, environment) for value in content]
+    return content

@@ -62,7 +62,13 @@ class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
 class RecordsForm(BaseModel):
     """Holds what only the operator can know of the records; all else comes from a profile and YAML."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Retrain", json_schema_extra=number_fields)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        title="Retrain",
+        json_schema_extra=number_fields,
+        hide_input_in_errors=True,  # the text may name a ledger with its password
+    )
     PROFILE: ClassVar[str] = "osha-head"
     """What the YAML text changes, unless it names another profile."""
     PARAMETERS: ClassVar[Mapping[str, str]] = {
@@ -111,6 +117,10 @@ class RecordsForm(BaseModel):
             raise InputError("advanced: it must be a mapping of sections. Write `section: {name: value}`")
         return content
 
+    def profile(self) -> str | None:
+        """Returns the name of the profile that the text changes; None: the text holds every setting."""
+        return self._content().get("profile", self.PROFILE)
+
     def parameters(self) -> RetrainParameters:
         """Returns the parameters of the profile with the YAML text and the fields in their places.
 
@@ -118,8 +128,9 @@ class RecordsForm(BaseModel):
             InputError: names the field.
         """
         content = self._content()
-        content.pop("run", None)
-        profile = content.pop("profile", self.PROFILE)
+        for name in ("run", "profile"):
+            content.pop(name, None)
+        profile = self.profile()
         own = {key: getattr(self, name) for name, key in self.PARAMETERS.items()}
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
@@ -187,7 +198,7 @@ def _settings(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str,
 
 def _texts(settings: Mapping[str, Any]) -> list[str]:
     """Returns settings as `--set` takes them."""
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]  # a day is no JSON
 
 
 def _take(content: dict[str, Any], key: str) -> Any:
@@ -199,18 +210,24 @@ def _take(content: dict[str, Any], key: str) -> Any:
 
 
 def parameters_of_run(form: RecordsForm) -> RetrainParameters:
-    """Returns the parameters of a run's form, whose YAML text is not lent to the records of others.
+    """Returns the parameters of a run's form; a deployment lends neither population nor settings to other records.
 
     A profile drops what it says of its own records alone. A deployment that holds all its settings cannot.
 
     Raises:
-        InputError: the form has other columns or another population than a deployment of its own settings.
+        InputError: the form has other columns than its deployment, and the same population. Or it differs from a
+            deployment of its own settings.
         StorageError: the server does not answer.
     """
     theirs = _values_of_deployment()
     names = ("text_columns", "label_column", "population")
     changed = [name for name in names if name in theirs and list_of(theirs[name]) != list_of(getattr(form, name))]
-    if changed and form.advanced == theirs.get("advanced") and "profile: null" in form.advanced:
+    if changed and changed[-1] != "population" and "population" in theirs:
+        raise InputError(
+            f"population: the form has other columns ({changed[0]}) than this deployment, whose population belongs to "
+            "its own records. Name the population of your records."
+        )
+    if changed and form.profile() is None:
         raise InputError(
             f"{changed[0]}: the form differs from this deployment, whose settings are those of its own records. For "
             "other records use retrain/formal, or register them by `autocoder retrain --deploy`."

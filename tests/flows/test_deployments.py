@@ -23,6 +23,7 @@ from prefect.utilities.schema_tools import validate
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from pydantic import ValidationError
 
+from flows.commands.deploy import _without_unset
 from flows.commands.profiles import load_profile, parameters, profile_names
 from flows.estimated import retrain
 from flows.housekeeping import RESUMED
@@ -262,16 +263,26 @@ def test_only_the_paper_asks_for_a_graphics_card() -> None:
         ("data: {population: others}", "data.population has a field of its own"),
         ("[1, 2]", "must be a mapping"),
         ("a: {b", "is not YAML"),
-        ("profile: null", "model"),
     ],
 )
 def test_wrong_settings_in_the_text_are_named(text: str, words: str) -> None:
     """In the first second of the run, in one sentence."""
-    if text == "profile: null":
-        assert form_with("demo", advanced=text).parameters().model.encoder  # all defaults, which are sound
-        return
-    with pytest.raises(ValidationError, match=re.escape(words)):
+    with pytest.raises(ValidationError, match=re.escape(words)) as refused:
         form_with("demo", advanced=text)
+    assert "input_value" not in str(refused.value), "the text may name a ledger with its password"
+
+
+def test_a_day_in_the_text_needs_no_quotes() -> None:
+    """YAML reads it as a date."""
+    made = form_with("demo-formal", advanced="{profile: demo-formal, data: {ingest: {train_before: 2022-07-01}}}")
+    assert str(made.parameters().data.ingest.train_before) == "2022-07-01"
+
+
+def test_deployments_are_applied_without_the_paths_that_nobody_named() -> None:
+    """The form asks for them then; what stands beside them stays, whatever the form of the file."""
+    own = {"deployments": [{"parameters": {"source": "{{ $AUTOCODER_DATA }}", "population": "p"}}]}
+    assert _without_unset(own, {}) == {"deployments": [{"parameters": {"population": "p"}}]}
+    assert _without_unset(own, {"AUTOCODER_DATA": "/d.csv"}) == own
 
 
 @pytest.mark.parametrize("name", ["formal", "osha-head", "compare"])
@@ -337,9 +348,16 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
     own = form_of(named, WorkerSettings()).model_dump(mode="json")
     assert run_of(server, own, own) == named
     assert run_of(server, own, own | {"source": "next.csv"}).data.source == "next.csv"
-    for other in ({"population": "jobs"}, {"label_column": "code"}, {"text_columns": ["title"]}):
+    columns = {"text_columns": ["title"], "label_column": "code"}
+    edited = {"advanced": own["advanced"] + "# edited"}
+    for other in ({"population": "jobs"}, {"population": "jobs"} | columns, {"population": "jobs"} | edited):
         with pytest.raises(InputError, match="the form differs from this deployment"):
             run_of(server, own, own | other)
+    delivered = form_with("osha-formal").model_dump(mode="json")
+    for theirs in (own, delivered):  # a text that no longer names the profile, or all settings, makes no difference
+        for text in ("", "profile: formal", own["advanced"]):
+            with pytest.raises(InputError, match="population: the form has other columns"):
+                run_of(server, theirs, theirs | columns | {"advanced": text})
 
 
 def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path) -> None:
@@ -354,7 +372,7 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
         ]
     assert "demo, SWAG-PPM" in names
     named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
-    assert str(named["formal"]).format(parameters=form_with("osha-formal")) == "osha-severe-injuries, ε 3"
+    assert str(named["formal"]).format(parameters=form_with("osha-formal")) == "osha-severe-injuries, formal ε 3.0"
     assert {name for name, flow in named.items() if flow is None} == {
         *("code-batch", "shard", "gpu", "ledger-verify", "housekeeping")
     }
