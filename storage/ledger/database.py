@@ -108,8 +108,9 @@ class Database:
 
     @staticmethod
     def _sqlite_begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("ledger_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        options = connection.get_execution_options()
+        if options.get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("ledger_write") else "BEGIN")
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -309,12 +310,9 @@ def _use_write_ahead_log(database: Database) -> None:
     deadline = time.monotonic() + database.lock_timeout
     while True:
         try:
-            with database._safe_errors():
-                raw = database.engine.raw_connection()
-                try:
-                    raw.cursor().execute("PRAGMA journal_mode = WAL")
-                finally:
-                    raw.close()
+            with database._safe_errors(), database.engine.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             return
         except StorageError as error:
             if "locked" not in str(error.__cause__) or time.monotonic() > deadline:

@@ -16,7 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from storage.errors import StorageError
 from storage.ledger import Ledger
-from storage.ledger.database import _LOCK
+from storage.ledger.database import _LOCK, Database, migrate
+from storage.ledger.schema import REVISION
 
 DRIVERS = Path(__file__).parent / "drivers"
 ROOT = Path(__file__).parents[3]
@@ -155,6 +156,18 @@ def test_a_full_disk_loses_and_doubles_nothing(backend, own_server_folder, small
     assert report["filled_after"] > 10
     assert (report["lost"], report["unanswered"], report["verify"]) == ([], 0, "")
     assert report["spent"] == [report["answered"]] * 2
+
+
+def test_a_new_file_that_sqlite_calls_locked_without_waiting_is_tried_again(tmp_path):
+    """Where a wait could never end, SQLite does not wait: sixteen that make one file at the same moment."""
+    file = tmp_path / "ledger.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    database = Database(f"sqlite:///{file}", lock_timeout=60.0)
+    event.listen(database.engine, "connect", lambda new, _: new.execute("PRAGMA busy_timeout = 0"), insert=True)
+    threading.Timer(0.5, lambda: other.execute("COMMIT")).start()
+    assert migrate(database) == REVISION
+    other.close()
 
 
 def test_a_file_locked_by_another_process_is_waited_for_and_then_named(sqlite_site, plan, tmp_path):
