@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import (
+    adopt,
     approve,
     audit,
     budget,
@@ -56,7 +57,7 @@ app = typer.Typer(
 _PANELS = {
     "Everyday": (estimate.estimate, retrain.retrain, audit.audit, release.release, code.code, status.status),
     "Approve": (approve.approve, approve.refuse, override.override),
-    "Partner": (verify.verify, calibrate.calibrate, drift.drift, revise.revise, serve.serve),
+    "Partner": (adopt.adopt, verify.verify, calibrate.calibrate, drift.drift, revise.revise, serve.serve),
     "Agency": (handover.handover, handover.revoke, successor.successor),
     "Research": (compare.compare, curve.curve, diagnose.diagnose, imbalance.imbalance),
     "Server and setup": (demo_data.demo_data, doctor.doctor, deploy.deploy, metrics.metrics),

@@ -31,9 +31,9 @@ run "$autocoder" retrain --profile demo-formal --data data/injuries.csv --codeli
 run "$autocoder" code --home workspace "Employee fell from a ladder and broke his left wrist."
 partner=$WORK/light/bin/autocoder
 bundle=$(echo workspace/bundles/*/)
-run "$partner" verify "$bundle" --key workspace/signing-key.pub.pem
-run "$partner" code --bundle "$bundle" "Employee fell from a ladder and broke his left wrist."
+run "$partner" adopt "$bundle" --key workspace/signing-key.pub.pem --out coder
+run "$partner" code --bundle coder "Employee fell from a ladder and broke his left wrist."
 if "$partner" retrain >"$log" 2>&1 || ! grep -qF "pip install '.[train]'" "$log"; then
   echo "wheel: retrain without the extra does not name it:" >&2; tail -n 30 "$log" >&2; exit 1
 fi
-echo "wheel: built, installed outside the checkout, trained, released and coded; verified and coded without the extra"
+echo "wheel: built, installed outside the checkout, trained, released and coded; adopted and coded without the extra"

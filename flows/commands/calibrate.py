@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -61,48 +60,29 @@ def calibrate(
         raise InputError(f"--out: {out} exists. Name another file.")
     with private_errors("calibrate"):
         from flows.commands.console import ConsoleListener
-        from mechanisms.model.config import TARGETS
-        from mechanisms.model.conformal import Sets
-        from storage.durable import write_atomically
-        from tasks.bundle.thresholds import best_accuracy, thresholds_on_table
+        from tasks.coding import calibrate as fitting
         from tasks.coding.joint import open_bundle
         from tasks.coding.records import Records, declared_columns
 
+        columns, template = released.columns(column, template)
         with released.opened() as folder:
-            records = Records.of(declared_columns(folder), column or (), template, usual="Final Narrative")
+            records = Records.of(declared_columns(folder), columns, template, usual="Final Narrative")
             coder = open_bundle(folder)
-        if field not in coder.fields:
-            remedy = (
-                f"Name one of {', '.join(coder.fields)}" if coder.model.spans else "Leave it out: there is one field"
-            )
-            raise InputError(f"--field: the bundle has no field {field!r}. {remedy}.")
+        fitting.require_field(coder, field, option="--field")
         released.require_not_revoked(coder)
         with ConsoleListener() as console:
             console.started("calibrate")
-            fitted = thresholds_on_table(
-                coder.fields[field].model,
+            fitted = fitting.calibrate(
+                coder,
                 data,
-                columns=records.columns,
-                join=records.texts,
+                records,
+                out,
                 label=label_column,
-                name=name,
                 field=field,
-                targets=accuracy or TARGETS,
+                name=name,
+                targets=accuracy or (),
                 sets=sets,
             )
-        coder_of_field = coder.fields[field]
-        fitted |= {
-            "release": coder_of_field.release,
-            "bundle_digest": coder_of_field.digest,
-        }
-        write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")
     say(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
-    for entry in fitted["thresholds"]:
-        line = f"  {100 * entry['target_accuracy']:g} % right: "
-        if entry["threshold"] is None:
-            say(line + "no score reaches it with confidence")
-        else:
-            say(line + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records")
-    say(f"  {best_accuracy(fitted)}")
-    for entry in fitted["sets"]["coverages"] if sets else ():
-        say(f"  {Sets.of(entry).statement}")
+    for line in fitting.lines(fitted):
+        say(f"  {line}")

@@ -17,6 +17,7 @@ from flows.server.settings import configure_prefect, home_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from storage.bundle.adoption import AdoptedBundle
     from storage.tables.reader import Table
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import CodingJob, CodingReport
@@ -101,6 +102,14 @@ class ReviewOptions:
         _review(help="Groups by the leading digits of a code; auto: where the classification is OIICS."),
     ] = "auto"
 
+    def as_adopted(self, adopted: AdoptedBundle | None) -> ReviewOptions:
+        """Returns these options with an adopted bundle's thresholds and accuracy where none are given."""
+        if adopted is None or self.thresholds:
+            return self
+        own_score = self.threshold is not None or self.accuracy is not None
+        accuracy = self.accuracy if own_score else adopted.adoption.accuracy
+        return replace(self, thresholds=adopted.thresholds or None, accuracy=accuracy)
+
 
 def code(
     released: options.BundleOptions,
@@ -154,12 +163,15 @@ def code(
     if value and files.data is not None:
         raise typer.BadParameter("--value goes with narratives; --data has its values in columns")
     files = replace(files, **{name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)})
+    columns, template = released.columns(files.column, files.template)
+    review = review.as_adopted(released.adopted())
     if shards > 1:
         configure_prefect(home_of(released.home), make_home=False)
     from tasks.running.failures import private_errors
 
     with private_errors("code"):
         from storage.crosswalk import crosswalk_files
+        from tasks.coding.coded_summary import write_summary
         from tasks.coding.coder import describe_release
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
@@ -173,7 +185,7 @@ def code(
         with released.opened() as folder:
             declared = declared_columns(folder)
             given = _values(value or (), declared, wanted=files.data is None)
-            records = Records.of(declared, files.column or (), files.template, usual="Final Narrative")
+            records = Records.of(declared, columns, template, usual="Final Narrative")
             table = None if files.data is None else _survey(files.data, files, records, output)
             # a trial of bfloat16 on the golden texts takes longer than a few narratives; workers may differ
             # calibrate finds the limits of sets in float32
@@ -205,12 +217,14 @@ def code(
             console.started("code")
             spread = _spread(coder, job, folder, walks, review, by_digits, shards) if shards > 1 else None
             coded = run(coder, job, spread=spread)
+            page = write_summary(files.out, columns=columns)
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
-        how = {"threshold": threshold, "out": str(files.out), "precision": coder.model.precision}
+        how = {"threshold": threshold, "out": str(files.out), "summary": str(page), "precision": coder.model.precision}
         say(json.dumps(counts | how | coder.origin))
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
+        say(f"next: open {page}")
 
 
 def _require_consistent(

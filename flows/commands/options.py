@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flows.commands.console import ConsoleListener
+    from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
@@ -252,12 +253,28 @@ class BundleOptions:
 
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Bundle: folder or .tar.zst.", show_default="the newest release in the workspace"),
+        typer.Option(
+            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`.",
+            show_default="the newest release in the workspace",
+        ),
     ] = None
     home: Home = None
     allow_revoked: Annotated[
         bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
     ] = False
+
+    def adopted(self) -> AdoptedBundle | None:
+        """Returns what a partner decided on the bundle; None where --bundle names no adopted one."""
+        from storage.bundle.adoption import AdoptedBundle
+
+        return AdoptedBundle.read(self.bundle)
+
+    def columns(self, columns: list[str] | None, template: str | None) -> tuple[Sequence[str], str | None]:
+        """Returns the text columns and their template: the options, or those of an adopted bundle."""
+        adopted = None if columns else self.adopted()
+        if adopted is None:
+            return columns or (), template
+        return adopted.adoption.columns, template or adopted.adoption.template
 
     def opened(self) -> AbstractContextManager[Path]:
         """Opens the folder of the bundle; an archive is unpacked for the length of the block."""

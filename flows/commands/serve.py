@@ -19,6 +19,7 @@ from flows.commands.terminal import say
 
 if TYPE_CHECKING:
     from service.clients import Clients, State
+    from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.check import VerifiedBundle
 
 KEY = "AUTOCODER_API_KEY"
@@ -36,6 +37,12 @@ class TrustOptions:
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Serve a bundle without a signature check; the rest is checked.")
     ] = False
+
+    def as_adopted(self, adopted: AdoptedBundle) -> TrustOptions:
+        """Returns these options, or whom the partner of an adopted bundle trusts where no key is given."""
+        if self.verify_key is not None or self.allow_unsigned:
+            return self
+        return TrustOptions(adopted.key, adopted.roots, self.state)
 
 
 def serve(
@@ -95,6 +102,9 @@ def serve(
         raise InputError(f"--allowed-host {wrong[0]!r} is not a host's name. Give one, without port or `*`.")
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
+    adopted = released.adopted()
+    if adopted is not None:
+        trust, thresholds = trust.as_adopted(adopted), thresholds or adopted.thresholds
     with private_errors("serve"):
         import uvicorn
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,18 +42,23 @@ def verify(
 
       autocoder verify bundles/3f2a9c41d07b65e8 --key signing-key.pub.pem --json
     """
+    from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.archive import open_folder
     from storage.bundle.check import check
     from storage.bundle.folder import UnsoundBundle
     from storage.errors import InputError
+    from tasks.bundle.golden import check_answers
 
-    trust, bundle = options.trust(key, roots, state), bundle.expanduser()
+    bundle = bundle.expanduser()
+    adopted = AdoptedBundle.read(bundle) if key is None else None
+    trust = options.trust(key, roots, state) if adopted is None else adopted.trust
+    roots = roots or (adopted and adopted.roots)
     if trust is None and not allow_unsigned:
         raise InputError("no trusted key. Give the agency's public key by --key.")
     try:
         with open_folder(bundle) as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)
-            answers = _try_golden(folder, sound.contents, requested=golden)
+            answers = None if golden is False else check_answers(folder, sound.contents, required=bool(golden))
     except UnsoundBundle as fault:
         if as_json:
             say(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))
@@ -89,37 +93,3 @@ def verify(
     )
     if unchecked:
         say(f"not checked: {', '.join(unchecked)}")
-
-
-def _try_golden(folder: Path, content: dict[str, Any], *, requested: bool | None) -> int | None:
-    """Returns the number of golden answers that were checked; None without a check."""
-    from storage.bundle.folder import GOLDEN
-    from storage.errors import InputError
-
-    if requested is False:
-        return None
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        if requested:
-            raise InputError("--golden: torch and transformers are not installed")
-        return None
-    from mechanisms.model import export
-    from storage.bundle.folder import UnsoundBundle
-    from tasks.bundle import golden
-
-    # libraries raise any error on a malformed model
-    try:
-        released = export.load(folder)
-    except Exception as error:
-        name = "modules.json" if (folder / "modules.json").is_file() else "config.json"
-        raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
-    tried = 0
-    for field, field_model in released.fields.items():
-        file = f"{field}/{GOLDEN}" if field else GOLDEN
-        try:
-            golden.check(field_model, content[file], file=file)
-        except UnsoundBundle:
-            raise
-        except Exception as error:
-            raise UnsoundBundle(file, f"the model cannot answer ({type(error).__name__})") from None
-        tried += len(content[file])
-    return tried

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 import zstandard
 
+from storage.bundle.adoption import AdoptedBundle
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.seal import claimed_release
 from storage.egress.allow_list import FILES, PER_FIELD, file_kind
@@ -107,14 +108,19 @@ def unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Yields a bundle's folder: the given one, or an archive's content in a temporary folder.
+    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary folder.
 
     Raises:
         InputError: nothing exists at the path.
-        UnsoundBundle: the archive is not a bundle's, or its folder is not named after its release.
+        UnsoundBundle: the archive is not a bundle's, or its folder is not named after its release; an adopted bundle
+            was changed or revoked.
     """
     if path.is_dir():
-        yield path
+        adopted = AdoptedBundle.read(path)
+        if adopted is not None:
+            # as on the day of its adoption, and against the newest roots
+            adopted.check()
+        yield path if adopted is None else adopted.bundle
         return
     if not path.is_file():
         raise InputError(f"{path} does not exist. Give a folder or a {SUFFIX} file.")

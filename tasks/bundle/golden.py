@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.bundle.folder import GOLDEN, UnsoundBundle
 from storage.codelist import Code
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,3 +94,40 @@ def check(released: Released, answers: Sequence[dict[str, Any]], *, file: str = 
         far = max(abs(value - score) for value, score in zip(probabilities, answer["scores"], strict=True))
         if not (far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE):  # also if a score is NaN
             raise UnsoundBundle(file, f"narrative {answer['id']}: the model gives another answer")
+
+
+def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool = False) -> int | None:
+    """Loads a bundle's model and checks the golden answers of each field; returns their number.
+
+    None where torch or transformers is not installed.
+
+    Args:
+        contents: the bundle's files, parsed.
+
+    Raises:
+        UnsoundBundle: the model cannot be loaded, or gives another answer.
+        InputError: the answers are required and cannot be computed here.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        if required:
+            raise InputError("--golden: torch and transformers are not installed")
+        return None
+    from mechanisms.model import export
+
+    # libraries raise any error on a malformed model
+    try:
+        released = export.load(bundle)
+    except Exception as error:
+        name = "modules.json" if (bundle / "modules.json").is_file() else "config.json"
+        raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
+    checked = 0
+    for field, model in released.fields.items():
+        file = f"{field}/{GOLDEN}" if field else GOLDEN
+        try:
+            check(model, contents[file], file=file)
+        except UnsoundBundle:
+            raise
+        except Exception as error:
+            raise UnsoundBundle(file, f"the model cannot answer ({type(error).__name__})") from None
+        checked += len(contents[file])
+    return checked

@@ -339,9 +339,12 @@ def test_a_forged_address_buys_no_rate(coder: Coder, forged: str, believed: str)
         name, _, value = forged.partition(": ")
         answers = [
             httpx.post(f"http://127.0.0.1:{port}/code", json={"narratives": "x"}, headers={name: value.format(n)})
-            for n in range(5)
+            for n in range(7)
         ]
-        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        codes = [answer.status_code for answer in answers]
+        # where a minute begins in between, the counter rounds three of the last minute down to two
+        assert codes[:3] == [200] * 3
+        assert codes[3:].count(429) >= 3
     finally:
         server.should_exit = True
         thread.join()

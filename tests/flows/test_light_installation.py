@@ -91,7 +91,7 @@ def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
 def test_a_partner_needs_no_extra(
     hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verify, code, calibrate, qa, drift: each ends well on a sealed bundle, where nothing else can be imported."""
+    """Verify, adopt, calibrate, code, qa, drift: each ends well on a sealed bundle, where nothing else can be imported."""
 
     def run(*arguments: Any) -> str:
         done = _run(hidden, tmp_path, *arguments)
@@ -106,6 +106,8 @@ def test_a_partner_needs_no_extra(
     hand = write_csv(tmp_path / "hand.csv", rows)
     given = ("--data", hand, "--column", "Text")
     run("calibrate", *bundle, *given, "--label-column", "Code", "--out", "t.json", "--sets")
+    adopted = ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given)
+    assert "next: open" in run(*adopted, "--label-column", "Code")
     run("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet")
     assert json.loads(run("qa", "draw", "coded.csv", "--out", "s.csv", "--column", "Text", "--json"))["rows"] == 200
     drift = ("drift", "coded.csv", "--reference", "coded.csv")

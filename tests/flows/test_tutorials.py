@@ -87,8 +87,9 @@ def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
         Path(name).write_text(rows)
     Path("signing-key.pub.pem").write_bytes(Path("work/private/keys/signing-key.pub.pem").read_bytes())
     ran = walk(TUTORIALS / "partner.md", {"RELEASE": f"outbox/{words['RELEASE']}"}, "")
-    assert [line.split()[1] for line in ran] == ["verify", "code", "code", "calibrate", "code"]
-    assert "needs_review" in Path("sure.csv").read_text().splitlines()[0]
+    assert [line.split()[1] for line in ran] == ["adopt", "code", "adopt", "code"]
+    assert "needs_review" in Path("coded.csv").read_text().splitlines()[0]
+    assert "for a person" in Path("coded.csv.summary.html").read_text()
 
 
 def test_the_readme_shows_what_the_tutorial_prints() -> None:

@@ -1,0 +1,103 @@
+"""Defines `autocoder adopt`: takes a received bundle over, once for all later commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.terminal import say
+
+
+def adopt(
+    bundle: Annotated[Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")],
+    key: Annotated[Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")],
+    out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
+    roots: options.Roots = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Records that you coded by hand: CSV, Parquet or JSON Lines.")
+    ] = None,
+    label_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of --data with the codes that people gave; for several fields nature=Nature."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Text column of your tables; may be repeated.", show_default="Final Narrative"),
+    ] = None,
+    template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=0.999, help="Accuracy of the codes that no person checks, such as 0.9."),
+    ] = None,
+    sets: Annotated[
+        bool, typer.Option("--sets", help="Also find the limits of sets, for `autocoder code --coverage`.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Take over a bundle that you received: check it, unpack it, fit your thresholds, write one report.
+
+    Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's key from it, check the
+    bundle again, and refuse it once the file of --roots says that it was revoked.
+
+    Without --data the thresholds are the bundle's, which were fitted on generated narratives. A few hundred records
+    coded by hand give better ones. The folder then depends on your records: keep it as confidential as they are.
+
+    [bold]Examples[/bold]
+
+      autocoder adopt RELEASE.tar.zst --key signing-key.pub.pem \
+          --roots roots.json --out coder
+
+      autocoder adopt RELEASE.tar.zst --key signing-key.pub.pem --out coder \
+          --data coded_by_hand.csv --column Narrative --label-column Code \
+          --accuracy 0.9
+
+      autocoder code --bundle coder --data new.csv --out coded.csv
+    """
+    from storage.errors import InputError
+    from tasks.running.failures import private_errors
+
+    if data is None and (label_column or accuracy or sets):
+        raise InputError("--label-column, --accuracy and --sets: require --data, records that you coded by hand")
+    out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
+    if out.exists():
+        raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
+    options.require_writable("--out", out)
+    with private_errors("adopt"):
+        from flows.commands.console import ConsoleListener
+        from storage.bundle.adoption import REPORT
+        from tasks.coding.adopt import OwnRecords, adopt
+
+        own = OwnRecords(
+            data=None if data is None else data.expanduser(),
+            labels=_by_field(label_column or ()),
+            columns=tuple(column or ()),
+            template=template,
+            accuracy=accuracy,
+            sets=sets,
+        )
+        with ConsoleListener() as console:
+            console.started("adopt")
+            report = adopt(bundle, out, key, None if roots is None else roots.expanduser(), own)
+    if as_json:
+        known = {"answers": report.answers, "thresholds": report.thresholds, "unchecked": report.unchecked}
+        say(json.dumps(report.adopted.adoption.model_dump() | {"folder": str(out)} | known, indent=2))
+        return
+    answers = "" if report.answers is None else f", {report.answers} golden answers"
+    say(f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; written to {out}")
+    for line in report.threshold_lines:
+        say(f"  {line}")
+    if accuracy is not None and report.adopted.adoption.accuracy is None:
+        say(f"  rows are not marked for review: no score reaches {accuracy:g}")
+    for line in report.unchecked:
+        say(f"not checked: {line}")
+    say(f"next: open {out / REPORT}, then {report.next_commands[0]}")
+
+
+def _by_field(given: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """Returns the columns of --label-column by field; a bundle of one field has the field ""."""
+    pairs = [one.partition("=") if "=" in one else ("", "=", one) for one in given]
+    return {field: column for field, _, column in pairs}

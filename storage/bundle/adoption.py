@@ -1,0 +1,99 @@
+"""Remembers a bundle that a partner took over, the key by which it is trusted, and how the partner's tables are read.
+
+The folder holds the bundle, the public key, thresholds of the partner's own and `adoption.json`. Each use checks the
+bundle again, against the roots that the agency sent last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.bundle.check import VerifiedBundle, check
+from storage.bundle.trust import Trust
+from storage.durable import write_atomically
+from storage.errors import InputError
+
+FILE, KEY, REPORT = "adoption.json", "signing-key.pub.pem", "report.html"
+
+
+class Adoption(BaseModel):
+    """Holds what later commands take from an adopted bundle where their options do not say otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    statement: Literal["autocoder adoption"] = "autocoder adoption"
+    release_id: str = Field(pattern="^[0-9a-f]{16}$")
+    columns: tuple[str, ...] = ()
+    """Text columns, and NAME=COLUMN for a column next to the text."""
+    template: str | None = None
+    roots: str | None = None
+    """File that the partner replaces by each newer one of the agency. None: no revocation is known."""
+    thresholds: tuple[str, ...] = ()
+    """Files in the folder."""
+    accuracy: float | None = Field(default=None, gt=0, lt=1)
+    """Accuracy whose score marks rows for review."""
+
+
+@dataclass(frozen=True)
+class AdoptedBundle:
+    """Reads the folder of an adopted bundle."""
+
+    folder: Path
+    adoption: Adoption
+
+    @classmethod
+    def read(cls, folder: Path | None) -> AdoptedBundle | None:
+        """Returns the adopted bundle of a folder; None for anything else, such as a bundle itself.
+
+        Raises:
+            InputError: the folder is damaged.
+        """
+        folder = None if folder is None else folder.expanduser()
+        if folder is None or not (folder / FILE).is_file():
+            return None
+        try:
+            return cls(folder, Adoption.model_validate_json((folder / FILE).read_bytes()))
+        except (OSError, ValidationError):
+            raise InputError(f"--bundle: {folder / FILE} cannot be read. Adopt the bundle again.") from None
+
+    @property
+    def bundle(self) -> Path:
+        """Returns the folder of the bundle itself."""
+        return self.folder / self.adoption.release_id
+
+    @property
+    def key(self) -> Path:
+        """Returns the file of the agency's public key."""
+        return self.folder / KEY
+
+    @property
+    def roots(self) -> Path | None:
+        """Returns the file of the agency's roots."""
+        return None if self.adoption.roots is None else Path(self.adoption.roots)
+
+    @property
+    def trust(self) -> Trust:
+        """Returns whom the partner trusts."""
+        return Trust(self.key, self.roots)
+
+    @property
+    def thresholds(self) -> list[Path]:
+        """Returns the files with the partner's own thresholds."""
+        return [self.folder / name for name in self.adoption.thresholds]
+
+    def check(self) -> VerifiedBundle:
+        """Checks the bundle as on the day of its adoption, against the newest roots.
+
+        Raises:
+            UnsoundBundle: it was changed or revoked.
+            InputError: the key or the roots cannot be read.
+        """
+        return check(self.bundle, self.trust)
+
+    def save(self) -> None:
+        """Writes `adoption.json`."""
+        write_atomically(self.folder / FILE, self.adoption.model_dump_json(indent=2).encode() + b"\n")

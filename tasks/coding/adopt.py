@@ -1,0 +1,161 @@
+"""Takes a bundle over: checks it, unpacks it, fits the partner's own thresholds and writes one report."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mechanisms.model.config import TARGETS
+from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
+from storage.bundle.archive import open_folder
+from storage.bundle.check import VerifiedBundle, check
+from storage.bundle.folder import STATEMENT
+from storage.bundle.trust import Trust
+from storage.durable import write_atomically
+from storage.errors import InputError
+from storage.tables.reader import survey
+from tasks.bundle import golden
+from tasks.coding.calibrate import calibrate, lines, require_field
+from tasks.coding.joint import open_bundle
+from tasks.coding.records import Records, declared_columns
+from tasks.pages.render import render
+from tasks.running import progress
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """Names the records that a partner coded by hand, and how its tables are read."""
+
+    data: Path | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Column of the codes by field; "" for a single field."""
+    columns: tuple[str, ...] = ()
+    template: str | None = None
+    accuracy: float | None = None
+    sets: bool = False
+
+
+@dataclass(frozen=True)
+class AdoptionReport:
+    """Holds what an adoption established."""
+
+    adopted: AdoptedBundle
+    sound: VerifiedBundle
+    answers: int | None
+    """Golden answers that were checked. None without torch."""
+    thresholds: Mapping[str, Mapping[str, Any]]
+    """Content of the partner's thresholds by field."""
+
+    @property
+    def threshold_lines(self) -> list[str]:
+        """Returns the partner's thresholds in words."""
+        return [f"{f'{name}: ' if name else ''}{line}" for name, one in self.thresholds.items() for line in lines(one)]
+
+    @property
+    def unchecked(self) -> list[str]:
+        """Returns what the adoption could not check, in words."""
+        roots = "revocation: --roots names the file roots.json that the agency sends when it revokes a release"
+        own = "how good the codes are on your narratives: --data names records that you coded by hand"
+        return [
+            *([roots] if self.adopted.roots is None else []),
+            *(["golden answers: torch and transformers are not installed"] if self.answers is None else []),
+            *([] if self.thresholds else [own]),
+        ]
+
+    @property
+    def next_commands(self) -> list[str]:
+        """Returns what to type next."""
+        name = shlex.quote(str(self.adopted.folder))
+        return [
+            f"autocoder code --bundle {name} --data new.csv --out coded.csv",
+            f"autocoder serve --bundle {name} --api-key-file key.txt",
+            f"autocoder verify {name}",
+        ]
+
+    def page(self) -> str:
+        """Returns the report."""
+        return render(
+            "adoption.html",
+            notice="Yours alone: the thresholds depend on your records. Nothing here is sent to anybody.",
+            report=self,
+            next="\n".join(self.next_commands),
+            statement=self.sound.contents[STATEMENT],
+        )
+
+
+def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
+    """Takes a bundle over into a new folder, whole or not at all.
+
+    Raises:
+        UnsoundBundle: the bundle is not as it was signed, or was revoked.
+        InputError, MechanismError: the records cannot be used.
+    """
+    if own.data is not None:
+        if not own.labels:
+            raise InputError("--label-column: missing. Name the column of --data with the codes that people gave.")
+        texts = [name for name in own.columns or ("Final Narrative",) if "=" not in name]
+        survey(own.data, text_columns=[*texts, *own.labels.values()], option="--data")
+    staging = out.with_name(f".{out.name}.adopting")
+    shutil.rmtree(staging, ignore_errors=True)  # of an adoption that was killed
+    staging.mkdir(mode=0o700, parents=True)
+    try:
+        made = _fill(source, staging, key, roots, own)
+        report = AdoptionReport(AdoptedBundle(out, made.adopted.adoption), made.sound, made.answers, made.thresholds)
+        write_atomically(staging / REPORT, report.page().encode())
+        staging.replace(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return report
+
+
+def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
+    progress.report("check", 0, 1)
+    with open_folder(source) as bundle:
+        sound = check(bundle, Trust(key, roots))
+        placed = folder / sound.release_id
+        shutil.copytree(bundle, placed)
+    answers = golden.check_answers(placed, sound.contents)
+    progress.report("check", 1, 1)
+    shutil.copyfile(key, folder / KEY)
+    fitted: dict[str, Mapping[str, Any]] = {}
+    files: list[str] = []
+    records = Records.of(declared_columns(placed), own.columns, own.template, usual="Final Narrative")
+    if own.data is not None:
+        coder = open_bundle(placed)
+        for name, label in own.labels.items():
+            require_field(coder, name, option="--label-column")
+            file = f"thresholds-{name}.json" if name else "thresholds.json"
+            fitted[name] = calibrate(
+                coder,
+                own.data,
+                records,
+                folder / file,
+                label=label,
+                field=name,
+                targets=sorted({*TARGETS, own.accuracy} - {None}),
+                sets=own.sets,
+            )
+            files.append(file)
+    adopted = AdoptedBundle(
+        folder,
+        Adoption(
+            release_id=sound.release_id,
+            columns=own.columns,
+            template=own.template,
+            roots=None if roots is None else str(roots.absolute()),
+            thresholds=tuple(files),
+            accuracy=own.accuracy if _reached(own.accuracy, fitted) else None,
+        ),
+    )
+    adopted.save()
+    return AdoptionReport(adopted, sound, answers, fitted)
+
+
+def _reached(accuracy: float | None, fitted: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Returns whether a score of each field reaches an accuracy with confidence."""
+    entries = [entry for one in fitted.values() for entry in one["thresholds"] if entry["target_accuracy"] == accuracy]
+    return bool(entries) and all(entry["threshold"] is not None for entry in entries)

@@ -1,0 +1,155 @@
+"""`autocoder adopt` and what later commands take from its folder, as a partner types them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import command, invoke
+from jobs import read_csv, write_csv
+from sealed_bundle import Sealed
+from stack import free_port
+
+from storage.bundle.archive import pack
+from storage.bundle.folder import UnsoundBundle
+from storage.bundle.trust import RevokedRelease, Root, sign_newest, with_next_root, write_roots
+from storage.errors import InputError
+from storage.ledger.heads import load_private_key
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def archive(sealed: Sealed, tmp_path: Path) -> Path:
+    """The bundle as it is sent."""
+    return pack(sealed.folder, tmp_path / f"{sealed.folder.name}.tar.zst")
+
+
+@pytest.fixture
+def own(sealed: Sealed, tmp_path: Path, narratives: Callable[..., list[str]]) -> Path:
+    """300 records that a person codes as the model does, but for each tenth."""
+    source, out = tmp_path / "new.csv", tmp_path / "machine.csv"
+    write_csv(source, [{"Text": text} for text in narratives(300)])
+    command("code", "--bundle", sealed.folder, "--data", source, "--column", "Text", "--out", out, "--quiet")
+    codes = [row["code"] for row in read_csv(out)]
+    other = {
+        code: codes[0] if code != codes[0] else next(c for c in [*codes, "111"] if c != codes[0]) for code in codes
+    }
+    records = [
+        {"Text": row["Text"], "Code": row["code"] if n % 10 else other[row["code"]]}
+        for n, row in enumerate(read_csv(out))
+    ]
+    return write_csv(tmp_path / "own.csv", records)
+
+
+def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, str, str]:
+    return invoke("adopt", archive, "--key", sealed.trust.pinned, "--out", out, *more)
+
+
+def test_later_commands_take_columns_and_thresholds_from_it(
+    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
+) -> None:
+    """Adopted with own records, `code` needs neither --column nor --thresholds nor --accuracy; a page sums each up."""
+    folder = tmp_path / "coder"
+    given = ("--data", own, "--column", "Text", "--label-column", "Code", "--accuracy", "0.8", "--sets")
+    code, said, _ = _adopt(archive, sealed, folder, *given)
+    assert code == 0, said
+    assert "80 % right: score" in said
+    assert "not checked: revocation" in said
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700, "thresholds depend on records"
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "80 % right: score" in report
+    assert "autocoder code --bundle" in report
+    out = tmp_path / "coded.csv"
+    code, said, _ = invoke("code", "--bundle", folder, "--data", own, "--out", out, "--json")
+    known = json.loads(said)
+    fitted = json.loads((folder / "thresholds.json").read_text())["thresholds"]
+    assert known["threshold"] == next(one["threshold"] for one in fitted if one["target_accuracy"] == 0.8)
+    marked = sum(row["needs_review"] == "true" for row in read_csv(out))
+    assert marked == known["needs_review"]
+    summary = Path(known["summary"]).read_text(encoding="utf-8")
+    assert f"{marked:,} (" in summary
+    assert "qa draw" in summary
+    assert "--column Text" in summary
+    chosen = invoke(
+        "code", "--bundle", folder, "--data", own, "--out", tmp_path / "b.csv", "--threshold", "0", "--json"
+    )
+    assert json.loads(chosen[1])["threshold"] == 0
+    covered = ("code", "--bundle", folder, "--data", own, "--out", tmp_path / "c.csv", "--coverage", "0.9", "--quiet")
+    assert invoke(*covered)[0] == 0
+    assert invoke("verify", folder)[0] == 0
+    assert "fell" not in report + "".join(row["Code"] for row in read_csv(own))
+
+
+def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: Path) -> None:
+    """Rows by score and by code add up to those of the file; without a threshold nothing is for a person."""
+    from tasks.coding import coded_summary
+
+    out = tmp_path / "plain.csv"
+    invoke("code", "--bundle", sealed.folder, "--data", own, "--column", "Text", "--out", out, "--quiet")
+    page = coded_summary.write_summary(out).read_text(encoding="utf-8")
+    assert "300 rows, 0 of them without a narrative" in page
+    assert "No row is marked for a person" in page
+    codes = [row["code"] for row in read_csv(out)]
+    most = max(codes, key=codes.count)
+    assert f"<td>{most}</td>" in page
+    assert f"<td>{codes.count(most):,}</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("--label-column", "Code"), "require --data"),
+        (("--data", "OWN"), "--label-column: missing"),
+        (("--data", "OWN", "--label-column", "Nature", "--column", "Text"), "Nature"),
+        (("--data", "OWN", "--label-column", "x=Code", "--column", "Text"), "no field 'x'"),
+        (("--roots", "none.json"), "none.json"),
+    ],
+    ids=["no records", "no codes", "column", "field", "roots"],
+)
+def test_what_cannot_be_adopted_leaves_nothing(
+    archive: Path, sealed: Sealed, own: Path, tmp_path: Path, more: tuple[str, ...], problem: str
+) -> None:
+    """A message, and neither the folder nor a part of it."""
+    before = set(tmp_path.iterdir())
+    with pytest.raises(InputError, match=problem):
+        _adopt(archive, sealed, tmp_path / "coder", *[own if one == "OWN" else one for one in more])
+    assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"state"}
+
+
+def test_a_revoked_or_changed_bundle_codes_no_more(archive: Path, sealed: Sealed, tmp_path: Path) -> None:
+    """The file of roots is read at each use: it revokes, and no older one brings back; a changed file is named."""
+    roots, folder, signing = tmp_path / "roots.json", tmp_path / "coder", load_private_key(sealed.signer.key)
+    chain = with_next_root((Root.first(signing.public_key()),), days=9)
+    write_roots(roots, sign_newest(chain, signing))
+    assert _adopt(archive, sealed, folder, "--roots", roots)[0] == 0
+    uses = (("code", "--bundle", folder, "x"), ("serve", "--bundle", folder, "--no-key", "--port", free_port()))
+    assert invoke(*uses[0])[0] == 0
+    with pytest.raises(InputError, match="exists"):
+        _adopt(archive, sealed, folder)
+    licence = folder / sealed.folder.name / "LICENSE"
+    content = licence.read_bytes()
+    licence.write_bytes(content + b"x")
+    for arguments in uses:
+        with pytest.raises(UnsoundBundle, match="LICENSE"):
+            invoke(*arguments)
+    assert invoke("verify", folder)[0] == 1
+    licence.write_bytes(content)
+    gone = RevokedRelease(
+        release_id=sealed.folder.name, bundle_digest="0" * 64, revoked_on="2026-11-01", reason="a wrong code list"
+    )
+    older = roots.read_bytes()
+    write_roots(roots, sign_newest(with_next_root(sign_newest(chain, signing), revoked=(gone,), days=9), signing))
+    for arguments in uses:
+        with pytest.raises(UnsoundBundle, match="a wrong code list"):
+            invoke(*arguments)
+    roots.write_bytes(older)
+    with pytest.raises(UnsoundBundle, match="older than the last accepted"):
+        invoke(*uses[0])
