@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from in_process import command, invoke
 from jobs import read_csv, write_csv
+from review_browser import CHROMIUM, check_accessible_file
 from sealed_bundle import Sealed
 from stack import free_port
 
@@ -78,6 +79,8 @@ def test_later_commands_take_columns_and_thresholds_from_it(
     assert f"{marked:,} (" in summary
     assert "qa draw" in summary
     assert "--column Text" in summary
+    if CHROMIUM is not None:
+        check_accessible_file(folder / "report.html", Path(known["summary"]))
     chosen = invoke(
         "code", "--bundle", folder, "--data", own, "--out", tmp_path / "b.csv", "--threshold", "0", "--json"
     )

@@ -91,7 +91,7 @@ def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
 def test_a_partner_needs_no_extra(
     hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verify, adopt, calibrate, code, qa, drift: each ends well on a sealed bundle, where nothing else can be imported."""
+    """Verify, adopt, calibrate, code, qa, drift: each ends well on a bundle, where nothing else can be imported."""
 
     def run(*arguments: Any) -> str:
         done = _run(hidden, tmp_path, *arguments)
