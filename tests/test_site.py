@@ -50,7 +50,8 @@ def test_links_lead_somewhere_in_the_repository_too() -> None:
 @pytest.mark.parametrize("page", ["tutorials/partner.md", "coding.md"])
 def test_a_partners_commands_name_the_bundle(page: str) -> None:
     """A partner has no workspace whose newest release would be taken."""
-    commands = re.findall(r"autocoder (?:code|calibrate|serve) --.*", (ROOT / "docs" / page).read_text().replace("\\\n", " "))
+    text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
+    commands = re.findall(r"autocoder (?:code|calibrate|serve) --.*", text)
     whole = [command for command in commands if "--data" in command]
     assert whole
     assert [command for command in whole if "--bundle" not in command] == []

@@ -136,61 +136,21 @@ def changed_groups(
 
 
 def findings(runs: Mapping[str, Sequence[BranchAudit]], effects: Sequence[Effect] = ()) -> list[str]:
-    """Writes sentences on each branch, on each effect whose two branches were audited, and on each change.
+    """Names the claims of each verdict, a line a verdict, and what each effect with two audited branches changes.
 
     Args:
         runs: audits by change; the first, under an empty name, changed nothing.
     """
     branches = {group[0].branch: group for group in grouped(runs[""])}
-    lines = [_branch(group) for group in branches.values() if group[0].epsilon is not None]
+    named: dict[str, list[str]] = {}
+    for group in branches.values():
+        if group[0].epsilon is not None:
+            named.setdefault(verdict(group), []).append(group[0].title)
+    lines = [f"**{outcome.capitalize()}**: {'; '.join(titles)}." for outcome, titles in named.items()]
     for effect in effects:
         if effect.without in branches and effect.within in branches:
             lines.append(_effect(effect.of, branches[effect.without], branches[effect.within]))
-    changes = [(change, group, same) for change, group, same in changed_groups(runs) if same is not None]
-    return lines + [_change(*change) for change in changes]
-
-
-def _branch(group: Sequence[BranchAudit]) -> str:
-    first, strongest = group[0], max(group, key=lambda audit: audit.epsilon_lower_bound)
-    bound, noise = strongest.epsilon_lower_bound, strongest.figures.get("noise_at_most")
-    refuted = f"every ε below {bound:.2f} is refuted" if bound >= 0.005 else "no ε is refuted"
-    if noise is not None:
-        of_any = strongest.figures["epsilon_of_any"]
-        refuted = (
-            f"noise of more than {noise:.2f} times the stated is excluded, which refutes every ε below {bound:.2f} if "
-            f"the noise is Gaussian; of any (ε, δ) every ε below {of_any:.2f} is refuted"
-        )
-    one_record = ""
-    if first.epsilon != first.epsilon_add_remove:
-        one_record = f", {mean(group, 'epsilon_add_remove'):.2f} for one record more or less"
-    claim = f"{first.title}: claims ε {mean(group, 'epsilon'):.2f}{one_record}; {refuted}"
-    contradicted = [audit for audit in group if audit.verdict == CONTRADICTED]
-    if contradicted:
-        delta = min(audit.delta_refuted or 0.0 for audit in contradicted)
-        largest = f", for every δ up to {round_down(delta)}" if delta > 0 else ""
-        return f"{claim}: **contradicted** at {len(contradicted)} of {len(group)} seeds{largest}."
-    claim += _power(first)
-    natural = bound_of(first, NATURAL)
-    if natural is not None and natural["epsilon"] > bound and natural["claimed_in_trials"] is not None:
-        claim += (
-            f". Reruns on natural records measured {natural['epsilon']:.2f}, which does not count: one of them claims "
-            f"{natural['claimed_in_trials']:.2f} for itself"
-        )
-    withheld = next((audit for audit in group if audit.figures.get("withheld")), None)
-    if withheld is not None:
-        return f"{claim}. **Inconclusive**: {_withheld(withheld)}."
-    if any(audit.verdict == INCONCLUSIVE for audit in group):
-        reach = max(audit.reach for audit in group)
-        return (
-            f"{claim}. **Inconclusive**: perfect guesses could have shown at most ε {reach:.2f}, which is not enough."
-        )
-    return f"{claim}. Not contradicted by these tests."
-
-
-def _power(audit: BranchAudit) -> str:
-    """Reports the bound at half of the noise, if it was measured."""
-    halved = [bound["at_half_noise"] for bound in audit.figures["bounds"] if bound.get("at_half_noise") is not None]
-    return f" (at half of its noise, if Gaussian: every ε below {max(halved):.2f})" if halved else ""
+    return lines
 
 
 def _effect(name: str, without: Sequence[BranchAudit], within: Sequence[BranchAudit]) -> str:
@@ -206,17 +166,3 @@ def _effect(name: str, without: Sequence[BranchAudit], within: Sequence[BranchAu
     parts.append(f"ε claimed {mean(without, 'epsilon'):.2f} and {mean(within, 'epsilon'):.2f}")
     parts.append(f"weighted F1 {mean(without, 'weighted_f1'):.3f} and {mean(within, 'weighted_f1'):.3f}")
     return f"What {name} do to what can be measured: {', '.join(parts)}."
-
-
-def _change(name: str, group: Sequence[BranchAudit], unchanged: Sequence[BranchAudit]) -> str:
-    before, after = bound_of(unchanged[0], NATURAL), bound_of(group[0], NATURAL)
-    measured = ""
-    if before is not None and after is not None:
-        comparable = f"{before['epsilon']:.2f} to " if reruns(group) == reruns(unchanged) else ""
-        measured = f"measured in {reruns(group)} reruns {comparable}{after['epsilon']:.2f}, "
-    return (
-        f"`{name}`, {group[0].title}: claim {mean(unchanged, 'epsilon'):.2f} to {mean(group, 'epsilon'):.2f}, "
-        f"{measured}AUC of the loss {mean(unchanged, 'loss_auc'):.3f} to {mean(group, 'loss_auc'):.3f}, weighted F1 "
-        f"{mean(unchanged, 'weighted_f1'):.3f} to {mean(group, 'weighted_f1'):.3f} "
-        f"({change_of_f1(group, unchanged):+.3f} at the same seeds): {verdict(group)}."
-    )

@@ -73,7 +73,7 @@ def page(
         file=Path(parameters.data.source).name,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        orderings=list(tables.orderings(summaries, publications)),
+        orderings=tables.orderings_table(summaries, publications),
         tables={
             "Table 1: privacy and utility": tables.claims_table(summaries, publications),
             "Differences, and their errors": tables.differences_table(summaries),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.comparing.published import Publication, Reported
@@ -223,16 +223,17 @@ def accounting_table(summaries: Sequence[BranchSummary]) -> Table:
     return ["branch", *names.values()], rows
 
 
-def orderings(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> Iterator[str]:
-    """Checks each expected ordering of these branches against the figures, with the errors of their difference."""
-    by_name = {one.branch: one for one in summaries}
+def orderings_table(summaries: Sequence[BranchSummary], published: Sequence[Publication]) -> Table:
+    """Tabulates each expected ordering of these branches, with weighted F1 and the errors of their difference."""
+    by_name, rows = {one.branch: one for one in summaries}, []
     for ordering in (one for source in published for one in source.orderings):
         if ordering.higher in by_name and ordering.lower in by_name:
             higher, lower = by_name[ordering.higher], by_name[ordering.lower]
             apart = higher.minus(lower)
             verdict = {"ahead": "holds", "behind": "**does not hold**"}.get(apart.reading, apart.reading)
-            means = f"{higher.mean['weighted_f1']:.3f} to {lower.mean['weighted_f1']:.3f}"
-            yield f"{higher.branch} above {lower.branch} ({ordering.why}): {means} ({apart.errors}), {verdict}"
+            means = [f"{one.mean['weighted_f1']:.3f}" for one in (higher, lower)]
+            rows.append([f"{higher.branch} above {lower.branch}", ordering.why, *means, apart.errors, verdict])
+    return ["expected", "because of", "weighted F1", "of the second", "errors", "verdict"], rows
 
 
 def unprotected(summaries: Sequence[BranchSummary]) -> list[str]:

@@ -96,10 +96,8 @@ def page(
         all=tables.rank_table(results, everywhere, places),
         ranked=tables.common(results, everywhere, places),
         places=len(places),
-        ahead=tables.ahead(results, everywhere, places, "gem") if "gem" in everywhere else [],
         points=tables.points(results, measured, places),
         sanity=tables.sanity(results, published["f1_of_plain_trees"], given.epsilons[-1]),
-        prototypes=tables.beside_prototypes(results, measured, published["prototypes"]),
         over=[
             tables.over_epsilon(beside, _titles(everywhere) | references, list(sets), given.epsilons, metric)
             for metric in (*METRICS, "average_precision")

@@ -66,13 +66,11 @@ def audited(
     return BranchAudit.model_validate(fields | other)
 
 
-def test_each_verdict_has_its_sentence() -> None:
-    """Contradicted at so many seeds and for every delta up to the least; measured more, but not counted; nothing
-    refuted and no power to; what half of the noise would have shown; no claim, no sentence.
+def test_each_verdict_names_its_claims() -> None:
+    """Contradicted at so many seeds and for every delta up to the least, not contradicted, inconclusive; no claim, no
+    line. A rerun that claims as much for itself counts for nothing.
     """
     formal = audited("formal", refuted=0.9, natural=0.5, claimed=None, epsilon_add_remove=4.0)
-    formal.figures["bounds"][0]["at_half_noise"] = 5.5
-    formal.figures.update(noise_at_most=1.19, epsilon_of_any=0.25)
     lines = findings(
         {
             "": [
@@ -87,18 +85,10 @@ def test_each_verdict_has_its_sentence() -> None:
         }
     )
     assert lines == [
-        "broken: claims ε 4.00, 2.00 for one record more or less; every ε below 6.00 is refuted: **contradicted** at 1 "
-        "of 2 seeds, for every δ up to 0.985.",
-        "halved: claims ε 4.00, 2.00 for one record more or less; every ε below 3.00 is refuted: **contradicted** at 1 "
-        "of 1 seeds.",
-        "undecided: claims ε 4.00, 2.00 for one record more or less; every ε below 1.00 is refuted. Reruns on natural "
-        "records measured 2.20, which does not count: one of them claims 2.50 for itself. Not contradicted by these "
-        "tests.",
-        "quiet: claims ε 4.00, 2.00 for one record more or less; no ε is refuted. **Inconclusive**: perfect guesses "
-        "could have shown at most ε 1.90, which is not enough.",
-        "formal: claims ε 4.00; noise of more than 1.19 times the stated is excluded, which refutes every ε below 0.90 "
-        "if the noise is Gaussian; of any (ε, δ) every ε below 0.25 is refuted (at half of its noise, if Gaussian: "
-        "every ε below 5.50). Not contradicted by these tests.",
+        "**Contradicted at 1 of 2, δ up to 0.985**: broken.",
+        "**Contradicted**: halved.",
+        "**Not contradicted**: undecided; formal.",
+        "**Inconclusive**: quiet.",
     ]
 
 
@@ -124,14 +114,12 @@ def test_a_bound_on_noise_is_called_one_everywhere() -> None:
 
 
 def test_what_is_withheld_says_why() -> None:
-    """A later audit that a first one would have been a contradiction by: in the terminal's line and in the page's."""
+    """A later audit that a first one would have been a contradiction by: in the terminal's line."""
     told = audited("late", refuted=1.9, reach=0.0)
     told.figures.update(withheld=True, epsilon_refuted_before=2.4, attempt=17)
     why = "would have refuted every epsilon below 2.4; audit 17 of a claim can neither refute nor clear it"
-    (sentence,) = findings({"": [told]})
     (line,) = lines(AuditResult(branches=(told,), trials=16, target_epsilon=None))
-    assert "**Inconclusive**: as a first audit" in sentence
-    assert why in sentence
+    assert findings({"": [told]}) == ["**Inconclusive**: late."]
     assert line.endswith(why)
 
 
@@ -170,9 +158,10 @@ def test_a_change_is_held_against_the_same_seeds() -> None:
     changed = [audited("a", weighted_f1=0.45, curves="new"), audited("b")]
     runs = {"": before, "x=1": changed}
     assert [(name, group[0].branch) for name, group, _ in changed_groups(runs)] == [("x=1", "a")]
-    (line,) = [line for line in findings(runs) if line.startswith("`x=1`")]
-    assert "weighted F1 0.500 to 0.450 (-0.050 at the same seeds)" in line
-    assert "measured in 16 reruns 1.00 to 1.00" in line
+    head, rows = truth_page.changes_table(runs)
+    (row,) = [row for row in rows if row[0] == "`x=1`"]
+    assert row[head.index("change of F1")] == "-0.050"
+    assert row[head.index("natural reruns measured {claimed}")].startswith("1.00")
 
 
 def test_an_effect_is_measured_by_its_two_branches() -> None:
