@@ -72,6 +72,8 @@ class Settings:
     signed_by: str | None = None
     sensitive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Codes that the review shows early, by field."""
+    accuracy: float = 0.9
+    """Accuracy whose threshold the page begins with, or the nearest that has one."""
 
 
 class _AccessControl:
@@ -134,7 +136,11 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     page = _PAGES.get_template("page.html").render(
-        coder=coder, most_rows=min(files.MOST_ROWS, settings.narratives_per_minute), most_bytes=files.MOST_BYTES
+        coder=coder,
+        preset=_preset(coder, settings.accuracy),
+        tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
+        most_rows=min(files.MOST_ROWS, settings.narratives_per_minute),
+        most_bytes=files.MOST_BYTES,
     )
     review = _review_page(coder)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
@@ -281,6 +287,16 @@ def _review_page(coder: Coder | JointCoder) -> str:
     """Returns the page with its style and scripts inside, whose digests the policy of content names."""
     parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
     return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
+
+
+def _preset(coder: Coder | JointCoder, accuracy: float) -> dict[str, float] | None:
+    """Returns score and accuracy of the threshold nearest to an accuracy; None without one, or of several fields."""
+    if isinstance(coder, JointCoder) or coder.thresholds is None:
+        return None
+    fitted = coder.thresholds.get("thresholds", ())
+    scores = {entry["target_accuracy"]: entry["threshold"] for entry in fitted if entry["threshold"] is not None}
+    nearest = min(scores, key=lambda target: abs(target - accuracy), default=None)
+    return None if nearest is None else {"accuracy": nearest, "score": scores[nearest]}
 
 
 def _result(coding: Coding | Case) -> dict[str, Any]:

@@ -76,8 +76,9 @@ def drift(
             of = f"{name}: " if name else ""
             say(f"{of}{one.line}")
             say(f"{of}{one.rows:,} rows against {one.reference_rows:,}; largest changes by code:")
+            titles = measure.titles_of(coded, name)
             for code, was, share in one.moved:
-                say(f"  {code:<12} {was:6.1%} -> {share:6.1%}")
+                say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())
         if bundle is not None:
             say("The reference is titles of the code list: a difference from them does not show drift over time.")
     if any(one.verdict == "drift" for one in comparisons.values()):

@@ -26,7 +26,7 @@ def draw(
     out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     column: Annotated[
         list[str] | None,
-        typer.Option(help="Text column for the coder; may be repeated.", show_default="Final Narrative"),
+        typer.Option(help="Text column for the coder; may be repeated.", show_default="the one with the longest texts"),
     ] = None,
     share: Annotated[
         float | None, typer.Option(min=0.0001, max=1, help="Share of all rows.", show_default="0.05")
@@ -67,7 +67,7 @@ def draw(
       autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
     """
     from storage.errors import InputError
-    from tasks.coding.quality import Policy, draw, read_policy
+    from tasks.coding.quality import Policy, draw, read_policy, text_column
     from tasks.running.failures import private_errors
 
     if hours is not None and share is not None:
@@ -77,16 +77,16 @@ def draw(
         chosen = read_policy(policy.expanduser()) if policy else Policy()
         changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
         chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        sample = draw(
-            coded, out, columns=column or ["Final Narrative"], policy=chosen, seed=seed, size=size, field=field
-        )
+        columns = column or [text_column(coded)]
+        sample = draw(coded, out, columns=columns, policy=chosen, seed=seed, size=size, field=field)
     if as_json:
-        say(json.dumps(vars(sample) | {"out": str(out)}))
+        say(json.dumps(vars(sample) | {"out": str(out), "columns": columns}))
     else:
         say(
-            f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes); fill in "
-            "the column human_code (one per field) and run `autocoder qa agree`"
+            f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes), with the "
+            f"column {' and '.join(columns)}"
         )
+        say(f"next: fill in the column human_code (one per field), then autocoder qa agree {coded} --sample {out}")
 
 
 @app.command()

@@ -120,7 +120,9 @@ def serve(
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
         hosts = ("localhost", "127.0.0.1", "[::1]", "::1", host, *(allowed_host or ()))
+        wanted = adopted.adoption.accuracy if adopted is not None else None
         settings = Settings(
+            accuracy=wanted or Settings.accuracy,
             state=watch.state,
             renew=watch,
             narratives_per_minute=rate,

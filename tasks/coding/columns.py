@@ -68,7 +68,8 @@ class AnswerColumns:
             (score, pa.float64()),
         ]
         for place in range(2, self.top_k + 1):
-            fields += [(f"{code}_{place}", pa.string()), (f"{score}_{place}", pa.float64())]
+            further = [(f"{code}_{place}", pa.string()), (f"{of}title_{place}", pa.string())]
+            fields += [*further, (f"{score}_{place}", pa.float64())]
         if self.threshold is not None:
             fields.append((f"{of}needs_review", pa.bool_()))
             if self.grouped:
@@ -95,10 +96,7 @@ class AnswerColumns:
         cells: list[str | float | bool | int | None] = []
         for place in range(self.top_k):
             answer = coding.answers[place] if place < len(coding.answers) else None
-            cells.append(answer and answer.code)
-            if place == 0:
-                cells.append(answer and answer.title)
-            cells.append(answer and round(answer.score, 6))
+            cells += [answer and answer.code, answer and answer.title, answer and round(answer.score, 6)]
         if self.threshold is not None:
             cells.append(coding.needs_review or self.is_ambiguous(coding))
             if self.grouped:

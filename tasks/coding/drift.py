@@ -69,6 +69,15 @@ def fields_in(path: Path, option: str) -> tuple[str, ...]:
     return fields_of(survey(path, text_columns=[], option=option), option=option)
 
 
+def titles_of(path: Path, field: str) -> dict[str, str]:
+    """Returns the titles of the codes in a coded table; none where it has no such column."""
+    title = f"{field}_title" if field else "title"
+    table = survey(path, text_columns=[])
+    if title not in table.columns:
+        return {}
+    return {code.strip(): name.strip() for code, name in table.text_rows([code_column(field), title])}
+
+
 def read_period(path: Path, option: str, *, field: str = "") -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
 
@@ -142,8 +151,8 @@ class Drift:
             "drift": "a large and real difference. Do not rely on the scores until a QA sample confirms them",
         }[self.verdict]
         return (
-            f"{self.verdict.upper()}: {why} (codes: PSI {self.psi:.3f}, chance {self.psi_chance:.3f}; scores: KS "
-            f"{self.ks:.3f}, chance {self.ks_chance:.3f})" + (f". {_NOT_COVERED}" if self.covers is False else "")
+            f"{self.verdict.upper()}: {why} (codes: PSI {self.psi:.3f}, p {self.psi_chance:.3f}; scores: KS "
+            f"{self.ks:.3f}, p {self.ks_chance:.3f})" + (f". {_NOT_COVERED}" if self.covers is False else "")
         )
 
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -31,7 +32,7 @@ from tasks.coding.coded_table import code_column, fields_of
 from tasks.coding.strata import Stratum, stratify
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
-_BOOTSTRAP = 1000
+_BOOTSTRAP, _SEEN = 1000, 1000
 
 
 class Policy(BaseModel, frozen=True, extra="forbid"):
@@ -73,6 +74,16 @@ class Sample:
 def human_column(field: str) -> str:
     """Returns the column for the human's code of a field."""
     return f"human_{field}" if field else HUMAN
+
+
+def text_column(coded: Path) -> str:
+    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers."""
+    table = survey(coded, text_columns=[])
+    given = table.columns[: table.columns.index(code_column(fields_of(table)[0]))]
+    if not given:
+        raise InputError("--column: the table has no column but the answers. Name that of the narratives.")
+    rows = list(islice(table.text_rows(given), _SEEN))
+    return max(given, key=lambda name: sum(len(row[given.index(name)]) for row in rows))
 
 
 def draw(

@@ -36,10 +36,8 @@ def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narrative
 def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> None:
     """A person who agrees on all but each fifth row: the share is told with its interval; nothing is overwritten."""
     sample = tmp_path / "sample.csv"
-    code, out, _ = invoke(
-        "qa", "draw", coded, "--out", sample, "--column", "Text", "--share", "0.5", "--seed", "1", "--json"
-    )
-    assert (code, json.loads(out)["sampled"]) == (0, 150)
+    code, out, _ = invoke("qa", "draw", coded, "--out", sample, "--share", "0.5", "--seed", "1", "--json")
+    assert (code, json.loads(out)["sampled"], json.loads(out)["columns"]) == (0, 150, ["Text"])
     model, filled = read_csv(coded), read_csv(sample)
     for n, row in enumerate(filled):
         own = model[int(row["qa_row"]) - 1]["code"]

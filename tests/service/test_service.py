@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -175,11 +176,22 @@ def test_stopping_lets_the_waiting_go() -> None:
     asyncio.run(run())
 
 
+def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
+    """The score of the wanted accuracy, or of the nearest that has one; without one the field is empty."""
+    assert 'placeholder="none">' in TestClient(create_app(coder, Settings())).get("/").text
+    fitted = [{"target_accuracy": at, "threshold": score} for at, score in ((0.8, 0.25), (0.9, None), (0.95, 0.875))]
+    known = replace(coder, thresholds={"temperature": 1.0, "thresholds": fitted, "fitted_on": "records"})
+    for wanted, score, shown in ((0.8, 0.25, "80"), (0.9, 0.875, "95")):
+        page = TestClient(create_app(known, Settings(accuracy=wanted))).get("/").text
+        assert f'value="{score}"' in page
+        assert f"{shown} % right above" in page
+
+
 def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:
     """Its policy names the hash of the script, allows no other origin, and the page asks for none."""
     page = client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
-    assert policy.count("'sha256-") == 5  # a style and a script here, a style and two scripts of the review
+    assert policy.count("'sha256-") == 6  # a style and two scripts here, a style and two scripts of the review
     assert "http" not in page.text.replace("http-equiv", "")
     assert "OIICS 2.01" in page.text

@@ -61,6 +61,7 @@ def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., lis
             link.click()
         assert saved.value.suggested_filename == "new.coded.csv"
         saved.value.save_as(tmp_path / "coded.csv")
+        reviewed = page.get_by_text("need review").inner_text()
         page.set_input_files("#file", tmp_path / "ragged.csv")
         page.click("#go")
         page.get_by_text("row 1: 2 fields where the header has 1").wait_for()
@@ -71,3 +72,4 @@ def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., lis
     assert [row["Narrative text"] for row in coded] == texts
     assert coded[0]["case"] == "'=1+0"
     assert all(row["code"] and row["needs_review"] in ("true", "false") for row in coded)
+    assert reviewed.startswith(f"{sum(row['needs_review'] == 'true' for row in coded)} of 51 rows")

@@ -107,8 +107,8 @@ def test_columns_are_named_after_the_fields(coder: JointCoder, tmp_path: Path) -
     rows = coded(coder, table_of(tmp_path), tmp_path / "out.csv", top_k=2)
     assert list(rows[0]) == [
         *("id", "text"),
-        *("nature", "nature_title", "nature_score", "nature_2", "nature_score_2"),
-        *("event", "event_title", "event_score", "event_2", "event_score_2"),
+        *("nature", "nature_title", "nature_score", "nature_2", "nature_title_2", "nature_score_2"),
+        *("event", "event_title", "event_score", "event_2", "event_title_2", "event_score_2"),
         *("model", "classification", "classification_version", "bundle_digest", "score_temperature", "coded_fields"),
     ]
     assert rows[0]["coded_fields"] == "nature event"
