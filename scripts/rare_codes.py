@@ -107,8 +107,6 @@ def main() -> None:
         results.setdefault(file.stem.split("-")[1], {}).update(aggregates_of(content))
     given.results.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(given.results, json.dumps(results, indent=1, ensure_ascii=False).encode() + b"\n")
-    bayes = given.results.with_name("title-bayes.json")
-    tried = json.loads(bayes.read_text())["tried"] if bayes.is_file() else []
     by_epsilon = dict(sorted(results.items(), key=lambda item: float(item[0])))
     text = render(
         "rare-codes.md",
@@ -116,7 +114,6 @@ def main() -> None:
         f1={epsilon: table(branches, "macro_f1") for epsilon, branches in by_epsilon.items()},
         recall={epsilon: table(branches, "macro_recall") for epsilon, branches in by_epsilon.items()},
         best={epsilon: best(branches) for epsilon, branches in by_epsilon.items()},
-        bayes=_bayes(tried),
         thinned=thinned(list(load_cells(given.results.parent / "tables" / "cells.json").values())),
         notes=notes_beside(given.out),
     )
@@ -148,17 +145,6 @@ def _thinned(cells: Sequence[Cell], epsilon: float, metric: str) -> Table:
 
 def _size(cell: Cell) -> int:
     return int(cell.set.rpartition("_")[2])
-
-
-def _bayes(tried: list[dict[str, Any]]) -> Table:
-    epsilons = list(dict.fromkeys(row["epsilon"] for row in tried))
-    settings = list(dict.fromkeys(tuple(row["setting"].values()) for row in tried))
-    cells = {
-        (tuple(row["setting"].values()), row["epsilon"]): f"{row['weighted_f1']:.3f} / {row['macro_f1']:.3f}"
-        for row in tried
-    }
-    head = ["titles nearby, τ, λ", *("without noise" if e is None else f"ε {e:g}" for e in epsilons)]
-    return head, [[", ".join(f"{v:g}" for v in s), *(cells[s, e] for e in epsilons)] for s in settings]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ _RESERVED = frozenset(
     | {"needs_review", "conflicts"}
 )
 """Columns that coding adds to a table for any fields."""
-_SUFFIX = re.compile(r"((score|title)_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)")
+_SUFFIX = re.compile(
+    r"((score|title)_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)"
+)
 """Suffixes of a field's columns in a coded table, after the field's name."""
 
 
