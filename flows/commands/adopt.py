@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 
 
@@ -16,7 +16,7 @@ def adopt(
     bundle: Annotated[Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")],
     key: Annotated[Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")],
     out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
-    roots: options.Roots = None,
+    roots: bundle_options.Roots = None,
     data: Annotated[
         Path | None, typer.Option(help="Records that you coded by hand: CSV, Parquet or JSON Lines.")
     ] = None,

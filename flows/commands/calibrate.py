@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 
 
 def calibrate(
     data: Annotated[Path, typer.Option(help="Coded records: CSV, Parquet or JSON Lines.")],
     out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
-    released: options.BundleOptions,
+    released: bundle_options.BundleOptions,
     label_column: Annotated[str, typer.Option(help="The code that a person gave.")] = "Nature",
     field: Annotated[
         str, typer.Option(help="Field of --label-column, for a bundle of several fields.", show_default="none")

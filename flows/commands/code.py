@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.commands import options
+from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
 
@@ -112,7 +112,7 @@ class ReviewOptions:
 
 
 def code(
-    released: options.BundleOptions,
+    released: bundle_options.BundleOptions,
     output: options.OutputOptions,
     files: FileOptions,
     review: ReviewOptions,
@@ -124,7 +124,7 @@ def code(
         ),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
-    precision: options.Precision = "auto",
+    precision: bundle_options.Precision = "auto",
     shards: Annotated[
         int,
         _file(

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -24,13 +23,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from flows.commands.console import ConsoleListener
-    from storage.bundle.adoption import AdoptedBundle
-    from storage.bundle.trust import Trust
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
     from storage.paths import Workspace
-    from tasks.coding.coder import AnyCoder
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -89,14 +85,6 @@ Prior = Annotated[
         show_default="the profile's",
     ),
 ]
-Precision = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    typer.Option(
-        "--precision",
-        help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
-        "codes.",
-    ),
-]
 ModelPrecision = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
     typer.Option(
@@ -134,19 +122,6 @@ Shards = Annotated[
         max=10_000,
         help="Parts of each pass over draws, and of an audit's reruns, that workers compute; needs PREFECT_API_URL and "
         "`autocoder deploy`.",
-    ),
-]
-Roots = Annotated[
-    Path | None, typer.Option("--roots", help="The agency's newest roots (roots.json): replaced keys, revocations.")
-]
-State = Annotated[
-    Path | None,
-    typer.Option("--state", help="With --roots: folder that records the newest.", show_default="~/.local/state"),
-]
-Thresholds = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--thresholds", help="File from `autocoder calibrate`, in place of those of the bundle; one per field."
     ),
 ]
 Server = Annotated[
@@ -248,55 +223,6 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class BundleOptions:
-    """Selects the bundle that codes."""
-
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`.",
-            show_default="the newest release in the workspace",
-        ),
-    ] = None
-    home: Home = None
-    allow_revoked: Annotated[
-        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
-    ] = False
-
-    def adopted(self) -> AdoptedBundle | None:
-        """Returns what a partner decided on the bundle; None where --bundle names no adopted one."""
-        from storage.bundle.adoption import AdoptedBundle
-
-        return AdoptedBundle.read(self.bundle)
-
-    def columns(self, columns: list[str] | None, template: str | None) -> tuple[Sequence[str], str | None]:
-        """Returns the text columns and their template: the options, or those of an adopted bundle."""
-        adopted = None if columns else self.adopted()
-        if adopted is None:
-            return columns or (), template
-        return adopted.adoption.columns, template or adopted.adoption.template
-
-    def opened(self) -> AbstractContextManager[Path]:
-        """Opens the folder of the bundle; an archive is unpacked for the length of the block."""
-        from storage.bundle.archive import open_folder
-        from tasks.coding.coder import newest_bundle
-
-        return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
-
-    def require_not_revoked(self, coder: AnyCoder) -> None:
-        """Refuse what was revoked in this workspace, unless it is wanted all the same.
-
-        Raises:
-            StorageError: it was, or the ledger that would know cannot be read.
-        """
-        from tasks.coding.coder import require_not_revoked
-
-        if not self.allow_revoked:
-            otherwise = "name a newer one with --bundle, or give --allow-revoked"
-            require_not_revoked(coder, home_of(self.home), otherwise=otherwise)
-
-
-@dataclass(frozen=True)
 class LedgerOptions:
     """Selects an existing ledger."""
 
@@ -336,25 +262,6 @@ class LedgerOptions:
         from storage.ledger import Ledger
 
         return Ledger.require_existing(self.url)
-
-
-def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
-    """Returns whom a partner trusts; None without a key.
-
-    Raises:
-        InputError: an option is given without the one that it requires.
-    """
-    from storage.bundle.trust import Trust
-    from storage.errors import InputError
-
-    if key is None and (roots is not None or state is not None):
-        raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")
-    if roots is None and state is not None:
-        raise InputError("--state: requires --roots")
-    if key is None:
-        return None
-    expanded = (path and path.expanduser() for path in (roots, state))
-    return Trust(key.expanduser(), *expanded)
 
 
 def home_of_plan(plan: Path, home: Path | None) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import bundle_options
 from flows.commands.terminal import say
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class TrustOptions:
     """Sets whose bundle may be served."""
 
     verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
-    roots: options.Roots = None
-    state: options.State = None
+    roots: bundle_options.Roots = None
+    state: bundle_options.State = None
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Serve a bundle without a signature check; the rest is checked.")
     ] = False
@@ -46,7 +46,7 @@ class TrustOptions:
 
 
 def serve(
-    released: options.BundleOptions,
+    released: bundle_options.BundleOptions,
     trust: TrustOptions,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
@@ -63,7 +63,7 @@ def serve(
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
-    thresholds: options.Thresholds = None,
+    thresholds: bundle_options.Thresholds = None,
     rules: Annotated[
         Path | None,
         typer.Option(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
@@ -72,7 +72,7 @@ def serve(
         Path | None,
         typer.Option(help="CSV with a column code, and field for several: a public list, shown first in the review."),
     ] = None,
-    precision: options.Precision = "auto",
+    precision: bundle_options.Precision = "auto",
 ) -> None:
     r"""Serve a released model over HTTP, with a page to try it.
 
@@ -195,7 +195,7 @@ def _verified(folder: Path, trust: TrustOptions) -> VerifiedBundle:
     from storage.bundle.check import check
     from storage.errors import InputError
 
-    trusted = options.trust(trust.verify_key, trust.roots, trust.state, option="--verify-key")
+    trusted = bundle_options.trust(trust.verify_key, trust.roots, trust.state, option="--verify-key")
     if trusted is None and not trust.allow_unsigned:
         raise InputError("no trusted key. Give the agency's public key by --verify-key, or --allow-unsigned.")
     return check(folder, trusted, unsigned=trust.allow_unsigned)
@@ -234,7 +234,9 @@ class Watch:
         return self.state
 
     def _read_roots(self) -> None:
-        trusted = options.trust(self._trust.verify_key, self._trust.roots, self._trust.state, option="--verify-key")
+        trusted = bundle_options.trust(
+            self._trust.verify_key, self._trust.roots, self._trust.state, option="--verify-key"
+        )
         if trusted is not None and trusted.roots is not None:
             root = trusted.load()
             root.check(self._sound.release_id, self._sound.digest, self._sound.key)

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from flows.commands import options
+from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 
 
 def verify(
     bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.")],
     key: Annotated[Path | None, typer.Option(help="First public key (PEM) of the agency, from a safe source.")] = None,
-    roots: options.Roots = None,
-    state: options.State = None,
+    roots: bundle_options.Roots = None,
+    state: bundle_options.State = None,
     golden: Annotated[
         bool | None,
         typer.Option(
@@ -51,7 +51,7 @@ def verify(
 
     bundle = bundle.expanduser()
     adopted = AdoptedBundle.read(bundle) if key is None else None
-    trust = options.trust(key, roots, state) if adopted is None else adopted.trust
+    trust = bundle_options.trust(key, roots, state) if adopted is None else adopted.trust
     roots = roots or (adopted and adopted.roots)
     if trust is None and not allow_unsigned:
         raise InputError("no trusted key. Give the agency's public key by --key.")

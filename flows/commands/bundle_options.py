@@ -1,0 +1,110 @@
+"""Defines the options of commands that use a bundle: which one, whom its partner trusts, how it computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from flows.commands.options import Home
+from flows.server.settings import home_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from storage.bundle.adoption import AdoptedBundle
+    from storage.bundle.trust import Trust
+    from tasks.coding.coder import AnyCoder
+
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(
+        "--precision",
+        help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
+        "codes.",
+    ),
+]
+Roots = Annotated[
+    Path | None, typer.Option("--roots", help="The agency's newest roots (roots.json): replaced keys, revocations.")
+]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", help="With --roots: folder that records the newest.", show_default="~/.local/state"),
+]
+Thresholds = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--thresholds", help="File from `autocoder calibrate`, in place of those of the bundle; one per field."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BundleOptions:
+    """Selects the bundle that codes."""
+
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`.",
+            show_default="the newest release in the workspace",
+        ),
+    ] = None
+    home: Home = None
+    allow_revoked: Annotated[
+        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
+    ] = False
+
+    def adopted(self) -> AdoptedBundle | None:
+        """Returns what a partner decided on the bundle; None where --bundle names no adopted one."""
+        from storage.bundle.adoption import AdoptedBundle
+
+        return AdoptedBundle.read(self.bundle)
+
+    def columns(self, columns: list[str] | None, template: str | None) -> tuple[Sequence[str], str | None]:
+        """Returns the text columns and their template: the options, or those of an adopted bundle."""
+        adopted = None if columns else self.adopted()
+        if adopted is None:
+            return columns or (), template
+        return adopted.adoption.columns, template or adopted.adoption.template
+
+    def opened(self) -> AbstractContextManager[Path]:
+        """Opens the folder of the bundle; an archive is unpacked for the length of the block."""
+        from storage.bundle.archive import open_folder
+        from tasks.coding.coder import newest_bundle
+
+        return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
+
+    def require_not_revoked(self, coder: AnyCoder) -> None:
+        """Refuse what was revoked in this workspace, unless it is wanted all the same.
+
+        Raises:
+            StorageError: it was, or the ledger that would know cannot be read.
+        """
+        from tasks.coding.coder import require_not_revoked
+
+        if not self.allow_revoked:
+            otherwise = "name a newer one with --bundle, or give --allow-revoked"
+            require_not_revoked(coder, home_of(self.home), otherwise=otherwise)
+
+
+def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
+    """Returns whom a partner trusts; None without a key.
+
+    Raises:
+        InputError: an option is given without the one that it requires.
+    """
+    from storage.bundle.trust import Trust
+    from storage.errors import InputError
+
+    if key is None and (roots is not None or state is not None):
+        raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")
+    if roots is None and state is not None:
+        raise InputError("--state: requires --roots")
+    if key is None:
+        return None
+    expanded = (path and path.expanduser() for path in (roots, state))
+    return Trust(key.expanduser(), *expanded)
