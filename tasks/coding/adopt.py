@@ -114,10 +114,11 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
 
 def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
     progress.report("check", 0, 1)
+    trust = Trust(key, roots)
     with open_folder(source) as bundle:
-        sound = check(bundle, Trust(key, roots))
-        placed = folder / sound.release_id
+        placed = folder / check(bundle, trust).release_id
         shutil.copytree(bundle, placed)
+    sound = check(placed, trust)  # a folder may change between the check and its copy
     answers = golden.check_answers(placed, sound.contents)
     progress.report("check", 1, 1)
     shutil.copyfile(key, folder / KEY)
