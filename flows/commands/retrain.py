@@ -298,6 +298,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     lists = data.codelists.values()
     listed = "; no list" if None in lists else f"; {survey.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
     yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
+    if None in lists and data.ingest.kind == "text":
+        yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
     for word in preview.lists:
         yield "code list", f"{word.field}: {word.description}" if word.field else word.description
     for name, counts in survey.values.items():

@@ -142,6 +142,18 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: CommandRu
     assert left_nothing()
 
 
+def test_without_a_code_list_the_dry_run_advises_one(new: Job, tmp_path: Path) -> None:
+    """Titles cost no epsilon: whoever leaves them out learns it before anything is computed."""
+    columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "demo", "--target-epsilon", "2")
+    given = ("retrain", "--profile", "formal", "--data", str(new.data), *columns, "--dry-run")
+    job = new.at(tmp_path / "home")
+    assert "advice          give --codelist" in job.command(*given).stdout
+    named = ("--codelist", str(new.codelist), "--classification", "OIICS", "--classification-version", "2.01")
+    listed = job.command(*given, *named)
+    assert listed.returncode == 0, listed.stderr
+    assert "advice" not in listed.stdout
+
+
 def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path: Path) -> None:
     """With --release nothing behind ingest runs. A plan lists them; its digest releases them, and no other one does."""
     counted = Counter(row["Nature"] for row in read_csv(new.data))
