@@ -73,6 +73,7 @@ def _environment() -> Environment:
         "short": short,
         "inline_code": _inline_code,
         "text": escape,
+        "text_and_code": _text_and_code,
     }
     return environment
 
@@ -91,6 +92,17 @@ def _inline_code(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part) for i, part in enumerate(parts)
     )
+
+
+def _text_and_code(text: str) -> str:
+    """Renders plain text as Markdown in a table, with text between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0 or "" in parts[1::2]:  # an unpaired backtick: leave the text as it is
+        return escape(text)
+    # inside code, a table's cell ends at a bar all the same
+    codes = [part.replace("|", "\\|").replace("\n", " ") for part in parts[1::2]]
+    texts = [escape(part) for part in parts[::2]]
+    return texts[0] + "".join(f"`{code}`{after}" for code, after in zip(codes, texts[1:], strict=True))
 
 
 def _csv_address(table: Table) -> str:

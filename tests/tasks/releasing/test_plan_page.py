@@ -23,6 +23,7 @@ from storage.artifacts import ArtifactRef
 from storage.ledger import BudgetRefused, ComparisonFit, Diagnostics, Evaluation, Ledger, Policy, Scores
 from storage.ledger.records import RecordSet
 from tasks.branches.plan import Origin
+from tasks.pages import render
 from tasks.releasing import approval, formal_offer, gate, ledger_access, plan_page
 from tasks.releasing.checked_plan import check
 from tasks.releasing.code_lists import CodeListVerdict
@@ -323,6 +324,20 @@ def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger)
     assert told.verdict == "warning"
     assert told.text.startswith(f"This fit is release {row.release_id} already")
     assert answer(page(ledger, planned(idempotency_key="draw")), "cost").verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Run `autocoder audit a|b`, <then> wait.", "Run `autocoder audit a\\|b`, &lt;then> wait."),
+        ("one ` alone | [x](y)", "one \\` alone \\| \\[x\\](y)"),
+        ("an empty `` pair", "an empty \\`\\` pair"),
+    ],
+    ids=["paired", "unpaired", "empty"],
+)
+def test_commands_are_code_in_a_cell_and_nothing_else_is(text: str, shown: str) -> None:
+    """Between backticks alone; no text becomes markup, a cell or a line of its own."""
+    assert render._environment().from_string("{{ text | text_and_code }}").render(text=text) == shown
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
