@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.bundle.check import VerifiedBundle, check
+from storage.bundle.folder import STATEMENT, UnsoundBundle
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
@@ -89,10 +90,15 @@ class AdoptedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots.
 
         Raises:
-            UnsoundBundle: it was changed or revoked.
+            UnsoundBundle: it was changed or revoked, or another release is in its place.
             InputError: the key or the roots cannot be read.
         """
-        return check(self.bundle, self.trust)
+        sound = check(self.bundle, self.trust)
+        # guard: the release that was adopted is in its folder
+        if sound.release_id != self.adoption.release_id:
+            problem = f"is of release {sound.release_id}, and {self.adoption.release_id} was adopted. Adopt it again"
+            raise UnsoundBundle(STATEMENT, problem)
+        return sound
 
     def save(self) -> None:
         """Writes `adoption.json`."""
