@@ -217,14 +217,19 @@ def code(
             console.started("code")
             spread = _spread(coder, job, folder, walks, review, by_digits, shards) if shards > 1 else None
             coded = run(coder, job, spread=spread)
-            page = write_summary(files.out, columns=columns)
+            try:
+                page = str(write_summary(files.out, columns=columns))
+            except OSError as error:  # the coded file is whole all the same
+                page = None
+                say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
-        how = {"threshold": threshold, "out": str(files.out), "summary": str(page), "precision": coder.model.precision}
+        how = {"threshold": threshold, "out": str(files.out), "summary": page, "precision": coder.model.precision}
         say(json.dumps(counts | how | coder.origin))
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
-        say(f"next: open {page}")
+        if page is not None:
+            say(f"next: open {page}")
 
 
 def _require_consistent(

@@ -81,9 +81,9 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
     Raises:
         InputError: the file is not a coded table.
     """
-    names = fields_of(survey(coded, text_columns=[]))
-    wanted, reviewed = _columns(survey(coded, text_columns=[]), names)
-    table = survey(coded, text_columns=wanted)
+    table = survey(coded, text_columns=[])
+    names = fields_of(table)
+    wanted, reviewed = _columns(table, names)
     summaries = [FieldSummary(name) for name in names]
     blank = review = 0
     for row in table.text_rows(wanted):

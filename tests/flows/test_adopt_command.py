@@ -106,6 +106,17 @@ def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: P
     assert f"<td>{codes.count(most):,}</td>" in page
 
 
+def test_a_summary_that_cannot_be_written_costs_no_row(sealed: Sealed, own: Path, tmp_path: Path) -> None:
+    """The coded file is whole, and a note says why it stands alone."""
+    out = tmp_path / "plain.csv"
+    (tmp_path / "plain.csv.summary.html").mkdir()
+    given = ("code", "--bundle", sealed.folder, "--data", own, "--column", "Text", "--out", out, "--json")
+    code, said, noted = invoke(*given)
+    assert (code, json.loads(said)["summary"]) == (0, None)
+    assert "note: no summary" in noted
+    assert len(read_csv(out)) == 300
+
+
 @pytest.mark.parametrize(
     ("more", "problem"),
     [

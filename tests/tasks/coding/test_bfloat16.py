@@ -65,17 +65,19 @@ def test_the_band_of_near_ties_is_as_wide_as_rounding(bundle: Path, monkeypatch:
 
 
 def test_a_head_of_larger_weights_is_still_coded_in_bfloat16(bundle: Path) -> None:
-    """Eight times the logits, as a fit with noise has them: no code differs but within the band, which grew."""
+    """Larger logits, as a fit with noise has them, and errors half as large again as the band, which grows."""
     narrow = Coder.open(bundle, precision="auto").model
     head: Any = narrow.model
+    texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
+    # not by a fixed factor: how far the errors of this bundle lie below the band differs from one to the next
+    factor = 1.5 * narrow.near_tie / float(export.margin_errors(narrow, texts).max())
     with torch.no_grad():
         for part in head.head.parameters():
-            part.mul_(8)
+            part.mul_(factor)
     golden.write(replace(narrow, precision="float32"), read_codelist(bundle / CODELIST), bundle / GOLDEN)
     wide = bfloat16.near_tie(narrow, bundle)
     assert wide is not None
     assert wide > narrow.near_tie
-    texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
     assert float(export.margin_errors(narrow, texts).max()) <= wide
 
 
