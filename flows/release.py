@@ -7,23 +7,20 @@ starts from the top at each answer, which Prefect stores. A run without a deploy
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any
 
-from prefect.client.schemas.objects import FlowRun
-from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from flows.server import approvals
 from flows.server.form import DeviceChoice, PlanFile, Workspace, with_title
 from flows.server.settings import home_of, require_same_workspace
 from storage.errors import InputError
 from tasks.parameters import BundleParameters
-from tasks.releasing import ledger_access, prefect_page, preflight, publish
+from tasks.releasing import approval, ledger_access, prefect_page, preflight, publish
 from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import call_task, in_flow_run, job, named_by_plan
+from tasks.running.flow_run import call_task, deployment_id, in_flow_run, job, named_by_plan, run_id
 from tasks.running.progress import listening
 from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
@@ -60,9 +57,14 @@ def release(
         planned = PlannedRelease.load(Path(plan).expanduser())
         checked = check(planned, ledger_access.open_ledger(context, settings))
         checked.require_current(context)  # before anybody is asked
-        approvals.wait(context, checked, file=plan, days=wait_days, suspends=bool(deployment.id))
+        if deployment_id():
+            from flows.server import approvals
+
+            approvals.wait(context, checked, file=plan, days=wait_days)
+        else:
+            approval.may_release(checked, approval.require_unrefused(context, checked), file=plan, deployed=False)
         prefect_page.publish_budget(context, settings)
-        return call_task(publish.release, context, planned, settings)
+        return call_task("release", publish.release, context, planned, settings)
 
 
 def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
@@ -77,21 +79,18 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
     from prefect.exceptions import ObjectNotFound
 
     try:
-        run = cast(
-            FlowRun,
-            run_deployment(
-                name,
-                # no device: that of the retrain need not be one that the release's worker has
-                parameters={
-                    "plan": str(plan_file),
-                    "home": context.home,
-                    "ledger": settings.model_dump(mode="json", include=set(BundleParameters.model_fields)),
-                },
-                timeout=0,
-                as_subflow=False,
-                # a retrain that died after asking does not ask twice
-                idempotency_key=f"{planned.digest}-{flow_run.get_id()}",
-            ),
+        run: Any = run_deployment(
+            name,
+            # no device: that of the retrain need not be one that the release's worker has
+            parameters={
+                "plan": str(plan_file),
+                "home": context.home,
+                "ledger": settings.model_dump(mode="json", include=set(BundleParameters.model_fields)),
+            },
+            timeout=0,
+            as_subflow=False,
+            # a retrain that died after asking does not ask twice
+            idempotency_key=f"{planned.digest}-{run_id()}",
         )
     except ObjectNotFound:
         raise InputError(f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`.") from None

@@ -118,7 +118,7 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
         release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
         prefect_page.publish_budget(context, settings)  # before too: it is needed most after a refusal
-        released = call_task(publish.release, context, planned, settings)
+        released = call_task("release", publish.release, context, planned, settings)
     prefect_page.publish_artifacts(
         context,
         parameters,

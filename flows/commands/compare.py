@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
+from flows.commands.terminal import Column, fitted_table
 from flows.server.run_flow import run_flow
+
+if TYPE_CHECKING:
+    from flows.compare import ProtocolResult
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,30 @@ def compare(
         for outcome in result.protocols.values()
         for name, why in outcome.refused.items()
     ]
-    output.answer(result, "\n".join([*sentences, result.decision, result.report, *plans]))
+    tables = [line for outcome in result.protocols.values() for line in ("", *_table(outcome), "")]
+    output.answer(result, "\n".join([*sentences, *tables, result.decision, result.report, *plans]))
+
+
+def _table(outcome: ProtocolResult) -> list[str]:
+    """Returns what each branch claims and how well it codes, at each target; the best first."""
+    from flows.commands.ledger_text import KINDS, spent
+
+    every = [*outcome.branches, *(one for group in outcome.further.values() for one in group)]
+    ranked = sorted(every, key=lambda one: -one.mean["weighted_f1"])
+
+    def score(name: str) -> list[str]:
+        errors = (f" ± {one.spread[name]:.3f}" if one.seeds > 1 else "" for one in ranked)
+        return [f"{one.mean[name]:.3f}{error}" for one, error in zip(ranked, errors, strict=True)]
+
+    return fitted_table(
+        [
+            Column("method", [one.title for one in ranked], wraps=True),
+            Column("ε", [spent(None if one.epsilon is None else Decimal(one.epsilon)) for one in ranked], right=True),
+            Column("kind", [KINDS.get(one.guarantee_kind, one.guarantee_kind) for one in ranked]),
+            Column("weighted F1", score("weighted_f1"), right=True),
+            Column("macro F1", score("macro_f1"), rank=1, right=True),
+        ]
+    )
 
 
 def _parts(text: str) -> tuple[str, ...]:

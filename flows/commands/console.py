@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from datetime import timedelta
 from threading import Lock
 from typing import Any
 
@@ -18,6 +17,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from flows.commands.terminal import Console, escape_text
@@ -40,16 +40,27 @@ class RateColumn(ProgressColumn):
         return Text("" if not task.speed else f"{task.speed:.3g}/s")
 
 
+_WIDE = 110
+"""Characters of a terminal that shows long bars."""
+
+
 class TimeColumn(ProgressColumn):
     """Shows elapsed time, and the time left once it can be estimated."""
 
     def render(self, task: Task) -> Text:
         """Returns both, with the word `left` after the second."""
-        elapsed = timedelta(seconds=int(task.elapsed or 0))
+        elapsed = _clock(task.elapsed or 0)
         if task.total is None:
             return Text(f"working, {elapsed}")
         left = task.time_remaining
-        return Text(f"{elapsed}" if left is None else f"{elapsed} · {timedelta(seconds=int(left))} left")
+        return Text(elapsed if left is None else f"{elapsed} · {_clock(left)} left", no_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    """Formats a time as `0:07` or `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
@@ -109,11 +120,9 @@ class ConsoleListener(Listener):
         self._bars = bars and self._console.is_terminal
         self._heartbeat = None if self._console.is_terminal else StageHeartbeat()
         self._progress = Progress(
-            TextColumn("  {task.description}", markup=False),
-            BarColumn(bar_width=30),
-            CountColumn(),
-            RateColumn(),
-            TimeColumn(),
+            TextColumn("  {task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=30 if self._console.width >= _WIDE else 8),
+            *(kind(table_column=Column(no_wrap=True)) for kind in (CountColumn, RateColumn, TimeColumn)),
             console=self._console,
             transient=True,
         )

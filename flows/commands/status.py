@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -72,6 +73,7 @@ def _needs_a_person(overview: dict[str, Any]) -> bool:
 def _show(overview: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from flows.commands import ledger_text
     from flows.commands.console import duration
     from flows.commands.terminal import Console, escape_text
 
@@ -129,8 +131,8 @@ def _show(overview: dict[str, Any]) -> None:
     table = Table("account", "kind", "ε spent", "ε left", "ε cap")
     for line in overview["budget"]:
         account = f"{line['population']}/{line['cohort']}"
-        cells = (line["epsilon_spent"], line["epsilon_left"], line["epsilon_cap"] or "–")
-        table.add_row(account, line["guarantee_kind"], *cells)
+        cells = (ledger_text.spent(Decimal(line["epsilon_spent"])), ledger_text.left(Decimal(line["epsilon_left"])))
+        table.add_row(account, line["guarantee_kind"], *cells, line["epsilon_cap"] or "–")
     if overview["budget"]:
         console.print(table)
 

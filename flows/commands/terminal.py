@@ -79,9 +79,14 @@ _GAP, _LEAST = 2, 12
 
 def print_table(columns: Sequence[Column]) -> None:
     """Print a table that fits the terminal, and name the columns that it leaves out; a pipe gets all, unbroken."""
-    console = Console()
-    for line in table_lines(columns, console.width if console.is_terminal else None):
+    for line in fitted_table(columns):
         say(line)
+
+
+def fitted_table(columns: Sequence[Column]) -> list[str]:
+    """Lays out a table for the terminal at hand, or for a pipe."""
+    console = Console()
+    return table_lines(columns, console.width if console.is_terminal else None)
 
 
 def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:

@@ -34,13 +34,12 @@ class SignedDecision(RunInput):
     )
 
 
-def wait(context: Context, plan: CheckedPlan, *, file: str, days: int, suspends: bool) -> None:
-    """Return when the plan may be released; until then, leave the process by Prefect's signal.
+def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
+    """Return when the plan of a deployment's run may be released; until then, leave the process by Prefect's signal.
 
     Args:
         file: path of the plan, for the page and for errors.
         days: how long a question is open.
-        suspends: the run is one of a deployment, which Prefect can restart. Otherwise approvals must exist.
 
     Raises:
         StorageError: the plan was refused, approvals are missing and this run cannot wait, or no policy exists.
@@ -48,7 +47,7 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int, suspends:
     problem = ""
     for number in count(1):
         status = approval.require_unrefused(context, plan)
-        if approval.may_release(plan, status, file=file, deployed=suspends):
+        if approval.may_release(plan, status, file=file, deployed=True):
             return
         decision = _answer(number)
         if decision is None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
+from uuid import UUID
 
 import yaml
-from prefect.runtime import deployment
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from flows.commands import profiles
-from flows.server.client import server
 from storage import strict_yaml
 from storage.errors import InputError
 from tasks.parameters import FanOut, RetrainParameters
+from tasks.running.flow_run import deployment_id
 from tasks.running.stage import Device
 
 NO_LIST = "none"
@@ -237,10 +237,13 @@ def parameters_of_run(form: RecordsForm) -> RetrainParameters:
 
 def _values_of_deployment() -> dict[str, Any]:
     """Returns the form's values in the deployment of this run; `deployment.parameters` are those of the run itself."""
-    if deployment.id is None:
+    deployment = deployment_id()
+    if deployment is None:
         return {}
+    from flows.server.client import server
+
     with server() as client:
-        values = client.read_deployment(deployment.id).parameters.get("parameters")
+        values = client.read_deployment(UUID(deployment)).parameters.get("parameters")
     return values if isinstance(values, dict) else {}
 
 

@@ -25,12 +25,12 @@ def grouped(audits: Sequence[BranchAudit]) -> list[list[BranchAudit]]:
 
 
 def lines(result: AuditResult) -> list[str]:
-    """Returns claim and measurement, one line per branch and seed, for a terminal or a page."""
-    audited = [_line(one, result.trials) for one in result.branches]
+    """Returns claim, measurements and verdict of each branch and seed, for a terminal or a log."""
+    audited = [line for one in result.branches for line in _lines(one, result.trials)]
     return audited + [f"{name}: not audited, {why}" for name, why in result.refused.items()]
 
 
-def _line(audited: BranchAudit, trials: int) -> str:
+def _lines(audited: BranchAudit, trials: int) -> list[str]:
     guarantee = describe_guarantee(audited.guarantee_kind, audited.mechanism)
     claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({guarantee})"
     if audited.epsilon_add_remove != audited.epsilon:
@@ -45,12 +45,13 @@ def _line(audited: BranchAudit, trials: int) -> str:
             f": {trials} reruns can show at most epsilon {audited.reach:.3g} at {100 * audited.confidence:.6g} %, the "
             f"claim is {audited.epsilon_add_remove:.3g}: not enough"
         )
-    return (
-        f"{audited.branch}, seed {audited.seed}: claimed {claim}; measured {_bound(audited)} at "
-        f"{100 * audited.confidence:.6g} % confidence{_uncounted(audited)}; "
-        f"{describe_attack(audited.attack, coin=audited.figures.get('coin', True))}: AUC {audited.auc:.3f}, TPR "
-        f"{audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %; {verdict}"
-    )
+    attack = describe_attack(audited.attack, coin=audited.figures.get("coin", True))
+    return [
+        f"{audited.branch}, seed {audited.seed}: {verdict}",
+        f"  claimed   {claim}",
+        f"  measured  {_bound(audited)} at {100 * audited.confidence:.6g} % confidence{_uncounted(audited)}",
+        f"  attacked  {attack}: AUC {audited.auc:.3f}, TPR {audited.tpr_at_fpr_0001:.2%} at FPR 0.1 %",
+    ]
 
 
 def _bound(audited: BranchAudit) -> str:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
@@ -52,16 +50,24 @@ class PrefectListener(Listener):
         self._last = now
         percent = min(100.0, 100.0 * done / total)
         if self._artifact is None:
+            from prefect.artifacts import create_progress_artifact
+
             made = self._run.copy().run(create_progress_artifact, progress=percent, description=label)
             self._artifact = cast(UUID, made)
         else:
-            update_progress_artifact(self._artifact, progress=percent)
+            _update(self._artifact, progress=percent)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """Completes the bar. Leaves figures out: the exact number of records must not reach Prefect's database."""
         if self._artifact is not None:
-            update_progress_artifact(self._artifact, progress=100.0, description=f"{label}: done")
+            _update(self._artifact, progress=100.0, description=f"{label}: done")
             self._artifact = None
+
+
+def _update(artifact: UUID, **values: Any) -> None:
+    from prefect.artifacts import update_progress_artifact
+
+    update_progress_artifact(artifact, **values)
 
 
 def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
@@ -145,10 +151,9 @@ def publish_plan(text: str) -> None:
 
 
 def publish_audit(lines: Sequence[str]) -> None:
-    """Publishes claim and measurement next to each other."""
-    publish_markdown(
-        key="audit", markdown="\n".join(f"- {line}" for line in lines), description="Claim and measurement."
-    )
+    """Publishes claim and measurement next to each other; indented lines belong to the line above."""
+    items = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines]
+    publish_markdown(key="audit", markdown="\n".join(items), description="Claim and measurement.")
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:

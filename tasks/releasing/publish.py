@@ -14,8 +14,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -137,16 +135,6 @@ def existing_release(context: Context, parameters: RetrainParameters, dataset: A
     return ledger.find(release_key(parameters, context.store.figures(dataset)["fingerprint"]))
 
 
-# Never retried and never cached by Prefect: a second attempt goes through the ledger's idempotency key instead.
-@task(
-    name="release",
-    task_run_name="release",
-    retries=0,
-    persist_result=False,
-    result_serializer="json",
-    cache_policy=NO_CACHE,
-    log_prints=False,
-)
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
     """Releases a plan, or resumes or returns the release that the plan already has.
 

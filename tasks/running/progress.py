@@ -124,6 +124,7 @@ _WORDS: tuple[tuple[str, tuple[str, ...], str, str | Callable[[re.Match[str], Ma
     ("features|tokens", ("records",), "encode", "{records:,} records"),
     ("titles.*", ("codes",), "encode", "titles of {codes:,} codes"),
     (r"plan \(.*\)", ("epsilon", "delta"), "plan", _planned),
+    (r"plan \((.*)\)", (), "plan", "{0}: nothing to calibrate"),
     (r"predictions of (.*), seed (\d+)", (), "predict", "held-out records"),
     (
         r"scores of .*, seed \d+",
@@ -139,6 +140,20 @@ _WORDS: tuple[tuple[str, tuple[str, ...], str, str | Callable[[re.Match[str], Ma
     ("reweight", ("mean_weight",), "weigh", "records again, mean weight {mean_weight:.3f}"),
     (r"sensitivity \((.*)\)", ("sensitivity",), "measure", "Δ {sensitivity:.4f} of the {0} posterior"),
     ("evaluate", ("weighted_weighted_f1",), "score", _scores),
+    ("audit pool", ("records", "canaries"), "prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
+    (r"audit trials \((.*)\)", ("trials",), "rerun", "{0}, {trials:,} times on records chosen by coins"),
+    (
+        r"gradient canaries \((.*)\)",
+        ("coins", "right", "right_at_half_noise"),
+        "attack",
+        "gradients of {0}: {right:,} of {coins:,} coins guessed, {right_at_half_noise:,} at half the noise",
+    ),
+    (
+        r"audit (.*), seed (\d+)",
+        ("attack_auc", "epsilon_lower_bound"),
+        "audit",
+        "{0}, seed {1}: at least ε {epsilon_lower_bound:.3g}, membership AUC {attack_auc:.3f}",
+    ),
     ("release", ("release", "state"), "release", "{release}, {state}"),
 )
 """Label, the figures that it needs, the verb, and the words of a stage. Others are shown by all their figures."""

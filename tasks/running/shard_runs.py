@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import StateType
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
 from pydantic import BaseModel, Field, model_validator
 
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError, StorageError
+
+if TYPE_CHECKING:  # its import takes a second, which a run without workers need not wait
+    from prefect.client.orchestration import SyncPrefectClient
 
 _OUTAGE_SECONDS = 600.0
 """Longest outage of the server that a pass survives; workers go on meanwhile."""
@@ -88,6 +85,10 @@ class ShardRuns:
         Raises:
             InputError: no server is configured, or it has no such deployment.
         """
+        from prefect.client.orchestration import get_client
+        from prefect.exceptions import ObjectNotFound
+        from prefect.settings import PREFECT_API_URL
+
         if not PREFECT_API_URL.value():
             raise InputError("shards: workers need Prefect's server. Set PREFECT_API_URL.")
         with get_client(sync_client=True) as client:
@@ -120,9 +121,11 @@ class ShardRuns:
                 return str(run.id)
         raise AssertionError  # count never ends
 
-    def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
+    def states(self, runs: Sequence[str]) -> dict[str, tuple[str | None, str]]:
         """Returns state and message of each run; a missing run was deleted."""
-        states: dict[str, tuple[StateType | None, str]] = {}
+        from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+        states: dict[str, tuple[str | None, str]] = {}
         for start in range(0, len(runs), _PAGE):
             page = [UUID(run) for run in runs[start : start + _PAGE]]
             flow_runs = FlowRunFilter(id=FlowRunFilterId(any_=page))
@@ -130,7 +133,7 @@ class ShardRuns:
                 lambda flow_runs=flow_runs: self.client.read_flow_runs(flow_run_filter=flow_runs, limit=_PAGE)
             ):
                 message = run.state.message if run.state is not None else None
-                states[str(run.id)] = (run.state_type, message or "")
+                states[str(run.id)] = (run.state_type and run.state_type.value, message or "")
         return states
 
     def cancel(self, runs: Sequence[str]) -> None:
@@ -138,7 +141,10 @@ class ShardRuns:
 
         Uses few requests, since a run that is cancelled has seconds. Gives up if the server does not answer.
         """
-        state = {"type": StateType.CANCELLING.value, "name": "Cancelling", "message": "no longer needed"}
+        import httpx
+        from prefect.exceptions import PrefectHTTPStatusError
+
+        state = {"type": "CANCELLING", "name": "Cancelling", "message": "no longer needed"}
         for start in range(0, len(runs), _BATCH):
             runs_filter = {"id": {"any_": list(runs[start : start + _BATCH])}}
             try:
@@ -153,6 +159,9 @@ def _retry(request: Callable[[], T]) -> T:
     Raises:
         StorageError: no answer for ten minutes, or a refusal.
     """
+    import httpx
+    from prefect.exceptions import PrefectHTTPStatusError
+
     deadline = time.monotonic() + _OUTAGE_SECONDS
     while True:
         try:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from prefect.client.schemas.objects import StateType
 from pydantic import BaseModel
 
 from storage.artifacts import ArtifactRef
@@ -36,8 +35,8 @@ DEPLOYMENT = "shard/shard"
 """Computes shards on the pool `cpu`; the setting of a pass over draws names the one of the pool `gpu`."""
 P = TypeVar("P", bound=Part)
 
-_LOST = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED, StateType.CANCELLING)
-_WAITING = (StateType.SCHEDULED, StateType.PENDING)
+_LOST = ("CRASHED", "FAILED", "CANCELLED", "CANCELLING")
+_WAITING = ("SCHEDULED", "PENDING")
 _POLL_SECONDS = (0.5, 5.0)
 """First and longest pause between two polls of the runs."""
 
@@ -178,7 +177,7 @@ class _Open:
 
     shard: Shard
     run: str = ""
-    state: StateType | None = None
+    state: str | None = None
     requests: int = 0
 
 
@@ -209,7 +208,7 @@ class _Round:
                     pause, changed = _POLL_SECONDS[0], time.monotonic()
                     continue
                 waited = time.monotonic() - changed
-                idle = all(one.state is not StateType.RUNNING for one in self.open) and waited >= patience
+                idle = all(one.state != "RUNNING" for one in self.open) and waited >= patience
                 waiting = [one for one in self.open if one.state in _WAITING]
                 if waiting and (idle or patience == 0):
                     self._take(waiting[-1], runs)  # workers take the first ones
@@ -221,7 +220,7 @@ class _Round:
     def _request(self, one: _Open, runs: ShardRuns) -> None:
         one.requests += 1
         one.run = runs.start(one.shard.request, label=one.shard.label)
-        one.state = StateType.SCHEDULED
+        one.state = "SCHEDULED"
 
     def _poll(self, runs: ShardRuns) -> bool:
         """Reads the runs' states and acts on those that ended; returns True if anything changed."""
@@ -231,7 +230,7 @@ class _Round:
             state, message = states.get(one.run, (None, "its run was deleted"))
             changed |= state is not one.state
             one.state = state
-            if state is StateType.COMPLETED:
+            if state == "COMPLETED":
                 self._close(one)
             elif state is None or state in _LOST:
                 self._repeat(one, message, runs)
@@ -273,5 +272,5 @@ class _Round:
             yield
         except BaseException as end:
             stopped = not isinstance(end, Exception)
-            runs.cancel([s.run for s in self.open if s.state in _WAITING or (stopped and s.state is StateType.RUNNING)])
+            runs.cancel([s.run for s in self.open if s.state in _WAITING or (stopped and s.state == "RUNNING")])
             raise

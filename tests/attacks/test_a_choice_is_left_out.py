@@ -73,7 +73,7 @@ def released_without(context: Context, planned: PlannedRelease, left_out: Callab
     claim = planned.plan.claim.model_copy(update={"unprotected_inputs": kept})
     edited = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": claim})})
     with pytest.raises(MechanismError, match=REFUSED):
-        publish.release.fn(context, edited, BundleParameters())
+        publish.release(context, edited, BundleParameters())
     assert nothing_charged(context)
 
 
@@ -91,7 +91,7 @@ def test_the_number_left_out_or_another(made: Made) -> None:
     for other in (f" among {stated + 1} ", " among 0 ", " among no "):
         text = json.dumps(content).replace(f" among {stated} ", other)
         with pytest.raises(MechanismError, match=REFUSED):
-            publish.release.fn(context, PlannedRelease.model_validate_json(text), BundleParameters())
+            publish.release(context, PlannedRelease.model_validate_json(text), BundleParameters())
     assert nothing_charged(context)
 
 
@@ -105,7 +105,7 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     for seed in [*range(10), 3]:
         look(context, planned, 100 + seed, Sensitivity(round="weighted"))
     with pytest.raises(MechanismError, match=REFUSED):
-        publish.release.fn(context, first, BundleParameters())
+        publish.release(context, first, BundleParameters())
     assert nothing_charged(context)
     again = replanned(context, planned)
     assert fits(again) == before + 10
@@ -237,7 +237,7 @@ def test_a_target_from_the_records(made: Made) -> None:
     digests = {"fit": planned.candidate.fitted.sha256}
     look(context, planned, 400, ComparisonFit(branch="dp-sgd", seed=1), claim=matched, artifact_digests=digests)
     with pytest.raises(MechanismError, match="taken from the records"):
-        publish.release.fn(context, replanned(context, planned), BundleParameters())
+        publish.release(context, replanned(context, planned), BundleParameters())
     assert nothing_charged(context)
 
 
@@ -294,5 +294,5 @@ def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path)
     kept.keep(context)
     ledger.reserve(kept.plan, plan_digest=kept.digest)
     look(context, kept, 1, ComparisonFit(branch="dp-sgd", seed=1))
-    released = publish.release.fn(context, kept, BundleParameters())
-    assert publish.release.fn(context, kept, BundleParameters()) == released
+    released = publish.release(context, kept, BundleParameters())
+    assert publish.release(context, kept, BundleParameters()) == released

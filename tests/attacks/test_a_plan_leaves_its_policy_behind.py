@@ -51,7 +51,7 @@ def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, Pl
     assert ledger.policy().name == "officers"
     assert approval.approval_status(context, check(planned, ledger)).missing == 1
     with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|asks for)"):
-        publish.release.fn(context, planned, BundleParameters())
+        publish.release(context, planned, BundleParameters())
     assert nothing_charged(context)
 
 
@@ -61,7 +61,7 @@ def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedR
     (tmp_path / "lax.yaml").write_text(f"name: lax\ndefault: {{{CAPS}}}\n", encoding="utf-8")
     settings = BundleParameters(policy=str(tmp_path / "lax.yaml"))
     with pytest.raises((BudgetRefused, InputError), match="officers"):
-        publish.release.fn(context, planned, settings)
+        publish.release(context, planned, settings)
     assert nothing_charged(context)
 
 

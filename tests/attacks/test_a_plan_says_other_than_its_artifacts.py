@@ -102,7 +102,7 @@ def test_a_word_written_by_hand(made: tuple[Context, PlannedRelease], tmp_path: 
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(content))
     with pytest.raises((StorageError, MechanismError)):
-        publish.release.fn(context, PlannedRelease.load(file), BundleParameters())
+        publish.release(context, PlannedRelease.load(file), BundleParameters())
     assert nothing_charged(context)
 
 
@@ -113,16 +113,16 @@ def test_a_plan_carried_into_another_workspace(made: tuple[Context, PlannedRelea
     ledger = ledger_access.open_ledger(other, BundleParameters())
     mark = ledger.ensure_genesis_row(requester="operator")
     with pytest.raises(StorageError, match="was made under"):
-        publish.release.fn(other, planned, BundleParameters())
+        publish.release(other, planned, BundleParameters())
     moved = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": mark})})
     with pytest.raises(StorageError, match="lies in another workspace"):
-        publish.release.fn(other, moved, BundleParameters())
+        publish.release(other, moved, BundleParameters())
     stages = Path(context.home) / "private" / "stages"
     shutil.copytree(stages, Path(other.home) / "private" / "stages", copy_function=os.link)
     with pytest.raises(StorageError, match="lies in another workspace"):
-        publish.release.fn(other, moved, BundleParameters())
+        publish.release(other, moved, BundleParameters())
     with pytest.raises(StorageError, match="has used ledger"):
-        publish.release.fn(context, planned, BundleParameters(ledger_url=other.workspace.ledger_url))
+        publish.release(context, planned, BundleParameters(ledger_url=other.workspace.ledger_url))
     assert nothing_charged(context)
     assert nothing_charged(other)
 
@@ -138,7 +138,7 @@ def test_a_licence_that_is_none(made: tuple[Context, PlannedRelease], tmp_path: 
             with pytest.raises(InputError, match=r"release\.licence"):
                 Output.from_settings(BundleParameters(licence=name))
             with pytest.raises(InputError, match=r"licence"):
-                publish.release.fn(context, planned, BundleParameters(licence=name))
+                publish.release(context, planned, BundleParameters(licence=name))
     assert nothing_charged(context)
 
 
@@ -149,7 +149,7 @@ def test_a_licence_other_than_the_one_signed(made: tuple[Context, PlannedRelease
     assert planned.model_copy(update={"output": other}).digest != planned.digest
     for settings in (BundleParameters(licence="MIT"), BundleParameters(precision="bfloat16")):
         with pytest.raises(InputError, match="the approved plan has"):
-            publish.release.fn(context, planned, settings)
+            publish.release(context, planned, settings)
     assert "spdx.org/licenses/MIT" in licence.text_of("MIT")
     assert nothing_charged(context)
 
@@ -165,13 +165,13 @@ def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkey
 
     monkeypatch.setattr(fill, "load_spaces", spaces)
     with pytest.raises(StorageError, match=r"texts that the plan does not list"):
-        publish.release.fn(context, planned, BundleParameters())
+        publish.release(context, planned, BundleParameters())
     monkeypatch.undo()
     fewer = planned.model_copy(update={"output": planned.output.model_copy(update={"texts": ("code list: 1 x",)})})
     other = planned.model_copy(update={"output": planned.output.model_copy(update={"encoder": "0" * 64})})
     for changed in (fewer, other):
         with pytest.raises(MechanismError, match="the encoder or the texts of the bundle"):
-            publish.release.fn(context, changed, BundleParameters(accept_texts=changed.output.texts_digest))
+            publish.release(context, changed, BundleParameters(accept_texts=changed.output.texts_digest))
     assert nothing_charged(context)
 
 

@@ -100,7 +100,7 @@ def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(publish, "_draw_once" if state == "reserved" else "_bundle", die)
         with pytest.raises(Killed):
-            publish.release.fn(context, planned, SETTINGS)
+            publish.release(context, planned, SETTINGS)
     row = open_ledger(context, SETTINGS).release_of(planned.plan)
     assert row is not None
     assert row.state == state
@@ -119,7 +119,7 @@ def refused(context: Context, planned: PlannedRelease, release_id: str, *, match
     ledger = open_ledger(context, SETTINGS)
     before = ledger.release(release_id)
     with pytest.raises(StorageError, match=match):
-        publish.release.fn(context, planned, SETTINGS)
+        publish.release(context, planned, SETTINGS)
     assert ledger.release(release_id) == before
     assert not (context.workspace.bundles / release_id).exists()
 
@@ -143,7 +143,7 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
         ledger.commit(release_id, bundle_digest="b" * 64, plan_digest=mixed.digest)
     with pytest.raises(StorageError, match="was reserved for plan"):
         ledger.reserve(quiet.plan, plan_digest=loud.digest)
-    done = publish.release.fn(context, quiet, SETTINGS)
+    done = publish.release(context, quiet, SETTINGS)
     theta = checkpoint.load(draw_path(context.workspace, release_id))[0]["theta"]
     fitted = checkpoint.load(quiet.candidate.fitted.path / "theta.safetensors")[0]["theta"]
     assert bool((theta == fitted).all())
@@ -199,6 +199,6 @@ def test_a_reserved_plan_that_was_written_over(
     refused(context, quiet, release_id, match="is not the one that release")
     kept.unlink()
     with pytest.raises(InputError, match="No such file"):
-        publish.release.fn(context, quiet, SETTINGS)
+        publish.release(context, quiet, SETTINGS)
     kept.write_bytes(content)
-    assert publish.release.fn(context, quiet, SETTINGS).release_id == release_id
+    assert publish.release(context, quiet, SETTINGS).release_id == release_id

@@ -165,6 +165,7 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
 def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tmp_path: Path) -> None:
     """Nobody is asked under the default policy: that is for invented records, and for whoever sits at the command."""
     from flows.server import approvals
+    from tasks.releasing import approval
     from tasks.releasing.checked_plan import check
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
@@ -175,10 +176,12 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tm
     demo = PlannedRelease.load(file)
     real = demo.model_copy(update={"plan": demo.plan.model_copy(update={"population": "injuries"})})
 
-    def wait(planned: PlannedRelease, *, suspends: bool = True) -> None:
-        approvals.wait(context, check(planned, ledger), file="PLAN", days=1, suspends=suspends)
+    def wait(planned: PlannedRelease) -> None:
+        approvals.wait(context, check(planned, ledger), file="PLAN", days=1)
 
-    wait(real, suspends=False)
+    checked = check(real, ledger)
+    status = approval.require_unrefused(context, checked)
+    assert approval.may_release(checked, status, file="PLAN", deployed=False)
     wait(demo)
     with pytest.raises(StorageError, match="no budget policy is in force"):
         wait(real)

@@ -174,7 +174,7 @@ def release():
                                           posterior=made.posteriors[last], measured=made.measured[last],
                                           prefect_run_id=None)
     planned, _ = publish.save_plan(context, planned, parameters.release)
-    publish.release.fn(context, planned, parameters.release)
+    publish.release(context, planned, parameters.release)
 
 def armed(point, when):
     module, _, name = point.rpartition(".")

@@ -91,7 +91,7 @@ def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
     """The workspace knows which ledger it used: refused before another is made."""
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     with pytest.raises(StorageError, match="has used ledger"):
-        publish.release.fn(context, planned, BundleParameters(ledger_url=url))
+        publish.release(context, planned, BundleParameters(ledger_url=url))
     assert not (tmp_path / "empty.db").exists()
 
 

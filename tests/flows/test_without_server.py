@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from prefect import flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError
 from prefect.server.api.server import SubprocessASGIServer
+from pydantic import ValidationError
 
 from flows.server.run_flow import run_flow
+from tasks.running.flow_run import PlainJob
 
 
 def test_a_retrain_ends_as_with_a_server(finished: Job, tmp_path: Path) -> None:
@@ -28,6 +32,40 @@ def test_a_retrain_ends_as_with_a_server(finished: Job, tmp_path: Path) -> None:
     assert "release" in done.stderr, "progress is shown"
     assert not list(job.home.rglob("prefect.db*")), "a server was started"
     assert list(finished.home.rglob("prefect.db")), "the other run had one"
+
+
+_WITHOUT_PREFECT = """
+import sys
+from flows.cli import main
+try:
+    main()
+finally:
+    print("prefect was imported" if "prefect" in sys.modules else "prefect was not imported", file=sys.stderr)
+"""
+
+
+def test_a_command_alone_imports_nothing_of_prefect(finished: Job, tmp_path: Path) -> None:
+    """Its import takes a second of each command. The same check of parameters refuses wrong ones."""
+    job = finished.copy(tmp_path / "home")
+    command = [sys.executable, "-c", _WITHOUT_PREFECT, *job.arguments("--json")[3:]]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("prefect was not imported")
+    assert json.loads(done.stdout)["release"]["release_id"]
+
+
+def test_a_job_without_prefect_checks_and_converts_its_parameters() -> None:
+    """As a flow does, its defaults included; made a flow, it is the same function."""
+
+    def half(number: int, divisor: int = 2) -> int:
+        return number // divisor
+
+    plain: PlainJob[..., int] = PlainJob(half, {"name": "half"})
+    assert run_flow(plain, "none", number="42") == 21
+    with pytest.raises(ValidationError, match="number"):
+        run_flow(plain, "none", number="many")
+    assert run_flow(PlainJob(half, {"validate_parameters": False}), "none", number=43) == 21
+    assert (plain.flow().name, plain.flow().fn) == ("half", half)
 
 
 def test_a_flow_is_its_function_with_checked_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_a_bound_on_noise_is_called_one_everywhere() -> None:
     shown = {"noise_at_most": 1.194, "epsilon_of_any": 0.753}
     formal.figures.update(shown)
     formal.figures["bounds"][0].update(shown)
-    (line,) = lines(AuditResult(branches=(formal,), trials=16, target_epsilon=None))
+    line = lines(AuditResult(branches=(formal,), trials=16, target_epsilon=None))[2]
     words = "noise of at most 1.19 times the stated; at least ε 4.1 if the noise is Gaussian; at least ε 0.753 of any"
     assert words in line
     assert words in describe_bound(4.1, **shown)
@@ -118,7 +118,7 @@ def test_what_is_withheld_says_why() -> None:
     told = audited("late", refuted=1.9, reach=0.0)
     told.figures.update(withheld=True, epsilon_refuted_before=2.4, attempt=17)
     why = "would have refuted every epsilon below 2.4; audit 17 of a claim can neither refute nor clear it"
-    (line,) = lines(AuditResult(branches=(told,), trials=16, target_epsilon=None))
+    line = lines(AuditResult(branches=(told,), trials=16, target_epsilon=None))[0]
     assert findings({"": [told]}) == ["**Inconclusive**: late."]
     assert line.endswith(why)
 

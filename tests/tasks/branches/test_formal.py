@@ -52,7 +52,7 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
         planned = formal.plan_release(study, outcome, prefect_run_id=None)
         planned, file = publish.save_plan(context, planned, chosen.release)
         assert PlannedRelease.load(file) == planned
-        return publish.release.fn(context, planned, chosen.release), planned
+        return publish.release(context, planned, chosen.release), planned
 
     done, planned = released()
     statement = json.loads((Path(done.bundle) / "privacy_statement.json").read_text())

@@ -142,7 +142,7 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms, monkeypat
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
     with pytest.raises(MechanismError, match=r"event `noisy-votes`\) has no bundle, so it cannot"):
-        publish.release.fn(context, planned, chosen.release)
+        publish.release(context, planned, chosen.release)
     assert not list(context.workspace.bundles.glob("*"))
 
 

@@ -49,7 +49,7 @@ def test_from_file_to_release(
     assert planned.plan.claim.epsilon == 3.0
     assert planned.plan.event.weighted == (mechanism == "both")
     assert any("alpha" in line for line in planned.plan.claim.unprotected_inputs) == (mechanism == "both")
-    done = publish.release.fn(context, planned, chosen.release)
+    done = publish.release(context, planned, chosen.release)
     assert (done.epsilon, done.sensitivity) == ("3", "1.5")
     (warned,) = done.warnings
     assert "no score reached 80% or 90% or 95% accuracy on 800 generated narratives" in warned

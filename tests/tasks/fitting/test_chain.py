@@ -37,7 +37,7 @@ def release(context: Context, chosen: RetrainParameters, made: Chain) -> Release
     """Plan and release."""
     planned, file = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
     assert PlannedRelease.load(file) == planned
-    return publish.release.fn(context, planned, chosen.release)
+    return publish.release(context, planned, chosen.release)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import played_workers
@@ -250,9 +249,9 @@ def test_a_deployment_releases_by_itself_the_demo_alone(
     context = Context(home=str(tmp_path))
     at_once = parameters.release.model_copy(update={"enabled": True})
     parameters = parameters.model_copy(update={"release": at_once})
-    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id=None))
+    monkeypatch.setattr(preflight, "deployment_id", lambda: None)
     preflight.check(context, parameters, to_release=True)
-    monkeypatch.setattr(preflight, "deployment", SimpleNamespace(id="of-a-deployment"))
+    monkeypatch.setattr(preflight, "deployment_id", lambda: "of-a-deployment")
     real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
     demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
     preflight.check(context, demo, to_release=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import task
 from prefect.server.api.server import SubprocessASGIServer
 
 from storage.artifacts import ArtifactRef
@@ -86,11 +85,7 @@ def test_a_failure_of_one_thread_is_raised(context: Context) -> None:
 def test_a_task_is_its_function_and_artifacts_are_left_out(context: Context) -> None:
     """In this process, at once."""
 
-    @task(retries=3, retry_delay_seconds=60)
-    def pid() -> int:
-        return os.getpid()
-
     assert not in_flow_run()
-    assert call_task(pid) == os.getpid()
+    assert call_task("pid", os.getpid) == os.getpid()
     publish_markdown(key="text", markdown="text", description="a text")
     publish_table(key="table", table=[{"a": 1}], description="a table")
