@@ -23,12 +23,12 @@ from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
-from mechanisms.exact_posterior import SAMPLED, draws_of, load_parameters, parameters_of, with_bias
-from mechanisms.formal_head import features_of
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.fields import Fields
+from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
+from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy.claims import claims
@@ -143,14 +143,15 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         assert isinstance(event, BoundedPosteriorEvent)
         run.layout.check(records.labels)
         start = parameters_of(classifier, run.classes)
-        target = self._posterior(event, with_bias(features_of(records)), records.labels, start, run.fields)
+        target = self._posterior(event, with_bias(features_of(records.inputs)), records.labels, start, run.fields)
         drawn, figures = draws_of(
             target,
             start,
             self.sampler,
             self.draws,
             purpose="bounded posterior",
-            run=run,
+            folder=run.folder,
+            key=run.key,
             progress=run.progress,
         )
         load_parameters(classifier, drawn.theta[0])

@@ -63,10 +63,10 @@ def compare(
 
     names = list(mechanisms)
     if not names:
-        raise MechanismError("there is no mechanism to compare. Name one at least")
+        raise MechanismError("no mechanism to compare. Name at least one")
     reference = names[0] if reference is None else reference
     if reference not in mechanisms:
-        raise MechanismError(f"reference {reference} is none of {', '.join(names)}. Name one of them")
+        raise MechanismError(f"reference {reference} is not one of {', '.join(names)}. Name one of them")
     half = _Halves.of(X, y, test_share)
     fits = {
         name: half.fits(one, epsilon=epsilon, delta=delta, seeds=seeds, options=options)

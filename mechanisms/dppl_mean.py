@@ -27,9 +27,9 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
-from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.fields import Fields
+from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy.events import GaussianReleaseEvent
 
 
@@ -66,7 +66,7 @@ class DpplMean(Aimed, frozen=True):
 
         def prototypes(state: KeyedState) -> ClassifierModel:
             classifier = run.classifier()
-            head, features = linear_head(classifier), features_of(records).cpu()
+            head, features = linear_head(classifier), features_of(records.inputs).cpu()
             sums = class_sums(features, records.labels.cpu(), fields=fields)
             std = event.noise_multiplier * event.l2_sensitivity
             state.stream.add_normal_(sums, std=std, purpose="class sums", step=0)

@@ -28,8 +28,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
-from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
+from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy.claims import claims
 from mechanisms.privacy.events import Claim, Event
 
@@ -107,7 +107,7 @@ class DpplPublic(Aimed, frozen=True):
 
     def _choose(self, event: PublicPrototypesEvent, records: Records, run: Run, state: KeyedState) -> ClassifierModel:
         fields, classifier = run.layout, run.classifier()
-        head, features = linear_head(classifier), features_of(records).cpu()
+        head, features = linear_head(classifier), features_of(records.inputs).cpu()
         weight, bias = head.weight.detach().cpu().clone(), head.bias.detach().cpu().clone()
         for field, (span, labels) in enumerate(zip(fields.spans, fields.columns(records.labels.cpu()), strict=True)):
             rows, offsets, present = weight[span], bias[span], labels >= 0

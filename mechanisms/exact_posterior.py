@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -28,13 +27,12 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
-from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
-from mechanisms.model.classifier import Classifier
+from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
-from mechanisms.posterior import hmc, risks, rounds
+from mechanisms.posterior import risks, rounds
+from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.config import PseudoPosteriorConfig
-from mechanisms.posterior.convergence import Diagnostics
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import Draws, SamplerConfig
 from mechanisms.posterior.risks import RiskPass
@@ -44,9 +42,6 @@ from mechanisms.privacy.events import Claim, Event
 
 if TYPE_CHECKING:
     from mechanisms.audit.trials import Records as Pool
-
-FEWEST_DRAWS = 100
-"""A chain: on fewer their agreement cannot be judged, and as many are taken, however few were asked for."""
 
 
 class ExactPosteriorEvent(Event, frozen=True):
@@ -82,14 +77,6 @@ def _claim(event: ExactPosteriorEvent, *, delta: float | None, unit: dict[str, A
         sampled=SAMPLED,
         evidence="audit it",
     )
-
-
-SAMPLED = (
-    "the draw is one of the posterior itself: sampled by Hamiltonian Monte Carlo with Metropolis correction, which "
-    "leaves the posterior invariant; that its chains had reached it is assumed, not proven, and refused where split "
-    "R-hat, effective sample sizes, acceptance or energy errors speak against it"
-)
-"""What is assumed of the sampler, as a claim states it."""
 
 
 @registered
@@ -134,7 +121,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         """
         config, classifier = self.pseudo_posterior, run.classifier()
         assert config is not None
-        start, features = parameters_of(classifier, run.classes), with_bias(features_of(records))
+        start, features = parameters_of(classifier, run.classes), with_bias(features_of(records.inputs))
         names = ROUNDS[self.round]
         figures: dict[str, Any] = {}
         measured: dict[RoundName, RiskPass] = {}
@@ -145,7 +132,9 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
             )
             draws = TABLE[name].draws(config)
             progress = sub_progress(run.progress, names.index(name), len(names))
-            drawn, checked = draws_of(target, start, self.sampler, draws, purpose=name, run=run, progress=progress)
+            drawn, checked = draws_of(
+                target, start, self.sampler, draws, purpose=name, folder=run.folder, key=run.key, progress=progress
+            )
             measured[name] = risk_pass(drawn, weights)
             load_parameters(classifier, drawn.theta[0])
             sensitivity = measured[name].sensitivity
@@ -212,67 +201,8 @@ def risks_of(loss: Tensor, weights: Tensor | None) -> RiskPass:
     return RiskPass(risk=loss.amax(0), draw_maxima=(loss if weights is None else loss * weights).amax(1))
 
 
-def draws_of(
-    target: SoftmaxPosterior,
-    start: Tensor,
-    sampler: SamplerConfig,
-    draws: int,
-    *,
-    purpose: str,
-    run: Run,
-    progress: Progress | None,
-) -> tuple[Draws, dict[str, float]]:
-    """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
-
-    Raises:
-        MechanismError: the draws are not to be trusted.
-    """
-    checked: dict[int, Diagnostics] = {}
-
-    def look(drawn: Draws) -> Diagnostics:
-        if drawn.count not in checked:
-            losses = drawn.ell if target.weights is None else drawn.ell * target.weights
-            checked[drawn.count] = Diagnostics.of(drawn, losses.abs().amax(2).double().numpy())
-        return checked[drawn.count]
-
-    drawn = hmc.sample(
-        target,
-        start,
-        sampler,
-        draws=max(draws, FEWEST_DRAWS * sampler.chains),
-        purpose=purpose,
-        satisfied=lambda drawn: not look(drawn).failures,
-        file=None if run.folder is None else Path(run.folder) / f"{purpose}.safetensors",
-        progress=progress,
-        key=run.key,
-    )
-    look(drawn).refuse()
-    return drawn, look(drawn).figures
-
-
 def sub_progress(progress: Progress | None, part: int, parts: int) -> Progress | None:
     """Progress of one of several samplers of the same length."""
     if progress is None:
         return None
     return lambda done, total: progress(part * total + done, parts * total)
-
-
-def with_bias(features: Tensor) -> Tensor:
-    """With a column of ones: the bias is one more weight."""
-    return torch.cat([features.cpu().float(), torch.ones(len(features), 1)], 1).contiguous()
-
-
-def parameters_of(classifier: Classifier, classes: int) -> Tensor:
-    """The linear head's parameters, float32 [classes, width + 1], the bias last.
-
-    Raises:
-        MechanismError: the head is another.
-    """
-    linear_head(classifier)
-    return trials.from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
-
-
-def load_parameters(classifier: Classifier, theta: Tensor) -> None:
-    """Parameters float32 [classes, width + 1] into the head."""
-    with torch.no_grad():
-        classifier.flat.copy_(trials.to_flat(theta))

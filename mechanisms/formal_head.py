@@ -26,14 +26,13 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from mechanisms import dp_sgd
-from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.fields import Fields
-from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import cut, features_of, linear_head
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
@@ -92,7 +91,7 @@ class FormalHead(Descending, frozen=True):
         Raises:
             MechanismError: the head is not linear, or what DP-SGD refuses.
         """
-        features, fields = features_of(records), run.layout
+        features, fields = features_of(records.inputs), run.layout
         fields.check(records.labels)
         assert isinstance(plan.event, ComposedEvent)
         (release,) = plan.event.releases
@@ -120,38 +119,6 @@ class FormalHead(Descending, frozen=True):
                 head.bias.copy_(bias)
 
         return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
-
-
-def features_of(records: Records) -> Tensor:
-    """Returns cached features float32 [n, width]; a record whose squared norm is beyond float32 has zeros in them.
-
-    It would make every sum of all records infinite or no number.
-
-    Raises:
-        MechanismError: the records are tokens.
-    """
-    if not isinstance(records.inputs, FeatureInputs):
-        raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
-    features = records.inputs.features
-    finite = features.norm(dim=1).square().isfinite()
-    return features if bool(finite.all()) else features.where(finite[:, None], 0.0)
-
-
-def cut(features: Tensor, norm: float) -> Tensor:
-    """Returns features in float64, in which each record's are cut to this norm."""
-    lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float64)
-    return features * (norm / lengths.clamp(min=norm))
-
-
-def linear_head(classifier: Classifier) -> nn.Linear:
-    """The one linear layer that trains.
-
-    Raises:
-        MechanismError: the head is another.
-    """
-    if not isinstance(classifier.part, nn.Linear):
-        raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
-    return classifier.part
 
 
 def release_class_sums(

@@ -46,12 +46,12 @@ from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
-from mechanisms.exact_posterior import SAMPLED, draws_of, load_parameters, parameters_of
-from mechanisms.formal_head import cut, features_of
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
 from mechanisms.model.fields import Fields
+from mechanisms.model.linear_head import cut, features_of, load_parameters, parameters_of
 from mechanisms.model.training import Progress
+from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
@@ -213,7 +213,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         Raises:
             MechanismError: the head is not linear, or the draws are not to be trusted.
         """
-        event, features, classifier = plan.event, features_of(records).cpu().float(), run.classifier()
+        event, features, classifier = plan.event, features_of(records.inputs).cpu().float(), run.classifier()
         fields = run.layout
         assert isinstance(event, FormalPosteriorEvent)
         fields.check(records.labels)
@@ -231,7 +231,8 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
             self.sampler,
             self.draws,
             purpose="formal posterior",
-            run=run,
+            folder=run.folder,
+            key=run.key,
             progress=run.progress,
         )
         load_parameters(classifier, self._head(drawn.theta[0], released))

@@ -54,10 +54,10 @@ from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import Momentum, NoisyDescent
-from mechanisms.formal_head import cut, features_of, linear_head
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.fields import Fields
+from mechanisms.model.linear_head import cut, features_of, linear_head
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
 
@@ -148,7 +148,7 @@ class PriorDescent(Descending, frozen=True):
         Raises:
             MechanismError: the head is not linear, or it diverged.
         """
-        features, event, classifier = features_of(records), plan.event, run.classifier()
+        features, event, classifier = features_of(records.inputs), plan.event, run.classifier()
         fields = run.layout
         fields.check(records.labels)
         assert isinstance(event, ComposedEvent)

@@ -36,9 +36,9 @@ import torch
 from pydantic import ConfigDict, Field
 
 from mechanisms import dp_sgd
-from mechanisms.formal_head import features_of, linear_head
 from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 
@@ -79,7 +79,7 @@ class PrivatePosterior(Descending, frozen=True):
         Raises:
             MechanismError: the head is not linear, or what DP-SGD refuses.
         """
-        features_of(records)
+        features_of(records.inputs)
         noise = descent_of(plan.event).segments[0].noise_multiplier
         descent = dp_sgd.DpSgd(
             target_epsilon=self.target_epsilon,

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from mechanisms.audit import trials
-from mechanisms.exact_posterior import with_bias
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import checkpoint, classifier, inputs, metrics
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat, with_bias
 from mechanisms.model.seeding import generator
 from mechanisms.posterior import hmc, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
@@ -74,7 +74,7 @@ class Study:
         file = self.work / "exact.safetensors"
         if file.exists():
             return checkpoint.load(file)[0]
-        start = trials.from_flat(self.untrained().flat.clone(), classes=self.classes)
+        start = from_flat(self.untrained().flat.clone(), classes=self.classes)
         target = SoftmaxPosterior(self.features["train"], self.labels["train"], start, self.prior_std)
         total, square, some = torch.zeros_like(start).double(), torch.zeros_like(start).double(), list[Tensor]()
         began = time.process_time()
@@ -127,7 +127,7 @@ class Study:
         wide, ell, some = replace(post, std_scale=scale), list[Tensor](), list[Tensor]()
         for number in range(draws):
             flat = swag.sample(wide, normal=swag.seeded_normal(generator(0, "study", "draw", number)))
-            theta = trials.from_flat(flat, classes=self.classes)
+            theta = from_flat(flat, classes=self.classes)
             ell.append(trials.log_likelihood(theta[None], self.features["train"], self.labels["train"])[0][0])
             if number < SCORED:
                 some.append(theta)
@@ -175,7 +175,7 @@ def main() -> None:
     # the diagonal part has half of the variance, the deviations' the other half
     variance = post.diag_std.square() / 2 + torch.stack(post.deviations).square().sum(0) / (2 * (post.rank - 1))
     matched = math.sqrt(float(sampled["variance"].mean() / variance.mean()))
-    mean = trials.from_flat(post.mean, classes=study.classes)
+    mean = from_flat(post.mean, classes=study.classes)
     content: dict[str, Any] = {
         "records": len(study.labels["train"]),
         "classes": study.classes,

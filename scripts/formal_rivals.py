@@ -37,8 +37,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from mechanisms.formal_head import linear_head
 from mechanisms.model import metrics
+from mechanisms.model.linear_head import linear_head
 from mechanisms.model.seeding import generator
 from storage.durable import write_atomically
 

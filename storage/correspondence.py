@@ -86,5 +86,5 @@ def _share(text: str, place: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share <= 1:
-        raise InputError(f"{place}: the share is no number above 0 and up to 1. Correct it")
+        raise InputError(f"{place}: the share must be above 0 and at most 1. Correct it")
     return share

@@ -275,7 +275,7 @@ def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
     dossier = Dossier(plan)
     stated = dossier.stated
     if html is not None:
-        raise InputError(f"--html: the page lies in the dossier: {dossier.folder / PAGE}")
+        raise InputError(f"--html: the dossier has the page already: {dossier.folder / PAGE}")
     if as_json:
         say(stated.model_dump_json(indent=2))
         return

@@ -36,7 +36,7 @@ def check_name(name: str) -> None:
     """
     delivered = [one["name"] for one in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]]
     if not _NAME.fullmatch(name):
-        raise InputError(f"--deploy: {name!r} is no name. Give letters, digits, `.`, `_` and `-`, 64 at most.")
+        raise InputError(f"--deploy: {name!r} is not a valid name. Give letters, digits, `.`, `_` and `-`, 64 at most.")
     if name in delivered:
         raise InputError(f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give another.")
 
@@ -53,7 +53,7 @@ def schedule_of(cron: str | None) -> CronSchedule | None:
         return CronSchedule(cron=cron, timezone="UTC")
     except ValueError:
         raise InputError(
-            f'--cron: {cron!r} is no cron line. Give minute, hour, day, month and weekday: "0 6 1 */3 *".'
+            f'--cron: {cron!r} is not a cron line. Give minute, hour, day, month and weekday: "0 6 1 */3 *".'
         ) from None
 
 

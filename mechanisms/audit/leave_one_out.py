@@ -24,6 +24,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat, to_flat
 from mechanisms.model.seeding import generator
 from mechanisms.model.threads import using
 from mechanisms.posterior import swag
@@ -81,7 +82,7 @@ def refit(
     report = progress or (lambda done, total: None)
     everybody = torch.ones(trials, len(labels), dtype=torch.bool)
     records = Records(inputs.features, labels, everybody, seeds=(seed,) * trials, fields=classifier.fields)
-    theta = audit_trials.from_flat(classifier.flat.detach().cpu(), classes=classifier.part.out_features)
+    theta = from_flat(classifier.flat.detach().cpu(), classes=classifier.part.out_features)
     theta = theta.repeat(trials, 1, 1)
 
     def fit(phase: OptimiserPhase, purpose: str, *, before: int) -> Iterator[Tensor]:
@@ -91,9 +92,9 @@ def refit(
     with using(1):  # steps this small only wait for a second thread
         for _ in fit(adamw, "fine-tune", before=0):
             pass
-        moments = Moments(audit_trials.to_flat(theta), rank=rank)
+        moments = Moments(to_flat(theta), rank=rank)
         for at_end in fit(sgd, "swag", before=adamw.steps(len(inputs))):
-            moments.update(audit_trials.to_flat(at_end))
+            moments.update(to_flat(at_end))
     report(in_all, in_all)
     temperature = 1.0 if bounded is None else bounded.temperature
     return [moments.posterior(trial, std_scale=std_scale * temperature**0.5) for trial in range(trials)]

@@ -21,6 +21,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
+from mechanisms.model.linear_head import from_flat, with_bias
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds, swag
@@ -48,8 +49,7 @@ class Records:
     def __post_init__(self) -> None:
         if self.included.shape != (len(self.seeds), len(self.labels)) or not self.included.any(1).all():
             raise MechanismError("audit trials: every trial needs a seed and at least one record")
-        ones = torch.ones(len(self.features), 1)
-        object.__setattr__(self, "with_bias", torch.cat([self.features.float(), ones], 1).contiguous())
+        object.__setattr__(self, "with_bias", with_bias(self.features))
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,6 @@ class Drawn:
 
     theta: Tensor
     sensitivity: Tensor
-
-
-def from_flat(flat: Tensor, *, classes: int) -> Tensor:
-    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width + 1]."""
-    width = flat.shape[-1] // classes - 1
-    weight, bias = flat.split([classes * width, classes], -1)
-    return torch.cat([weight.unflatten(-1, (classes, width)), bias[..., None]], -1)
-
-
-def to_flat(theta: Tensor) -> Tensor:
-    """The inverse of `from_flat`: float32 [..., classes, width + 1] as [..., P]."""
-    return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)
 
 
 def log_likelihood(

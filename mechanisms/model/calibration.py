@@ -64,7 +64,7 @@ def thresholds_for(
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise MechanismError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not belong together")
     if not bool(logits.isfinite().all()):
-        raise MechanismError("calibration: a score is no number; is the model whole?")
+        raise MechanismError("calibration: a score is not a number. Check that the model is whole")
     if len(labels) < FEWEST_RECORDS:
         raise MechanismError(f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}")
     if not all(0 < target < 1 for target in targets):

@@ -42,7 +42,7 @@ def resolve(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise MechanismError(f"encoder: folder {name} holds no config.json; name a saved transformers model")
+            raise MechanismError(f"encoder: folder {name} has no config.json. Name a saved transformers model")
         return str(path)
     if looks_like_a_path:
         raise MechanismError(f"encoder: no folder {name}")

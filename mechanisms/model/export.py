@@ -377,7 +377,7 @@ def load(folder: Path) -> Released:
         spaces = _spaces(folder)
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
-            f"{folder} is no released model: {LABELS} or config.json is missing or names no codes"
+            f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no codes"
         ) from None
     codes = tuple(code for own in spaces.values() for code in own)
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))

@@ -87,7 +87,7 @@ def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
     if labels.ndim != 1 or labels.shape != predicted.shape:
         raise MechanismError(f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike")
     if not len(labels):
-        raise MechanismError("there are no test records to measure on")
+        raise MechanismError("no test records to measure on. Hold some out")
     code = np.unique(labels)
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -190,5 +190,5 @@ def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise MechanismError(f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together")
     if not len(labels):
-        raise MechanismError("there are no test records to measure on")
+        raise MechanismError("no test records to measure on. Hold some out")
     return probabilities.max(axis=1), (probabilities.argmax(axis=1) == labels).astype(np.float64)

@@ -302,7 +302,9 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
                 raise MechanismError("the loss of one record has to be one number: use its mean or sum")
         of_classes = is_cross_entropy(model.loss) and targets.dtype == torch.int64 and together.ndim == 2
         if of_classes and not 0 <= int(targets.min()) <= int(targets.max()) < together.shape[1]:
-            raise MechanismError(f"dataset: some targets are no class of the model, which has {together.shape[1]}")
+            raise MechanismError(
+                f"dataset: a target is outside 0 to {together.shape[1] - 1}, the classes of the model. Correct it"
+            )
         model.part.train()
         with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model fails in training mode"):
             model.logits({"features": x})

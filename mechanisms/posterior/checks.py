@@ -68,7 +68,7 @@ def extrapolate(maxima: Tensor, *, draws: int, seed: int, bootstraps: int = 400)
     if len(values) < FEWEST_DRAWS:
         raise MechanismError(f"a tail needs at least {FEWEST_DRAWS} draws; there are {len(values)}")
     if draws <= len(values):
-        raise MechanismError(f"{draws} draws are no more than the {len(values)} taken")
+        raise MechanismError(f"{draws} draws: give more than the {len(values)} taken")
     top = float(values.max())
     expected, failure = _tail(values, draws, top)
     rng = np.random.default_rng(generator(seed, "tail").initial_seed())

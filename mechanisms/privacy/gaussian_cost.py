@@ -154,7 +154,7 @@ def calibrate(
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise MechanismError(f"target_epsilon is {target_epsilon}; it must be positive and finite")
     if by == "rdp-mironov" and records_per_unit > 1:
-        raise MechanismError("calibration by rdp-mironov knows no units of several records; use pld")
+        raise MechanismError("rdp-mironov does not support units of several records. Use pld")
 
     def excess(log_noise: float, interval: float = _COARSE) -> float:
         event = make_event(math.exp(log_noise))
@@ -242,7 +242,7 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
             for part in event.events:
                 yield from _gaussian_steps(part)
         case _:
-            raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no formal cost here")
+            raise MechanismError(f"event `{event.mechanism}` has no Gaussian noise, so this accountant cannot price it")
 
 
 def _composed_steps(event: Event) -> list[tuple[float, float, int]]:

@@ -39,4 +39,4 @@ def noise_scaled(event: Event, factor: float) -> Event:
         case GaussianEquivalent():
             return event.with_noise(factor)
         case _:
-            raise MechanismError(f"event `{event.mechanism}` is none of Gaussian noise: it has no noise multiplier")
+            raise MechanismError(f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier")

@@ -19,7 +19,7 @@ from storage.artifacts import digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
-from storage.egress.allow_list import GRAPH, LEXICON, allowed_content, check_codes, encoder_place, file_kind, read_files
+from storage.egress.allow_list import GRAPH, LEXICON, allowed_content, check_codes, encoder_place, read_files
 from storage.egress.tensors import Shapes
 from storage.egress.words import unknown_words
 
@@ -66,8 +66,8 @@ def inspect(folder: Path, expected: Expected) -> None:
     if expected.unsigned_texts:
         raise UnsoundBundle(
             bundle.CODELIST,
-            f"the bundle contains {len(expected.unsigned_texts)} texts that the plan does not list and nobody signed. "
-            "Plan again",
+            f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan lists nor an approver "
+            "signed. Plan again",
         )
     contents = read_files(folder, allowed=allowed_content(expected.fields))
     if check_codes(contents) != {name: tuple(one.code for one in codes) for name, codes in expected.codes.items()}:
@@ -87,18 +87,6 @@ def inspect(folder: Path, expected: Expected) -> None:
             _check_words(name, folder / name, expected)
         elif (folder / name).read_text(encoding="utf-8") != expected.documents[name]:
             raise UnsoundBundle(name, "differs from what the policy and this release's row say")
-
-
-def inspect_model(folder: Path, expected: Expected) -> None:
-    """Checks the model's files alone, before there is a bundle.
-
-    Raises:
-        UnsoundBundle: names the first file at fault.
-    """
-    bundle.check_allowed(folder, allowed_content(expected.fields))
-    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    kinds = {name: kind for name in paths if (kind := file_kind(name)) is not None}
-    _check_model({name: kind.read(name, paths[name]) for name, kind in kinds.items()}, expected)
 
 
 def _check_model(contents: dict[str, Any], expected: Expected) -> None:

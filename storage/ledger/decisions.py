@@ -121,7 +121,7 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: dateti
     if (decision.subject, decision.digest, decision.terms) != (matter.subject, matter.digest, dict(matter.terms)):
         raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
     if name == matter.requester:
-        raise InputError(f"approval by {name}: nobody decides on their own request")
+        raise InputError(f"approval by {name}: the requester cannot decide. Ask another approver")
     _check_age(decision, rule, name, at or datetime.now(UTC))
     return name
 
@@ -150,7 +150,7 @@ def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePu
         if key_id(key) == decision.key_id:
             return name, key
     names = ", ".join(sorted(rule.approvers)) or "nobody"
-    raise InputError(f"approval: key {decision.key_id[:12]}… is not one of the policy's; it knows {names}")
+    raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
 
 
 def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) -> None:

@@ -250,7 +250,7 @@ class Ledger(LedgerReader):
         require_plan(row, plan_digest)
         if row.draw_digest is not None:
             if row.draw_digest != draw_digest:
-                raise StorageError(f"release {release_id}: another draw is recorded already; there is no second")
+                raise StorageError(f"release {release_id}: another draw is recorded already. A release has one draw")
             if row.state == "burned" and not row.reason.startswith(_SURPLUS):
                 raise StorageError(f"release {release_id} is burned: {row.reason}")
             return row, row.reason if row.state == "burned" else None

@@ -133,7 +133,7 @@ class Replay:
     def _refusal(self, row: dict[str, Any]) -> None:
         (decision,) = from_row(row["details"])
         if self._policy is None or decision.decision != "refuse":
-            raise Inconsistent("a refusal that nobody signed")
+            raise Inconsistent("a refusal without a signature")
         matter = Matter("release", row["idempotency_key"], decision.terms, row["requester"])
         signer(decision, self._policy.approvals, matter, at=datetime.fromisoformat(row["recorded_at"]))
         self._refused.add(decision.terms.get("idempotency_key", ""))
@@ -290,7 +290,7 @@ class Replay:
         for name in row["details"].get("records", {}).get("overlap", ()):
             before = self._releases.get(name)
             if before is None or before.kind != kind:
-                raise Inconsistent("it names a release that it shares records with, and there is none")
+                raise Inconsistent("it names a release with the same records that does not exist")
             shared.append(before)
         population, cohorts = row["population"], row["cohorts"]
         this = self._releases[release_id] = _Release(

@@ -106,7 +106,7 @@ def request_recovery(
         policy = _policy(connection, workspace)
     if not policy.approvals.approvers:
         raise InputError(
-            f"recover: policy {policy.name} names nobody whose signature could give up a ledger; restore the one "
+            f"recover: policy {policy.name} lists nobody who may give up a ledger. Restore the one "
             "that was used, or begin another workspace"
         )
     rows = [
@@ -227,7 +227,5 @@ def _policy(connection: Connection, workspace: Workspace) -> Policy:
     policies = [row for row in _journal_rows(workspace) if row.kind == "budget-change"]
     row = policies[-1] if policies else chain.newest(connection, POLICY_ROW)
     if row is None:
-        raise InputError(
-            "recover: no policy is known, and so nobody whose signature could give up a ledger; restore it"
-        )
+        raise InputError("recover: the policy is unknown, so nobody can sign to give up the ledger. Restore it")
     return Policy.parse(row.details["policy"])

@@ -19,7 +19,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mechanisms.audit import trials as audit_trials
 from mechanisms.audit.trials import Records as PoolRecords
 from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
 from mechanisms.model import checkpoint
@@ -27,6 +26,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat
 from mechanisms.model.seeding import derive_seed
 from mechanisms.model.threads import using
 from mechanisms.model.training import Progress
@@ -197,7 +197,7 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     def batched(pool: Pool, chunk: _Chunk, progress: Progress) -> Mapping[str, Reruns]:
         assert isinstance(plan.mechanism, Batched)
         assert isinstance(pool.inputs, FeatureInputs)
-        initial = audit_trials.from_flat(start.cpu(), classes=classes)
+        initial = from_flat(start.cpu(), classes=classes)
         records = PoolRecords(pool.inputs.features, pool.labels, chunk.included, seeds=chunk.seeds, fields=fields)
         return plan.mechanism.fit_many(plan, records, initial, progress=progress)
 

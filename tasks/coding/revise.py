@@ -153,7 +153,7 @@ def _columns(table: Table, field: str, column: str | None) -> tuple[str, str, li
         names = ", ".join(filter(None, fields)) or "one field only"
         raise InputError(f"--field: no field {field or 'of that name'}. The table has {names}.")
     if fields == ("",) and code_column("") not in table.columns:
-        raise InputError("CODED: there is no column 'code'. Name the column that has the codes with --column.")
+        raise InputError("CODED: no column 'code'. Name the column that has the codes with --column.")
     sets = [name for name in [set_column(field)] if name in table.columns]
     version = [_VERSION] if fields == ("",) and _VERSION in table.columns else []
     return f"{field}_" if field else "", code_column(field), sets, version

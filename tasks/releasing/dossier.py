@@ -103,11 +103,6 @@ def write(context: Context, page: PlanPage, ledger: Ledger, out: Path, *, key: P
     return stated.key_id
 
 
-def is_in_dossier(plan: Path) -> bool:
-    """Checks whether a plan lies in a dossier."""
-    return (plan.expanduser().parent / NAME).is_file()
-
-
 class Dossier:
     """Holds a dossier whose files are those that were signed."""
 
@@ -128,7 +123,7 @@ class Dossier:
         except OSError as error:
             raise InputError(f"dossier: {error.filename}: {error.strerror}. Ask for it again") from None
         except ValidationError:
-            raise InputError(f"dossier: {self.folder / NAME} is none. Ask for it again") from None
+            raise InputError(f"dossier: {self.folder / NAME} is not a dossier. Ask for it again") from None
         key = heads.load_public_key(self.folder / KEY)
         signed = heads.key_id(key) == self.stated.key_id and heads.is_signed(self.stated, self.stated.signature, key)
         if changed or not signed:

@@ -100,7 +100,7 @@ def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
         most = max(one.reach for one in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
     raise BudgetRefused(
-        f"policy {policy.name} asks for an audit that could have contradicted the claim. This candidate {why}. "
+        f"policy {policy.name} requires an audit that could have contradicted the claim. This candidate {why}. "
         f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
         + (
             f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder override`"

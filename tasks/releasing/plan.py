@@ -285,7 +285,7 @@ class PlannedRelease(BaseModel):
             if not ref.path.resolve().is_relative_to(store.private):
                 if store.shared is None:
                     raise StorageError(
-                        f"release plan: its artifact {ref.kind} lies in another workspace than {context.home}. "
+                        f"release plan: its artifact {ref.kind} is in another workspace than {context.home}. "
                         "Release it there, where the ledger charges its records"
                     )
                 store.adopt(ref)

@@ -115,11 +115,11 @@ def test_a_plan_carried_into_another_workspace(made: tuple[Context, PlannedRelea
     with pytest.raises(StorageError, match="was made under"):
         publish.release(other, planned, BundleParameters())
     moved = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": mark})})
-    with pytest.raises(StorageError, match="lies in another workspace"):
+    with pytest.raises(StorageError, match="is in another workspace"):
         publish.release(other, moved, BundleParameters())
     stages = Path(context.home) / "private" / "stages"
     shutil.copytree(stages, Path(other.home) / "private" / "stages", copy_function=os.link)
-    with pytest.raises(StorageError, match="lies in another workspace"):
+    with pytest.raises(StorageError, match="is in another workspace"):
         publish.release(other, moved, BundleParameters())
     with pytest.raises(StorageError, match="has used ledger"):
         publish.release(context, planned, BundleParameters(ledger_url=other.workspace.ledger_url))

@@ -130,7 +130,7 @@ def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak:
     with pytest.raises(BudgetRefused, match="was not audited"):
         gate.check(check(plan(), ledger))
     audit(ledger, plan(), 0.0, **weak)
-    with pytest.raises(BudgetRefused, match="asks for an audit that could have contradicted the claim"):
+    with pytest.raises(BudgetRefused, match="requires an audit that could have contradicted the claim"):
         gate.check(check(plan(), ledger))
     audit(ledger, plan(), 0.3)
     assert gate.check(check(plan(), ledger)) is not None

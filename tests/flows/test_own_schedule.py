@@ -67,8 +67,8 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     ("options", "says"),
     [
         (("--deploy", "osha-formal"), "delivered deployment"),
-        (("--deploy", "a/b"), "is no name"),
-        (("--deploy", "wrong", "--cron", "every quarter"), "is no cron line"),
+        (("--deploy", "a/b"), "is not a valid name"),
+        (("--deploy", "wrong", "--cron", "every quarter"), "is not a cron line"),
         (("--deploy", "wrong", "--set", "fit.swag.rank=9"), "exceeds the snapshots"),
         (("--deploy", "wrong", "--storage", "s3://b"), "AUTOCODER_STORAGE"),
     ],

@@ -13,7 +13,6 @@ from small_heads import claim, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd, dppl_public, formal_head
-from mechanisms.audit import trials
 from mechanisms.audit.trials import Records as Pool
 from mechanisms.bounded_posterior import BoundedPosterior
 from mechanisms.dp_sgd import DpSgd
@@ -28,6 +27,7 @@ from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.privacy import class_counts, noise
 from mechanisms.privacy.class_counts import ClassWeightsConfig
@@ -277,7 +277,7 @@ def test_reruns_of_a_draw_are_of_all_fields(mechanism: Mechanism, monkeypatch: p
     pool = Pool(features, labels, included, seeds=(1, 2), fields=FIELDS)
     plan = mechanism.plan(TASK)
     assert isinstance(plan.mechanism, FormalPosterior | BoundedPosterior)
-    (found,) = plan.mechanism.fit_many(plan, pool, trials.from_flat(untrained().flat, classes=FIELDS.classes)).values()
+    (found,) = plan.mechanism.fit_many(plan, pool, from_flat(untrained().flat, classes=FIELDS.classes)).values()
     assert found.ell.shape == (2, N)
     assert float(found.ell.max()) <= 0
     assert found.events == (plan.event,) * 2

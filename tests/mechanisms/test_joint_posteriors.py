@@ -16,6 +16,7 @@ from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat
 from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.gibbs import SoftmaxPosterior
@@ -64,7 +65,7 @@ def test_delta_is_of_the_sum_over_a_records_fields(tmp_path: Path, last: RoundNa
     head = model.classifier
     for draw in range(20):
         risks.load_draw(head, model.posterior, seed=3, purpose="risk" if last == "base" else "sensitivity", draw=draw)
-        theta = trials.from_flat(head.flat, classes=FIELDS.classes)
+        theta = from_flat(head.flat, classes=FIELDS.classes)
         largest = max(largest, float((alpha * by_hand(theta, *records).abs()).max()))
         for at in range(len(FIELDS.sizes)):
             alone = torch.full_like(records[1], -1)
@@ -82,14 +83,14 @@ def test_a_rerun_is_the_chain(tmp_path: Path, last: RoundName) -> None:
     pool = Pool(features, labels, included, seeds=(11, 12), fields=FIELDS)
     plan = SwagPpm(round=last, **SETTINGS).plan(TASK)
     assert isinstance(plan.mechanism, SwagPpm)
-    initial = trials.from_flat(untrained().flat, classes=FIELDS.classes)
+    initial = from_flat(untrained().flat, classes=FIELDS.classes)
     reruns = plan.mechanism.fit_many(plan, pool, initial)
     runs: list[tuple[RoundName, int]] = [(name, t) for name in ROUNDS[last] for t in range(2)]
     for name, t in runs:
         own = included[t]
         _, model = fitted(name, (features[own], labels[own]), tmp_path / name / str(t), seed=pool.seeds[t])
         risks.load_draw(model.classifier, model.posterior, seed=pool.seeds[t], purpose="audit", draw=0)
-        theta = trials.from_flat(model.classifier.flat, classes=FIELDS.classes)
+        theta = from_flat(model.classifier.flat, classes=FIELDS.classes)
         ell = by_hand(theta, features, labels).float()
         assert torch.allclose(reruns[name].ell[t], ell, atol=2e-3), (name, t)
         said = FIELDS.predicted(features @ theta[:, :-1].T + theta[:, -1])
@@ -163,7 +164,7 @@ def test_the_audits_log_likelihood_is_the_classifiers() -> None:
     """Of every record, whatever fields it has."""
     features, labels = problem(lacking=0.5)
     head = untrained()
-    theta = trials.from_flat(head.flat, classes=FIELDS.classes)[None]
+    theta = from_flat(head.flat, classes=FIELDS.classes)[None]
     ell, right = trials.log_likelihood(theta, torch.cat([features, torch.ones(N, 1)], 1), labels, FIELDS)
     given = ClassifierModel(head).log_probabilities(FeatureInputs(features))
     assert torch.allclose(ell[0].double(), FIELDS.log_likelihood(given, labels), atol=1e-5)
@@ -180,7 +181,7 @@ def test_an_exact_draw_is_of_all_fields(tmp_path: Path) -> None:
     made = plan.fit(Records(FeatureInputs(features), labels), run)
     assert isinstance(made.event, ExactPosteriorEvent)
     assert isinstance(made.model, ClassifierModel)
-    theta = trials.from_flat(made.model.classifier.flat, classes=FIELDS.classes)
+    theta = from_flat(made.model.classifier.flat, classes=FIELDS.classes)
     assert made.event.sensitivity >= float(by_hand(theta, features, labels).abs().max()) - 1e-4
     assert made.figures["r_hat"] < 1.05
 
@@ -193,7 +194,7 @@ def test_reruns_of_an_exact_draw_are_of_all_fields() -> None:
     config = PseudoPosteriorConfig(risk_draws=10, sensitivity_draws=10)
     plan = ExactPosterior(round="base", prior_std=0.5, pseudo_posterior=config).plan(TASK)
     assert isinstance(plan.mechanism, ExactPosterior)
-    (found,) = plan.mechanism.fit_many(plan, pool, trials.from_flat(untrained().flat, classes=FIELDS.classes)).values()
+    (found,) = plan.mechanism.fit_many(plan, pool, from_flat(untrained().flat, classes=FIELDS.classes)).values()
     assert found.ell.shape == (2, N)
     for own, ell, event in zip(included, found.ell, found.events, strict=True):
         assert isinstance(event, ExactPosteriorEvent)

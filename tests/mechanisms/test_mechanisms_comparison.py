@@ -65,7 +65,7 @@ def test_the_curve_has_a_row_per_target() -> None:
 def test_what_cannot_be_compared_is_named() -> None:
     """A reference that is no row, and a curve of a mechanism without a target."""
     X, y = records(60)
-    with pytest.raises(MechanismError, match="reference best is none of plain"):
+    with pytest.raises(MechanismError, match="reference best is not one of plain"):
         compare({"plain": PLAIN}, X, y, epsilon=1, reference="best")
     with pytest.raises(MechanismError, match="takes no target"):
         curve(PLAIN, [1], X, y)

@@ -16,6 +16,7 @@ from mechanisms.mechanism import Records as OwnRecords
 from mechanisms.mechanism import Run, Task
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.linear_head import from_flat
 from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.swag_ppm import ROUNDS, PosteriorDraw, RoundName, SwagPpm
@@ -38,7 +39,7 @@ def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path, last: RoundNam
     task = Task(records=40, classes=4, target_epsilon=6.0)
     plan = SwagPpm(round=last, **settings).plan(task)
     assert isinstance(plan.mechanism, SwagPpm)
-    reruns = plan.mechanism.fit_many(plan, pool, trials.from_flat(start, classes=4))
+    reruns = plan.mechanism.fit_many(plan, pool, from_flat(start, classes=4))
     assert tuple(reruns) == ROUNDS[last]
     for name, t in ((name, t) for name in ROUNDS[last] for t in range(3)):
         own = included[t]
@@ -65,7 +66,7 @@ def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
     """Both layouts give the same log-likelihoods and say the same of the most probable label."""
     head, inputs, labels = linear(30, width=6, labels=5)
     ell, right = trials.log_likelihood(
-        trials.from_flat(head.flat, classes=5)[None],
+        from_flat(head.flat, classes=5)[None],
         torch.cat([inputs.features, torch.ones(30, 1)], 1),
         labels,
     )
@@ -83,7 +84,7 @@ def test_what_trials_do_not_know_is_refused(linear: MakeLinear) -> None:
     included = torch.ones(2, 8, dtype=torch.bool)
     included[1, 0] = False
     records = Records(inputs.features, labels, included, seeds=(1, 2))
-    start = trials.from_flat(head.flat, classes=4).repeat(2, 1, 1)
+    start = from_flat(head.flat, classes=4).repeat(2, 1, 1)
     for change in ({"schedule": "linear"}, {"max_grad_norm": 1.0}):
         phase = ADAMW.model_copy(update=change)
         with pytest.raises(MechanismError, match="constant learning rate"):

@@ -77,7 +77,7 @@ def test_a_folder_that_is_not_there() -> None:
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     """Says what is missing."""
-    with pytest.raises(MechanismError, match=r"holds no config\.json"):
+    with pytest.raises(MechanismError, match=r"has no config\.json"):
         encoder_files.resolve(str(tmp_path))
 
 

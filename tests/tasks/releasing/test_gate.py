@@ -202,8 +202,8 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     _audit(ledger, planned, 4.3)
     new_keys(tmp_path / "stranger")
     for who, reason, problem in (
-        ("stranger", "memo", "not one of the policy's"),
-        ("operator", "memo", "nobody decides on their own request"),
+        ("stranger", "memo", "the policy does not list key"),
+        ("operator", "memo", "the requester cannot decide"),
         ("officer", " ", "the reason is missing"),
     ):
         with pytest.raises(InputError, match=problem):
@@ -248,7 +248,7 @@ def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: Pl
     _audit(asking, planned, 0.3, reach=1.5)
     with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
         gate.check(check(planned, asking))
-    with pytest.raises(InputError, match="nobody decides on their own request"):
+    with pytest.raises(InputError, match="the requester cannot decide"):
         gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "operator"))
     contradiction = _signed(asking, planned, tmp_path / "officer")
     unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}

@@ -1,0 +1,75 @@
+"""The linear head on cached features that several mechanisms fit: its features, its layer and its parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import FeatureInputs, Inputs
+
+
+def features_of(inputs: Inputs) -> Tensor:
+    """Returns cached features float32 [n, width]; a record whose squared norm is beyond float32 has zeros in them.
+
+    It would make every sum of all records infinite or no number.
+
+    Raises:
+        MechanismError: the inputs are tokens.
+    """
+    if not isinstance(inputs, FeatureInputs):
+        raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
+    features = inputs.features
+    finite = features.norm(dim=1).square().isfinite()
+    return features if bool(finite.all()) else features.where(finite[:, None], 0.0)
+
+
+def cut(features: Tensor, norm: float) -> Tensor:
+    """Returns features in float64, in which each record's are cut to this norm."""
+    lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float64)
+    return features * (norm / lengths.clamp(min=norm))
+
+
+def linear_head(classifier: Classifier) -> nn.Linear:
+    """The one linear layer that trains.
+
+    Raises:
+        MechanismError: the head is another.
+    """
+    if not isinstance(classifier.part, nn.Linear):
+        raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
+    return classifier.part
+
+
+def with_bias(features: Tensor) -> Tensor:
+    """With a column of ones: the bias is one more weight."""
+    return torch.cat([features.cpu().float(), torch.ones(len(features), 1)], 1).contiguous()
+
+
+def from_flat(flat: Tensor, *, classes: int) -> Tensor:
+    """A linear layer's parameters, weight then bias, float32 [..., P], as [..., classes, width + 1]."""
+    width = flat.shape[-1] // classes - 1
+    weight, bias = flat.split([classes * width, classes], -1)
+    return torch.cat([weight.unflatten(-1, (classes, width)), bias[..., None]], -1)
+
+
+def to_flat(theta: Tensor) -> Tensor:
+    """The inverse of `from_flat`: float32 [..., classes, width + 1] as [..., P]."""
+    return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)
+
+
+def parameters_of(classifier: Classifier, classes: int) -> Tensor:
+    """The linear head's parameters, float32 [classes, width + 1], the bias last.
+
+    Raises:
+        MechanismError: the head is another.
+    """
+    linear_head(classifier)
+    return from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
+
+
+def load_parameters(classifier: Classifier, theta: Tensor) -> None:
+    """Parameters float32 [classes, width + 1] into the head."""
+    with torch.no_grad():
+        classifier.flat.copy_(to_flat(theta))

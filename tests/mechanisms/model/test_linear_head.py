@@ -1,0 +1,70 @@
+"""The linear head that several mechanisms fit: what it reads, and its parameters as one matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import classifier as classifiers
+from mechanisms.model.config import ModelConfig
+from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.linear_head import (
+    cut,
+    features_of,
+    from_flat,
+    linear_head,
+    load_parameters,
+    parameters_of,
+    to_flat,
+    with_bias,
+)
+
+CLASSES, WIDTH = 3, 5
+
+
+def head() -> classifiers.Classifier:
+    """An untrained linear head."""
+    return classifiers.build(ModelConfig(pooling="none"), num_labels=CLASSES, seed=1, width=WIDTH)
+
+
+def test_a_record_beyond_float32_counts_as_zeros() -> None:
+    """Its square would make every sum of all records infinite; the others stay as they are, bit for bit."""
+    features = torch.randn(4, WIDTH)
+    assert features_of(FeatureInputs(features)) is features
+    huge = features.clone()
+    huge[2, 0] = 1e30
+    read = features_of(FeatureInputs(huge))
+    assert not read[2].any()
+    assert torch.equal(read[[0, 1, 3]], features[[0, 1, 3]])
+
+
+def test_tokens_and_other_heads_are_refused() -> None:
+    """With the settings to change."""
+    with pytest.raises(MechanismError, match="set trainable `head`"):
+        features_of(TokenInputs.from_lists([[1, 2]], pad_id=0))
+    made = head()
+    assert isinstance(linear_head(made), torch.nn.Linear)
+    made.part = torch.nn.Sequential(torch.nn.Linear(WIDTH, CLASSES))
+    with pytest.raises(MechanismError, match="linear layer"):
+        linear_head(made)
+
+
+def test_long_features_are_cut_and_short_ones_stay() -> None:
+    """In float64, to the norm exactly."""
+    features = torch.stack([torch.ones(WIDTH), 10 * torch.ones(WIDTH)])
+    shortened = cut(features, 4.0)
+    assert shortened.dtype == torch.float64
+    assert torch.equal(shortened[0], features[0].double())
+    assert shortened[1].norm().item() == pytest.approx(4.0, abs=1e-12)
+
+
+def test_parameters_are_one_matrix_with_the_bias_last() -> None:
+    """There and back; the scores are those of the layer."""
+    made, x = head(), torch.randn(7, WIDTH)
+    theta = parameters_of(made, CLASSES)
+    assert theta.shape == (CLASSES, WIDTH + 1)
+    assert torch.allclose(with_bias(x) @ theta.T, linear_head(made)(x), atol=1e-6)
+    assert torch.equal(from_flat(to_flat(theta), classes=CLASSES), theta)
+    load_parameters(made, theta + 1)
+    assert torch.equal(parameters_of(made, CLASSES), theta + 1)
