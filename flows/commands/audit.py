@@ -141,7 +141,11 @@ def audit(
     if plan is not None:
         options.refuse_with_plan(run, chosen, variation, results=results)
         result = _of_plan(plan, run, effort, output, shards, server)
-        say(result.model_dump_json(indent=2) if output.as_json else "\n".join(_summary(plan, result)))
+        say(
+            result.model_dump_json(indent=2)
+            if output.as_json
+            else "\n".join(_summary(plan, options.home_of_plan(plan, run.home), result))
+        )
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     options.require_plan_or_records(run)
     if results is not None:
@@ -243,11 +247,19 @@ def _of_plan(
         )
 
 
-def _summary(plan: Path, result: AuditResult) -> list[str]:
+def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     """Returns claim and measurement, and the next step."""
     from tasks.auditing.findings import lines
+    from tasks.branches.plan import Origin
     from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
+    from tasks.releasing.ledger_access import existing_ledger
+    from tasks.releasing.plan import PlannedRelease
+    from tasks.running.stage import Context
 
+    ledger = existing_ledger(Context(home=str(home)), Origin.of(plan)[1].parameters.release)
+    row = ledger and ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
+    if row:
+        return [*lines(result), f"This plan is release {row.release_id} ({row.state})."]
     (verdict,) = {one.verdict for one in result.branches}
     following = {
         CONTRADICTED: "the claim is refuted and its release blocked. Make a formal release (command in "
