@@ -214,7 +214,7 @@ def test_the_gate_refuses_it_and_quotes_nothing(sealed: Sealed, expected: Expect
         assert refused.value.file == CARD
         assert "conveyor" not in str(refused.value)
     (folder / CARD).write_text(card)
-    with pytest.raises(UnsoundBundle, match="2 texts that the plan does not list") as refused:
+    with pytest.raises(UnsoundBundle, match="2 texts that neither the plan lists") as refused:
         gate.inspect(folder, replace(expected, unsigned_texts=(SECRET, "b")))
     assert refused.value.file == CODELIST
     assert SECRET not in str(refused.value)

@@ -50,7 +50,7 @@ def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, Pl
     ledger = ledger_access.open_ledger(context, BundleParameters())
     assert ledger.policy().name == "officers"
     assert approval.approval_status(context, check(planned, ledger)).missing == 1
-    with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|asks for)"):
+    with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|requires)"):
         publish.release(context, planned, BundleParameters())
     assert nothing_charged(context)
 

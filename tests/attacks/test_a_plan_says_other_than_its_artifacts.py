@@ -164,7 +164,7 @@ def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkey
         return {name: [Code(first.code, "recall 7"), *others], **dict(rest)}
 
     monkeypatch.setattr(fill, "load_spaces", spaces)
-    with pytest.raises(StorageError, match=r"texts that the plan does not list"):
+    with pytest.raises(StorageError, match=r"texts that neither the plan lists"):
         publish.release(context, planned, BundleParameters())
     monkeypatch.undo()
     fewer = planned.model_copy(update={"output": planned.output.model_copy(update={"texts": ("code list: 1 x",)})})

@@ -242,7 +242,7 @@ def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Pat
     by_themselves = rollback.request_recovery(
         house.ledger_url, house, found, requester="Officer", reason="the disk is lost"
     )
-    with pytest.raises(InputError, match="own request"):
+    with pytest.raises(InputError, match="the requester cannot decide"):
         rollback.accept_recovery(house.ledger_url, house, by_themselves, [signed(by_themselves)])
     with pytest.raises(ForeignLedger):
         opened(house)

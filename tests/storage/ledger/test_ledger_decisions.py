@@ -92,7 +92,7 @@ def signed_on(moment: datetime, planned) -> Decision:
         (lambda p: [signed_on(datetime.now(UTC) - timedelta(days=15), p)], "15 days ago"),
         (lambda p: [signed_on(datetime.now(UTC) + timedelta(days=1), p)], "in the future"),
         (lambda p: [decide("officer", p), decide("officer", p)], "given already"),
-        (lambda p: [decide("operator", p)], "own request"),
+        (lambda p: [decide("operator", p)], "the requester cannot decide"),
         (lambda p: [decide("officer", p, decision="refuse", reason="no")], "officer refused: no"),
     ],
     ids=["unknown key", "forged", "no signature", "another plan", "other terms", "old", "future", "twice", "requester",
@@ -149,7 +149,7 @@ def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site)
         terms = policy_terms(policy.name, ledger.policy_mark(), requester="operator", reason="wider")
         return sign(KEYS[who], subject="policy", decision="approve", digest=policy.digest, terms=terms)
 
-    with pytest.raises(InputError, match="own request"):
+    with pytest.raises(InputError, match="the requester cannot decide"):
         ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("operator", loose)])
     with pytest.raises(InputError, match="something else"):
         ledger.change_policy(loose, requester="operator", reason="wider", decisions=[signed("officer", make_policy())])

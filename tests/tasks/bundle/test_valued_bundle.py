@@ -125,7 +125,7 @@ def test_values_are_read_and_signed_as_titles_are(
     ]
     named = own_texts({}, {"value_columns": {"Industry of the employer": ["11"]}}, str(tiny_bert))
     assert "column: Industry of the employer" in named
-    with pytest.raises(UnsoundBundle, match="texts that the plan does not list"):
+    with pytest.raises(UnsoundBundle, match="texts that neither the plan lists"):
         (tmp_path / "unsigned").mkdir()
         inspect(valued.folder, refilled(valued, tmp_path / "unsigned", texts=()))
     lists = tmp_path / "lists"

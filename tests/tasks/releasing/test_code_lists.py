@@ -112,6 +112,6 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
     row = anticipated(plan("first", candidate), audit=None)
     texts = own_texts(load_spaces(context.store.open(dataset)), {}, str(tiny_roberta))
     fill.rehearse(context, row, candidate, chosen.release, (), texts)
-    with pytest.raises(UnsoundBundle, match="1 texts that the plan does not list") as refused:
+    with pytest.raises(UnsoundBundle, match="1 texts that neither the plan lists") as refused:
         fill.rehearse(context, row, candidate, chosen.release, (), texts[1:])
     assert TITLES[0] not in str(refused.value)
