@@ -68,7 +68,7 @@ class TestTail:
         """Too few draws for a tail, and a look back instead of ahead."""
         with pytest.raises(MechanismError, match="at least 50"):
             extrapolate(torch.rand(49), draws=1000, seed=0)
-        with pytest.raises(MechanismError, match="no more than"):
+        with pytest.raises(MechanismError, match="give more than"):
             extrapolate(torch.rand(100), draws=100, seed=0)
 
     def test_equal_maxima(self) -> None:
