@@ -89,7 +89,7 @@ def test_equal_scores_stand_on_one_side() -> None:
     [
         (torch.zeros(200, 3), torch.zeros(100, dtype=torch.int64), "belong together"),
         (torch.zeros(60, 3), torch.zeros(60, dtype=torch.int64), "100 records or more"),
-        (torch.full((200, 3), float("nan")), torch.zeros(200, dtype=torch.int64), "no number"),
+        (torch.full((200, 3), float("nan")), torch.zeros(200, dtype=torch.int64), "is not a number"),
         (torch.zeros(200, 3), torch.full((200,), -1), "none of the records"),
     ],
     ids=["shapes", "few", "nan", "unknown codes"],
