@@ -14,9 +14,11 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
@@ -41,23 +43,29 @@ def _stem_pairs(text: str) -> list[str]:
     return [" ".join(pair) for pair in pairwise(stems_of(text))]
 
 
-def of_titles(analyzer: Callable[[str], list[str]], titles: Sequence[str], dropped: Sequence[str]) -> Words:
+def of_titles(analyzer: Any, titles: Sequence[str], dropped: Sequence[str]) -> Words:
     """Returns a one for each term of the titles that a text has, without those of the sentence around titles."""
     terms = {term for title in titles for term in analyzer(title)} - {
         term for text in dropped for term in analyzer(text)
     }
     counter = CountVectorizer(analyzer=analyzer, vocabulary=sorted(terms), binary=True)
-    return lambda texts: torch.from_numpy(counter.transform(texts).astype("float32").toarray())
+    return partial(_block, counter)
 
 
 def of_characters(titles: Sequence[str], sizes: tuple[int, int]) -> Words:
     """Returns hashed counts of the n-grams of characters that titles have, within words."""
-    cut = CountVectorizer(analyzer="char_wb", ngram_range=sizes).build_analyzer()
+    cut: Any = CountVectorizer(analyzer="char_wb", ngram_range=sizes).build_analyzer()
     allowed = {term for title in titles for term in cut(title)}
-    hashed = HashingVectorizer(
-        analyzer=lambda text: [term for term in cut(text) if term in allowed], n_features=HASHED, norm="l2"
-    )
-    return lambda texts: torch.from_numpy(hashed.transform(texts).astype("float32").toarray())
+    known: Any = partial(_known, cut, allowed)
+    return partial(_block, HashingVectorizer(analyzer=known, n_features=HASHED, norm="l2"))
+
+
+def _known(cut: Callable[[str], list[str]], allowed: set[str], text: str) -> list[str]:
+    return [term for term in cut(text) if term in allowed]
+
+
+def _block(vectorizer: Any, texts: Sequence[str]) -> Tensor:
+    return torch.from_numpy(vectorizer.transform(texts).astype("float32").toarray())
 
 
 class Study:
@@ -132,13 +140,14 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 5.0])
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--variants", nargs="+", help="some of them; all by default")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     study = Study(given.workspace, given.codelist, sentence=given.sentence)
     rows = []
-    for name, blocks in study.variants.items():
+    for name in given.variants or study.variants:
         for epsilon in given.epsilons:
-            pairs = study.scores(blocks, epsilon=epsilon, delta=given.delta, folds=given.folds)
+            pairs = study.scores(study.variants[name], epsilon=epsilon, delta=given.delta, folds=given.folds)
             columns = [[pair[k] for pair in pairs] for k in (0, 1)]
             means, spreads = [round(fmean(one), 4) for one in columns], [round(stdev(one), 4) for one in columns]
             row = {"variant": name, "epsilon": epsilon, "weighted_f1": means[0], "macro_f1": means[1]}
