@@ -190,7 +190,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
         return rerun - {"votes"}, scored != rescored
 
     assert changed("mechanisms.formal_head") == ({"formal-head"}, False)
-    assert changed("mechanisms.model.linear_head") == ({"formal-head", "private-posterior"}, False)
+    assert changed("mechanisms.model.linear_head") == ({"formal-head", "non-private", "private-posterior"}, False)
     assert changed("mechanisms.private_posterior") == ({"private-posterior"}, False)
     assert changed("mechanisms.swag_ppm", "mechanisms.posterior.target") == (set(), False)
     assert changed("mechanisms.audit.gradient_canaries", "mechanisms.audit.curves") == (set(), False)
