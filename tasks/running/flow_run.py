@@ -56,6 +56,10 @@ class PlainJob(Generic[P, R]):
         checked: dict[str, Any] = collect(**parameters)
         return checked
 
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the flow, as calling one does."""
+        return self.flow()(*args, **kwargs)
+
     def flow(self) -> Flow[P, R]:
         """Makes the flow."""
         from prefect import flow

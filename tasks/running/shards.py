@@ -228,7 +228,7 @@ class _Round:
         changed = False
         for one in list(self.open):
             state, message = states.get(one.run, (None, "its run was deleted"))
-            changed |= state is not one.state
+            changed |= state != one.state
             one.state = state
             if state == "COMPLETED":
                 self._close(one)
