@@ -259,7 +259,12 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     ledger = existing_ledger(Context(home=str(home)), Origin.of(plan)[1].parameters.release)
     row = ledger and ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
     if row:
-        return [*lines(result), f"This plan is release {row.release_id} ({row.state})."]
+        refuted = (
+            f" Its claim is refuted: revoke it with `autocoder revoke {row.release_id} --reason WHY`."
+            if result.contradicted
+            else ""
+        )
+        return [*lines(result), f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {one.verdict for one in result.branches}
     following = {
         CONTRADICTED: "the claim is refuted and its release blocked. Make a formal release (command in "
