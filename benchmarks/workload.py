@@ -89,13 +89,21 @@ def median(times: list[float]) -> float:
 
 
 def report(result: Mapping[str, Any], to: Path | None) -> None:
-    """Prints the result as one JSON object, with what it was measured on."""
+    """Prints the result as one JSON object, with what it was measured on, and writes it where asked."""
+    write(result, to)
+    print(_text(result))
+
+
+def write(result: Mapping[str, Any], to: Path | None) -> None:
+    """Writes the result as JSON, if there is a file to write to."""
+    if to is not None:
+        to.write_text(_text(result) + "\n", encoding="utf-8")
+
+
+def _text(result: Mapping[str, Any]) -> str:
     on_cuda = str(result["device"]).startswith("cuda")
     machine = torch.cuda.get_device_name() if on_cuda else f"{torch.get_num_threads()} threads"
-    text = json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
-    print(text)
-    if to is not None:
-        to.write_text(text + "\n", encoding="utf-8")
+    return json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
 
 
 def _drain(device: torch.device) -> None:

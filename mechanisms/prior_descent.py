@@ -187,9 +187,12 @@ class PriorDescent(Descending, frozen=True):
             *map_steps, row_steps = sgd.segments
             with threads.fitting(records.inputs):
                 for segment in map_steps:
-                    entries, left, right = _shared_map(rows[:, :-1], self.directions)
-                    gradient = partial(_map_gradient, fields, z, labels, rows, left, right)
-                    entries = phase("map", entries, segment, self.align_noise, gradient)
+                    right = state.tensors.setdefault("directions", _directions(rows[:, :-1], self.directions))
+                    right = right.to(device)  # saved with the steps: whoever goes on elsewhere goes on along these
+                    longest = rows[:, :-1].norm(dim=1).max().clamp(min=1e-12)
+                    gradient = partial(_map_gradient, fields, z, labels, rows, rows[:, :-1] @ right / longest, right)
+                    start = torch.zeros(right.shape[1], right.shape[1], device=device)
+                    entries = phase("map", start, segment, self.align_noise, gradient)
                     rows[:, :-1] += rows[:, :-1] @ right @ entries @ right.T
                 rows = phase("rows", rows, row_steps, self.weight_noise, partial(_row_gradient, fields, z, labels))
             with torch.no_grad():
@@ -214,12 +217,12 @@ class PriorDescent(Descending, frozen=True):
         return fields.log_shares(beyond.clamp(min=self.smallest_count))
 
 
-def _shared_map(weights: Tensor, directions: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A = 0 [k, k]; W_0 U over its longest row [classes, k]; U [width, k]. All from the prior, which is public."""
-    right = torch.linalg.svd(weights, full_matrices=False)[2][:directions].T.contiguous()
-    longest = weights.norm(dim=1).max().clamp(min=1e-12)
-    k = right.shape[1]
-    return torch.zeros(k, k, device=weights.device), weights @ right / longest, right
+def _directions(weights: Tensor, number: int) -> Tensor:
+    """Returns U [width, k], from the prior, which is public.
+
+    Their signs, and with them what a given noise does, are the linear algebra library's: another on a card, say.
+    """
+    return torch.linalg.svd(weights.cpu(), full_matrices=False)[2][:number].T.contiguous()
 
 
 def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,11 @@ Everything streams over draws: memory is O(n + P) however many there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -89,12 +92,12 @@ def risk_pass(
     so_far = so_far or RiskPass(risk=torch.zeros(n), draw_maxima=torch.zeros(0))
     risk, maxima, done = so_far.risk.to(device, copy=True), torch.zeros(len(draws)), len(so_far.draw_maxima)
     maxima[:done] = so_far.draw_maxima
-    batches = [
-        (index.to(device), inputs.batch(index, device))
-        for index in length_sorted_batches(inputs, batch_size=batch_size or forward_batch_size(inputs, device))
-    ]
+    size = batch_size or forward_batch_size(inputs, device)
+    batches = _on(device, inputs, length_sorted_batches(inputs, batch_size=size))
     original = classifier.flat.clone()
     half = precision == "bfloat16"
+
+    loaded = _Draws(classifier, posterior, seed, purpose, draws)
 
     def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
         index, batch = index_and_batch
@@ -103,8 +106,7 @@ def risk_pass(
 
     try:
         with forward_passes(inputs, device) as over:
-            for position in range(done, len(draws)):
-                load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
+            for position in loaded.load(range(done, len(draws))):
                 worst = torch.zeros((), device=device)
                 for index, loss in over(losses, batches):
                     risk[index] = torch.maximum(risk[index], loss)
@@ -121,9 +123,7 @@ def risk_pass(
                 if progress is not None:
                     progress(position + 1, len(draws))
             if half:
-                _again_in_float32(
-                    classifier, over, batches, labels, alpha, posterior, draws, seed, purpose, risk, maxima
-                )
+                _again_in_float32(classifier, over, inputs, size, labels, alpha, loaded, risk, maxima)
     finally:
         classifier.flat.copy_(original)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
@@ -136,20 +136,77 @@ def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, p
         swag.sample(posterior, normal=normal, out=classifier.flat)
 
 
+_AHEAD = 4 << 30
+"""Bytes of normals that may wait in memory for their draw."""
+
+
+def _on(device: torch.device, inputs: Inputs, batches: Iterable[Tensor]) -> list[tuple[Tensor, Batch]]:
+    """Places and records of each batch, on the device."""
+    return [(index.to(device), inputs.batch(index, device)) for index in batches]
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Puts the repeatable draws of a pass into the classifier, one after the other.
+
+    A card computes a pass in less time than a core needs for the normals of one draw. So the posterior lies on the
+    card where there is room, and the normals of the next draws are made meanwhile, each draw's by a core of its own.
+    """
+
+    classifier: Classifier
+    posterior: swag.Posterior
+    seed: int
+    purpose: str
+    draws: range
+
+    def load(self, positions: Sequence[int]) -> Iterator[int]:
+        """Loads the draws at these positions of the range; yields each position once its draw is in place."""
+        near = self._near
+        if near is None:
+            for position in positions:
+                draw = self.draws[position]
+                load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=draw)
+                yield position
+            return
+        ahead = max(1, min(torch.get_num_threads(), _AHEAD // (4 * near.mean.numel())))
+        with ThreadPoolExecutor(ahead, thread_name_prefix="draws") as pool:
+            waiting = deque(pool.submit(self._noise, position) for position in positions[:ahead])
+            for number, position in enumerate(positions):
+                drawn = waiting.popleft().result()
+                waiting.extend(pool.submit(self._noise, p) for p in positions[number + ahead : number + ahead + 1])
+                with torch.no_grad():
+                    swag.place(near, drawn, out=self.classifier.flat)
+                yield position
+
+    def _noise(self, position: int) -> swag.Noise:
+        normal = swag.seeded_normal(generator(self.seed, self.purpose, "draw", self.draws[position]))
+        return swag.noise(self.posterior, normal=normal, pinned=self.classifier.device.type == "cuda")
+
+    @cached_property
+    def _near(self) -> swag.Posterior | None:
+        """The posterior on the card; None without a card, or where half of its free memory does not hold it."""
+        device, post = self.classifier.device, self.posterior
+        if device.type == "cpu":
+            return None
+        if device.type == "cuda" and 8 * post.mean.numel() * (post.rank + 2) > torch.cuda.mem_get_info(device)[0]:
+            return None
+        return post.on(device)
+
+
 _NEAR = 0.05
 """First guess of how far below the maximum (relative) a bfloat16 value may be the maximum in float32."""
+_BLOCK = 16
+"""Records of like length that are looked at again for one of them, on a card: its batches hold too many."""
 
 
 def _again_in_float32(
     classifier: Classifier,
     over: Map,
-    batches: list[tuple[Tensor, Batch]],
+    inputs: Inputs,
+    size: int,
     labels: Tensor,
     alpha: Tensor,
-    posterior: swag.Posterior,
-    draws: range,
-    seed: int,
-    purpose: str,
+    loaded: _Draws,
     risk: Tensor,
     maxima: Tensor,
 ) -> None:
@@ -169,17 +226,18 @@ def _again_in_float32(
                 return index, loss, classifier.log_likelihood(batch, labels[index]).neg_()
 
     rough_risk, rough_maxima = risk.clone(), maxima.clone()
-    top = float(rough_maxima.max())
+    top, block = float(rough_maxima.max()), size if risk.device.type == "cpu" else _BLOCK
     band = _NEAR * top
     while True:
         threshold = top - band
         hit = rough_risk * alpha >= threshold
+        near = hit.cpu()
+        chosen = [some for some in length_sorted_batches(inputs, batch_size=block) if bool(near[some].any())]
+        batches = _on(risk.device, inputs, torch.cat(chosen).split(size)) if chosen else []
         exact, error = torch.zeros_like(risk), torch.zeros((), device=risk.device)
-        chosen = [(index, batch) for index, batch in batches if bool(hit[index].any())]
-        for position in torch.nonzero(rough_maxima >= threshold)[:, 0].tolist():
-            load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draws[position])
+        for position in loaded.load(torch.nonzero(rough_maxima >= threshold)[:, 0].tolist()):
             worst = torch.zeros((), device=risk.device)
-            for index, loss, half in over(losses, chosen):
+            for index, loss, half in over(losses, batches):
                 exact[index] = torch.maximum(exact[index], loss)
                 worst = torch.maximum(worst, (loss * alpha[index]).amax())
                 error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())

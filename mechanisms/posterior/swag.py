@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -133,6 +133,11 @@ class Posterior:
         """K, the number of deviations really held."""
         return len(self.deviations)
 
+    def on(self, device: torch.device) -> Posterior:
+        """The same Gaussian with its vectors on a device."""
+        mean, diag_std, *deviations = (v.to(device) for v in (self.mean, self.diag_std, *self.deviations))
+        return replace(self, mean=mean, diag_std=diag_std, deviations=tuple(deviations))
+
 
 def posterior(mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float) -> Posterior:
     """The Gaussian of these moments; the variance's divisor is the number of snapshots (equation 5)."""
@@ -166,14 +171,12 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
     on nothing but what `normal` answers. z1 of the next blocks is made while this one is summed. Each stored vector is
     read once.
     """
-    size, rank = post.mean.numel(), post.rank
-    target = torch.empty(size) if out is None or out.device.type != "cpu" else out
-    z2 = normal(torch.empty(rank)) * (post.std_scale / math.sqrt(2 * (rank - 1)))
-    coefficients = z2.tolist()
-    blocks = [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]
+    target = torch.empty(post.mean.numel()) if out is None or out.device.type != "cpu" else out
+    z2 = normal(torch.empty(post.rank))
+    blocks = _blocks(post)
     if len(blocks) == 1:
         normal(target)
-        _add_up(post, target, blocks[0], coefficients)
+        _add_up(post, target, blocks[0], z2)
     else:
         # One thread makes noise, one adds up. Split over threads, each of the thousands of short sums would wait for
         # the slower half: on a busy machine ten times as long as it works.
@@ -181,17 +184,45 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
             drawn = [background.submit(normal, target[block]) for block in blocks]
             for block, noise in zip(blocks, drawn, strict=True):
                 noise.result()
-                _add_up(post, target, block, coefficients)
+                _add_up(post, target, block, z2)
     if out is not None and out is not target:
         out.copy_(target)
         return out
     return target
 
 
-def _add_up(post: Posterior, target: Tensor, block: slice, coefficients: list[float]) -> None:
+@dataclass(frozen=True)
+class Noise:
+    """The normals of one draw: z2 float32 [K] and z1 float32 [P]."""
+
+    z2: Tensor
+    z1: Tensor
+
+
+def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> Noise:
+    """Draws what `sample` asks `normal` for, in the same order; pinned memory is copied to a card faster."""
+    z2, z1 = normal(torch.empty(post.rank)), torch.empty(post.mean.numel(), pin_memory=pinned)
+    for block in _blocks(post):
+        normal(z1[block])
+    return Noise(z2, z1)
+
+
+def place(post: Posterior, drawn: Noise, out: Tensor) -> None:
+    """Writes the draw of this noise into `out`, on whose device the posterior lies: `sample`, but for rounding."""
+    out.copy_(drawn.z1, non_blocking=True)
+    _add_up(post, out, slice(None), drawn.z2, at_once=out.numel())
+
+
+def _blocks(post: Posterior) -> list[slice]:
+    size = post.mean.numel()
+    return [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]
+
+
+def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor, *, at_once: int = _CACHED) -> None:
     """Turn z1, which lies in `target[block]`, into the draw there."""
     diag_scale = post.std_scale / math.sqrt(2)
-    columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
+    coefficients = (z2 * (post.std_scale / math.sqrt(2 * (post.rank - 1)))).tolist()
+    columns = [vector[block].split(at_once) for vector in (target, post.mean, post.diag_std, *post.deviations)]
     for piece, mean, diag_std, *deviations in zip(*columns, strict=True):
         torch.addcmul(mean, piece, diag_std, value=diag_scale, out=piece)
         for deviation, coefficient in zip(deviations, coefficients, strict=True):

@@ -69,7 +69,8 @@ def test_a_record_moves_a_joint_sum_by_no_more_than_the_clip(
     features, labels = problem(12, seed=seed, lacking=lacking)
     features = features * scale
     rows = torch.cat([start(), torch.zeros(FIELDS.classes, 1)], 1)
-    entries, left, right = prior_descent._shared_map(rows[:, :-1], 6)
+    right = prior_descent._directions(rows[:, :-1], 6)
+    entries, left = torch.zeros(6, 6), rows[:, :-1] @ right / rows[:, :-1].norm(dim=1).max()
 
     def of_rows(x: Tensor, y: Tensor) -> Tensor:
         return prior_descent._row_gradient(FIELDS, x, y, clip, rows)[0]

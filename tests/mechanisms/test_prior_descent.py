@@ -116,7 +116,8 @@ def test_a_record_moves_no_release_by_more_than_its_sensitivity(monkeypatch: pyt
     assert float((seen["mean"][1][0] - fixed).norm()) == pytest.approx(4.0, rel=1e-4)
     clip = 1.0
     rows = torch.cat([TITLES, torch.zeros(CLASSES, 1)], 1)
-    entries, left, right = prior_descent._shared_map(TITLES, 4)
+    right = prior_descent._directions(TITLES, 4)
+    entries, left = torch.zeros(4, 4), TITLES @ right / TITLES.norm(dim=1).max()
     gradients = {
         "rows": lambda z, y: prior_descent._row_gradient(ONE, z, y, clip, rows)[0],
         "map": lambda z, y: prior_descent._map_gradient(ONE, z, y, rows, left, right, clip, entries)[0],
@@ -214,6 +215,33 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert isinstance(again.model, ClassifierModel)
     assert torch.equal(first.model.classifier.flat, again.model.classifier.flat)
     assert not any(b"noise_key" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("killed_at", [2, 7])
+def test_it_goes_on_along_its_own_directions(killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine's linear algebra may turn them the other way; the same noise along those is another fit."""
+    inputs, labels = problem(300)
+    plan = planned(4.0, 300, align_steps=4, steps=6)
+    unbroken = fit(plan, inputs, labels).model
+
+    def kill(step: int, _: int) -> None:
+        if step == killed_at:
+            raise KeyboardInterrupt
+
+    dying = Run(CLASSES, 0, untrained, folder=tmp_path, key=KEY, progress=kill)
+    with pytest.raises(KeyboardInterrupt):
+        plan.fit(Records(inputs, labels), dying)
+    svd = torch.linalg.svd
+
+    def turned_svd(weights: Tensor, *, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
+        left, values, right = svd(weights, full_matrices=full_matrices)
+        return left, values, right * (-1.0) ** torch.arange(len(right))[:, None]
+
+    monkeypatch.setattr(torch.linalg, "svd", turned_svd)
+    resumed = fit(plan, inputs, labels, folder=tmp_path).model
+    assert torch.equal(resumed.log_probabilities(inputs), unbroken.log_probabilities(inputs))
+    turned = fit(plan, inputs, labels).model
+    assert not torch.allclose(turned.log_probabilities(inputs), unbroken.log_probabilities(inputs), atol=1e-3)
 
 
 class TestRefused:
