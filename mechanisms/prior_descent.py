@@ -156,7 +156,8 @@ class PriorDescent(Descending, frozen=True):
 
         def descend(state: KeyedState) -> None:
             of_mean, of_counts = event.releases
-            total = cut(features.cpu(), self.feature_clip_norm).sum(0)
+            pieces = features.cpu().split(_AT_ONCE)
+            total = torch.stack([cut(piece, self.feature_clip_norm).sum(0) for piece in pieces]).sum(0)
             std = of_mean.noise_multiplier * of_mean.l2_sensitivity
             total = state.stream.add_normal_(total, std=std, purpose="mean", step=0).float().to(device)
             std = of_counts.noise_multiplier * of_counts.l2_sensitivity

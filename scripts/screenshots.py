@@ -1,19 +1,23 @@
 #!/usr/bin/env python
-"""Takes the pictures of the docs: Prefect's page, by the steps of the browser test, and the service's page.
+"""Takes the pictures of the docs: an approver's page, Prefect's by the steps of the browser test, and the service's.
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
-Starts a stack on invented narratives (or uses the one that `make stack` is running in FOLDER), has a retrain run and
-its release wait, and writes form.png, release-plan.png and waiting-release.png; then the officer signs,
-and the service codes with what was released: service-page.png, review-page.png. Needs Chromium (Debian: chromium).
+plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on invented narratives (or uses the one
+that `make stack` is running in FOLDER), has a retrain run and its release wait, and writes form.png, release-plan.png
+and waiting-release.png; then the officer signs, and the service codes with what was released: service-page.png,
+review-page.png. Needs Chromium (Debian: chromium).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -40,6 +44,33 @@ REVIEWED = (
     "Employee was changing a light bulb when the ladder slid; he fell about six feet and fractured his left wrist.",
     "A worker cleared a jam; the conveyor caught his hand and two fingers were amputated.",
 )
+
+
+def take_plan(picture: Path) -> None:
+    """Trains as the tutorial on own data does, and takes the top of the plan's page."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*command: str) -> str:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            line = [sys.executable, "-m", "flows.cli", *command]
+            return subprocess.run(
+                line, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            ).stdout
+
+        run("demo-data", "--out", "demo", "--records", "1800")
+        columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "my-records")
+        codes = ("--codelist", "demo/codelist.csv", "--classification", "OIICS", "--classification-version", "2.01")
+        rest = ("--target-epsilon", "2", "--home", "work", "--json")
+        trained = json.loads(
+            run("retrain", "--profile", "formal", "--data", "demo/injuries.csv", *codes, *columns, *rest)
+        )
+        run("plan", "show", trained["plan"], "--html", "plan.html")
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1000, "height": 900})
+            page.goto((Path(folder) / "plan.html").as_uri())
+            page.screenshot(path=picture)
+            browser.close()
 
 
 def take(stack: Stack, out: Path) -> None:
@@ -150,6 +181,7 @@ def main() -> None:
         lacking = "Chromium is missing (Debian: chromium)"
     if lacking:
         sys.exit(f"screenshots: {lacking}")
+    take_plan(options.out / "plan-page.png")
     with nullcontext(Stack(options.stack)) if options.stack else started() as stack:
         take(stack, options.out)
 
