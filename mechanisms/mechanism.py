@@ -23,12 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    SerializeAsAny,
-)
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
 
 import mechanisms

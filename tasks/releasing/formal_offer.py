@@ -20,7 +20,8 @@ from storage.ledger.records import RecordSet
 from tasks.catalogue import PROFILES
 from tasks.parameters import DEMO_POPULATION
 from tasks.releasing.ledger_access import allowed_delta
-from tasks.releasing.plan import PlannedRelease, section
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.plan_artifacts import section
 
 PROFILE, OF_FIELDS, OF_DEMO = "osha-formal", "osha-fields", "demo-formal"
 """The profiles that release formally: one field, several, and the invented narratives."""

@@ -12,23 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import NO_ENCODER, Precision
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event, decode
-from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
+from storage.artifacts import ArtifactRef, Store, digest
 from storage.datasets import load_spaces
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest import IngestConfig
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, Row
 from tasks.bundle import licence
 from tasks.bundle.texts import encoder_digest, own_texts
@@ -41,12 +34,11 @@ from tasks.releasing.claims import (
     TRUST_MODEL,
     claim,
     key_of,
-    privacy_unit,
     public_inputs,
     release_method,
     swag_event,
-    unprotected_inputs,
 )
+from tasks.releasing.plan_artifacts import NOISE_OF_THE_FIT, field_names, section, wrong_fields
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -65,28 +57,6 @@ def describe_selection(fits: int) -> str:
 
 
 CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
-NOISE_OF_THE_FIT = (
-    "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
-    "is kept with the checkpoints alone and goes with them when the fit ends"
-)
-
-_DIGEST = "[0-9a-f]{64}"
-_FORMS: dict[str, str] = {
-    "idempotency_key": _DIGEST,
-    "release_label": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
-    "population": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
-    "parameters_digest": _DIGEST,
-    "lock_digest": _DIGEST,
-    "code_commit": r"[0-9a-f]{40}|unknown",
-    "supersedes": r"[0-9a-f]{16}",
-    "prefect_run_id": r"[0-9a-f-]{36}",
-}
-"""Forms of identifiers and digests that the caller supplies; none is free text."""
-
-
-def field_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of several fields, from the figures of an ingest; empty for a single field."""
-    return tuple(field["name"] for field in facts.get("fields", ()))
 
 
 class Output(BaseModel):
@@ -290,7 +260,6 @@ class PlannedRelease(BaseModel):
                     )
                 store.adopt(ref)
             store.open(ref)
-        fitted = store.open(made.fitted)
         if not self.has_bundle(store):
             raise MechanismError(
                 f"release plan: this model (event `{plan.event.mechanism}`) has no bundle, so it cannot be released. "
@@ -301,20 +270,7 @@ class PlannedRelease(BaseModel):
                 "release plan: its target epsilon was taken from the records (`match`), which serves studies only. "
                 "Compare with --target-epsilon and a number"
             )
-        wrong = [
-            *self._wrong_statements(store),
-            *self._wrong_records(store),
-            *self._wrong_candidate(store),
-            *self._wrong_method(store),
-        ]
-        if made.measured is None:
-            as_run = decode(json.loads((fitted / "event.json").read_text())) == plan.event
-        else:
-            moments = store.figures(made.fitted)
-            as_run = self._as_measured(store, made.measured) and all(
-                getattr(plan.event, name, None) == moments[name] for name in ("snapshots", "rank")
-            )
-        wrong += [] if as_run else ["event"]
+        wrong = wrong_fields(self, store)
         if self.output.with_contents(context, made) != self.output:
             wrong.append("output: the encoder or the texts of the bundle")
         if wrong:
@@ -331,99 +287,6 @@ class PlannedRelease(BaseModel):
         less = any(_number(again, name) > _number(plan.claim, name) for name in _AMOUNTS)
         if less or _terms(again) != _terms(plan.claim):
             raise MechanismError("release plan: its event does not support its claim. Plan again")
-
-    def _wrong_statements(self, store: Store) -> list[str]:
-        """Returns the fields whose fixed text or form is wrong."""
-        plan, facts = self.plan, store.figures(self.candidate.dataset)
-        key = {"data": plan.data_fingerprint, "method": plan.parameters_digest, "label": plan.release_label}
-        fixed = {
-            "idempotency_key": (plan.idempotency_key, digest(key)),
-            "parameters_digest": (plan.parameters_digest, digest(self.method)),
-            "trust_model": (plan.trust_model, TRUST_MODEL),
-            "randomness_source": (
-                plan.randomness_source, NOISE_OF_THE_FIT if self.candidate.measured is None else RANDOMNESS
-            ),
-            "floating_point_caveat": (plan.floating_point_caveat, FLOATING_POINT),
-        }  # fmt: skip
-        # guard: a plan's words are the pipeline's
-        wrong = [name for name, (stated, actual) in fixed.items() if stated != actual]
-        forms = {name: getattr(plan, name) for name in _FORMS}
-        # guard: names and digests have a form
-        wrong += [n for n, value in forms.items() if value is not None and not re.fullmatch(_FORMS[n], value)]
-        inputs = unprotected_inputs(facts, weights=plan.event.risk_weights, model=self.candidate.model)
-        stated_inputs = plan.claim.unprotected_inputs
-        if stated_inputs[: len(inputs)] != inputs:
-            wrong.append("unprotected_inputs")
-        return list(dict.fromkeys(wrong))
-
-    def _wrong_records(self, store: Store) -> list[str]:
-        """Returns the fields that differ from the data set's."""
-        facts, ingest = store.figures(self.candidate.dataset), store.recipe(self.candidate.dataset)["config"]["ingest"]
-        unit, most = privacy_unit(IngestConfig.model_validate(ingest))
-        claim = self.plan.claim
-        fields = {
-            "cohorts": (self.plan.cohorts, tuple(facts["cohorts"])),
-            "fields": (self.fields, field_names(facts)),
-            "data_fingerprint": (self.plan.data_fingerprint, facts["fingerprint"]),
-            "records": (self.plan.records_rounded, facts["records"]),
-            "privacy_unit": (claim.privacy_unit, unit),
-            "max_records_per_unit": (claim.max_records_per_unit, most),
-        }
-        return [name for name, (stated, actual) in fields.items() if stated != actual]
-
-    def _wrong_candidate(self, store: Store) -> list[str]:
-        """Returns the fields that differ from those of the stage that measured the posterior or made the fit."""
-        made = self.candidate
-        recipe = store.recipe(made.fitted if made.measured is None else made.measured)
-        config, inputs = recipe["config"], recipe["inputs"]
-        fields = {
-            "model": (made.model.model_dump(mode="json"), config["model"]),
-            "seed": (made.seed, config["seed"]),
-            "dataset": (made.dataset.sha256, inputs["dataset"]),
-            "prepared": (made.prepared.sha256, inputs["prepared"]),
-        }
-        if made.measured is not None:
-            fields["std_scale"] = (made.std_scale, config["std_scale"])
-            fields["posterior"] = (made.fitted.sha256, inputs["posterior"])
-        return [name for name, (stated, actual) in fields.items() if stated != actual]
-
-    def _wrong_method(self, store: Store) -> list[str]:
-        """Returns the settings of the method that differ from the recipes of data set, fit and noise."""
-        made = self.candidate
-        settings = section(self.method, "parameters") or self.method
-        data, fit = section(settings, "data"), section(settings, "fit")
-        ingest = store.recipe(made.dataset)["config"]["ingest"]
-        fields = {
-            "method.data.population": (data.get("population"), self.plan.population),
-            "method.data.ingest": (_without_lists(section(data, "ingest")), _without_lists(ingest)),
-            "method.fit.seed": (fit.get("seed"), made.seed),
-        }
-        if made.measured is not None:
-            config = store.recipe(made.measured)["config"]
-            fields |= {
-                "method.model": (settings.get("model"), config["model"]),
-                "method.fit.swag.std_scale": (section(fit, "swag").get("std_scale"), config["std_scale"]),
-            }
-        else:
-            inputs = store.recipe(made.fitted)["inputs"]
-            task = section(section(_recipe_by_digest(store, "plan", inputs["plan"]), "config"), "task")
-            formal = section(settings, "formal")
-            target = formal["target_epsilon"] if formal else self.method.get("epsilon")
-            aimed = task.get("target_epsilon")
-            if aimed is not None:  # a mechanism without a target has none in its recipe, whatever a comparison asked
-                fields["method.target_epsilon"] = (target, aimed)
-        return [name for name, (stated, actual) in fields.items() if stated != actual]
-
-    def _as_measured(self, store: Store, measured: ArtifactRef) -> bool:
-        """Checks that the event has the measured sensitivity and draws and, where their stage is available, the
-        weights.
-        """
-        figures, weights = store.figures(measured), store.recipe(measured)["inputs"].get("weights")
-        made_by = [kind for kind in ("risk-weights", "reweight") if _recipe_by_digest(store, kind, weights)]
-        event, reweighted = self.plan.event, made_by[0] == "reweight" if made_by else None
-        return event.is_measured(
-            sensitivity=figures["sensitivity"], draws=figures["draws"], bound=self.candidate.bound
-        ) and event.is_weighted(weights=weights is not None, reweighted=reweighted)
 
     @property
     def private_folder(self) -> Path:
@@ -511,23 +374,6 @@ def decode_event(value: Any) -> Any:
     return decode(value)
 
 
-def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, Any]:
-    """Returns the recipe of the stage whose manifest has this digest; empty where this workspace has none."""
-    for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}"):
-        if file_digest(manifest) == sha256:
-            return json.loads(manifest.read_bytes())["recipe"]
-    return {}
-
-
-def _without_lists(ingest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of an ingest without the code lists: a path in one place, a digest in the other."""
-    fields = {
-        name: {key: value for key, value in field.items() if key != "codelist"}
-        for name, field in section(ingest, "fields").items()
-    }
-    return {**ingest, "fields": fields}
-
-
 _AMOUNTS = ("epsilon", "epsilon_add_remove", "epsilon_replaced")
 
 
@@ -538,9 +384,3 @@ def _terms(claim: Claim) -> dict[str, Any]:
 def _number(claim: Claim, name: str) -> float:
     value: float | None = getattr(claim, name)
     return value or 0.0
-
-
-def section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a mapping inside a mapping; empty where it is absent or not a mapping."""
-    value = content.get(name)
-    return value if isinstance(value, dict) else {}

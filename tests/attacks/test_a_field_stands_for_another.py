@@ -19,7 +19,7 @@ from storage.errors import InputError
 from tasks.bundle import golden
 from tasks.bundle.texts import own_texts
 from tasks.coding.joint import open_bundle
-from tasks.releasing.plan import field_names
+from tasks.releasing.plan_artifacts import field_names
 
 DECLARES = (
     (
