@@ -57,10 +57,11 @@ def name_of(one: str) -> str:
     return f"{low} and more" if high == "up" else f"{low} to {high}"
 
 
-def sizes(branches: Mapping[str, Any]) -> str:
+def sizes(branches: Mapping[str, Any]) -> Table:
     """Counts the codes of each bin: the same for all branches, which are scored on the same records."""
-    first = next(iter(branches.values()))
-    return ", ".join(f"{first[f'support_{b}_codes'][0]:.0f} with {name_of(b)}" for b in BINS if b != "0_19")
+    first, bins = next(iter(branches.values())), [b for b in BINS if b != "0_19"]
+    counts = [f"{first[f'support_{b}_codes'][0]:.0f}" for b in bins]
+    return ["training records of a code", *map(name_of, bins)], [["codes of the test half", *counts]]
 
 
 def table(branches: Mapping[str, Any], measure: str) -> Table:
@@ -108,9 +109,11 @@ def main() -> None:
     given.results.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(given.results, json.dumps(results, indent=1, ensure_ascii=False).encode() + b"\n")
     by_epsilon = dict(sorted(results.items(), key=lambda item: float(item[0])))
+    first = next(iter(by_epsilon.values()), {})
     text = render(
         "rare-codes.md",
-        sizes=sizes(next(iter(by_epsilon.values()))) if by_epsilon else "",
+        names={name: row["title"] for name, row in first.items()},
+        sizes=sizes(first) if first else None,
         f1={epsilon: table(branches, "macro_f1") for epsilon, branches in by_epsilon.items()},
         recall={epsilon: table(branches, "macro_recall") for epsilon, branches in by_epsilon.items()},
         best={epsilon: best(branches) for epsilon, branches in by_epsilon.items()},
