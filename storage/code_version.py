@@ -33,20 +33,23 @@ def code_version(*modules: str) -> str:
             continue
         content = path.read_bytes()
         digests[name] = hashlib.sha256(content).hexdigest()
-        queue.extend((imported, _source(imported)) for imported in _imports(ast.parse(content)))
+        queue.extend((imported, _source(imported)) for imported in _imports(content))
     # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
     libraries = [f"{name}=={version(name).partition('+')[0]}" for name in LIBRARIES]
     text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(digests.items())), *libraries])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _imports(tree: ast.AST) -> Iterable[str]:
-    for node in _run(tree):
+@cache
+def _imports(content: bytes) -> tuple[str, ...]:
+    """Returns the names that a source imports; stages have most of their modules in common."""
+    names: list[str] = []
+    for node in _run(ast.parse(content)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(names)
 
 
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
@@ -57,6 +60,7 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
             yield from _run(node)
 
 
+@cache
 def _source(module: str) -> Path | None:
     """Returns the file of a project module; None for libraries, excluded rooms and names that are not modules."""
     if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in EXCLUDED):

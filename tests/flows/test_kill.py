@@ -112,8 +112,8 @@ def _of_the_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
     ("send", "number"),
     [
         (_of_the_group, signal.SIGINT),
-        (_of_the_group, signal.SIGTERM),
-        (_of_the_group, signal.SIGKILL),
+        pytest.param(_of_the_group, signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(_of_the_group, signal.SIGKILL, marks=pytest.mark.long),
         (_of_the_run, signal.SIGTERM),
         (_of_the_run, signal.SIGKILL),
     ],
