@@ -64,7 +64,8 @@ def take_plan(picture: Path) -> None:
         trained = json.loads(
             run("retrain", "--profile", "formal", "--data", "demo/injuries.csv", *codes, *columns, *rest)
         )
-        run("plan", "show", trained["plan"], "--html", "plan.html")
+        plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
+        run("plan", "show", str(plan), "--html", "plan.html")
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1000, "height": 900})
