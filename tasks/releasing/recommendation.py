@@ -6,7 +6,8 @@ The rules, in this order; `docs/choosing.md` says why.
 2. Of the rest only formal claims are recommended, never an asymptotic-local one. Without a formal claim left, the
    answer is that nothing should be released.
 3. Among them the best mean weighted F1 wins; of those that are not worse by more than the errors of seeds and of test
-   records allow (`difference.py`), the smallest epsilon of one record replaced, then delta, then the better F1.
+   records allow (`difference.py`), the smallest epsilon of one record replaced, to a hundredth of it, then delta, then
+   the better F1.
 4. The sentence states the loss against the best fit without privacy, or that it was not measured, and a missing audit.
 """
 
@@ -111,7 +112,9 @@ def recommend(branches: Sequence[Figures]) -> Recommendation:
     if not allowed:
         return Recommendation("warning", _nothing(branches), reference=reference)
     best = max(allowed, key=_best)
-    chosen = min((one for one in allowed if _as_good(one, best)), key=_cheapest)
+    as_good = [one for one in allowed if _as_good(one, best)]
+    smallest = min(_replaced(one) for one in as_good)
+    chosen = min((one for one in as_good if _replaced(one) <= _SAME * smallest), key=_preference)
     reasons = f"{describe_loss(chosen, reference)}; {_measured(chosen)}"
     score = f"weighted F1 {describe_score(chosen)}"
     return Recommendation(
@@ -188,8 +191,15 @@ def _as_good(one: Figures, best: Figures) -> bool:
     return not best.minus(one).conclusive
 
 
-def _cheapest(one: Figures) -> tuple[float, float, float, str]:
+_SAME = 1.01
+"""Epsilons within a hundredth are the same: noise is solved for a target to half a percent, and never above it."""
+
+
+def _replaced(one: Figures) -> float:
+    """Returns epsilon for one record replaced; where it was not computed, that of one removed and one added."""
     assert one.epsilon is not None
-    # like with like: one record replaced, which where it was not computed is one removed and one added
-    replaced = one.epsilon_replaced or (one.epsilon if one.relation == "replace-one" else 2 * one.epsilon)
-    return replaced, one.delta or 0.0, -one.weighted_f1, one.name
+    return one.epsilon_replaced or (one.epsilon if one.relation == "replace-one" else 2 * one.epsilon)
+
+
+def _preference(one: Figures) -> tuple[float, float, float, str]:
+    return one.delta or 0.0, -one.weighted_f1, _replaced(one), one.name

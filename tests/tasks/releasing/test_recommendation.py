@@ -55,7 +55,7 @@ def test_what_is_recommended_is_formal_uncontradicted_and_affordable(made: list[
 
 @given(branches())
 def test_it_is_the_best_or_as_good_and_cheaper(made: list[Figures]) -> None:
-    """No allowed branch is better beyond the spread; none that is as good has a smaller epsilon."""
+    """No allowed branch is better beyond the spread; none that is as good has an epsilon below by a hundredth."""
     said = recommend(made)
     if said.chosen is None:
         return
@@ -66,7 +66,7 @@ def test_it_is_the_best_or_as_good_and_cheaper(made: list[Figures]) -> None:
     assert best.weighted_f1 - said.chosen.weighted_f1 <= apart + 1e-12
     assert said.chosen.epsilon is not None
     assert best.epsilon is not None
-    assert said.chosen.epsilon <= best.epsilon
+    assert said.chosen.epsilon <= 1.01 * best.epsilon
 
 
 @given(branches(), st.randoms())
@@ -158,6 +158,16 @@ def test_epsilons_are_compared_for_one_relation() -> None:
     replaced = Figures("replaced", "Replaced", "formal", 0.7, epsilon=4.0, delta=1e-5, relation="replace-one")
     assert recommend([added, replaced]).chosen == replaced
     assert recommend([added, replace(replaced, epsilon=6.1)]).chosen == added
+
+
+def test_digits_of_an_epsilon_that_was_solved_for_decide_nothing() -> None:
+    """Two that aim at ε 5 differ in the seventh digit: the better F1 wins. A hundredth less is less."""
+    better = Figures("better", "Better", "formal", 0.814, spread=0.007, seeds=2, epsilon=5.0, delta=1e-5)
+    other = replace(better, name="other", weighted_f1=0.803, spread=0.029)
+    for epsilon, chosen in ((4.9999996, "better"), (4.97, "better"), (4.9, "other")):
+        recommended = recommend([replace(other, epsilon=epsilon), better]).chosen
+        assert recommended is not None
+        assert recommended.name == chosen, epsilon
 
 
 def test_no_conclusion_from_a_difference_below_the_error_over_test_records() -> None:
