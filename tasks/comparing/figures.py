@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tasks.comparing.summary import BranchSummary
 from tasks.pages.svg import BLACK, BLUE, GREEN, ORANGE, figure_of, svg
 from tasks.releasing.recommendation import Figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _KINDS = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (BLUE, "^")}
 _GAP = 0.045
@@ -55,7 +58,7 @@ def frontier(summaries: Sequence[BranchSummary]) -> str:
     axes.set_xlabel("ε (kinds are not comparable: see the table)")
     axes.set_ylabel("weighted F1, test half")
     axes.set_ylim(0, 1)
-    axes.margins(x=0.25)
+    _from_zero(axes, [x for x, _ in points])
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     return svg(figure)
 
@@ -83,8 +86,15 @@ def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
     axes.set_xlabel("ε (formal and asymptotic-local are not comparable)")
     axes.set_ylabel("weighted F1, held-out records")
     axes.set_ylim(0, 1)
+    _from_zero(axes, [one.epsilon for one in branches if one.epsilon is not None])
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False, ncols=2)
     return svg(figure)
+
+
+def _from_zero(axes: Axes, epsilons: Sequence[float]) -> None:
+    """Begins the axis at 0: two that aim at one target differ in the seventh digit, which no axis should show."""
+    if epsilons:
+        axes.set_xlim(0, 1.15 * max(epsilons))
 
 
 def _apart(heights: Sequence[float]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.branches.branch import CompareParameters, Terms, choose, standard_branches
 from tasks.branches.experiment import Outcome
-from tasks.comparing import protocols, published, results, tables
+from tasks.comparing import figures, protocols, published, results, tables
 from tasks.comparing.assessment import BranchAssessment
 from tasks.comparing.decision import Decision, reference_fault
 from tasks.comparing.summary import BranchSummary, round_up_target, summarise
@@ -323,3 +324,11 @@ def test_a_reference_that_is_not_trained_out_is_named() -> None:
     assert "Formal, ε 4 exceeds it" in judged_reference(converged, private=0.6)
     assert "its loss still falls at the end" in judged_reference(linear, private=0.48)
     assert "exceeds it and its loss still falls" in judged_reference(linear, private=0.6)
+
+
+def test_no_axis_shows_the_seventh_digit_of_an_epsilon() -> None:
+    """Two methods that aim at ε 5 stand at 5, on an axis that begins at 0."""
+    one = Figures("one", "One", "formal", 0.8, epsilon=4.99999925, delta=1e-5)
+    drawn = figures.losses([one, replace(one, title="Other", epsilon=4.9999996)], None)
+    assert {"0", "5"} <= set(re.findall("<!-- (.*?) -->", drawn))
+    assert "1e" not in drawn.partition("<!-- ε (")[0]
