@@ -102,7 +102,7 @@ def page(
         bounds=bounds_table(unchanged),
         deltas=deltas_table(unchanged),
         largest_exposure=next(
-            (f"{value:.1f}" for audit in unchanged if (value := audit.figures.get("exposure_largest_possible"))),
+            (f"{value:.3f}" for audit in unchanged if (value := audit.figures.get("exposure_largest_possible"))),
             _MISSING,
         ),
         memorisation=memorisation_table(unchanged),
