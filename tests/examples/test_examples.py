@@ -57,7 +57,8 @@ def _data(out: str) -> None:
     assert kinds["Non-private"] == ("None", "none")
     assert kinds["SWAG-PPM"][1] == "asymptotic-local"
     assert 3.9 <= float(kinds["Formal head, ten steps"][0]) <= 4
-    assert all(float(accuracy) > 0.8 for _, accuracy, _, _ in rows), "one of two codes by chance"
+    for title, accuracy, _, _ in rows:  # the private one's noise is secret: one in forty runs ends below 0.8
+        assert float(accuracy) > (0.6 if title.startswith("Formal") else 0.9), "one of two codes by chance"
 
 
 def _classifier(out: str) -> None:

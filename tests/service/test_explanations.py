@@ -95,8 +95,8 @@ def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> No
 
     slope = (logit(1.01) - logit(0.99)) / 0.02
     special = sum_of_special(coder, texts)
-    assert sum(answer.reasons[0].encoder) + special == pytest.approx(slope, rel=1e-2)
-    assert abs(slope) > 0.01
+    assert sum(answer.reasons[0].encoder) + special == pytest.approx(slope, rel=1e-2, abs=2e-4)
+    assert abs(slope) > 0.002, "the bundle's secret noise decides how long it is"
 
 
 def sum_of_special(coder: Coder, text: str) -> float:
