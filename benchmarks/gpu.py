@@ -12,7 +12,7 @@ OSHA's lengths: for speed, not for F1. Peaks are measured beside, by one large m
 part stands alone: what fails is named in the report, the others go on, and the exit code is 1. Prints one JSON object.
 
 Goals, on CUDA: the bfloat16 risk pass reaches 40 % of the bfloat16 peak; the paper's protocol (three fits of 10 + 20
-epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes. benchmarks/README.md has what came.
+epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes. benchmarks/README.md has the results.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def risk_pass(encoder: str, device: torch.device, scale: Scale, folder: Path) ->
         result[precision] = {
             "records_a_second": round(scale.records / a_draw, 1),
             "tflops": round(flops * scale.records / a_draw / 1e12, 3),
-            # untrained, all draws and many records are near the maximum: the dearest case
+            # of an untrained model all draws and many records are near the maximum: the worst case
             "second_look_seconds": round(again, 2),
         }
     result["memory_mib"] = memory(device)

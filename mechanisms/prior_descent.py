@@ -189,7 +189,7 @@ class PriorDescent(Descending, frozen=True):
             with threads.fitting(records.inputs):
                 for segment in map_steps:
                     right = state.tensors.setdefault("directions", _directions(rows[:, :-1], self.directions))
-                    right = right.to(device)  # saved with the steps: whoever goes on elsewhere goes on along these
+                    right = right.to(device)  # saved with the steps, so that another machine goes on along these
                     longest = rows[:, :-1].norm(dim=1).max().clamp(min=1e-12)
                     gradient = partial(_map_gradient, fields, z, labels, rows, rows[:, :-1] @ right / longest, right)
                     start = torch.zeros(right.shape[1], right.shape[1], device=device)
@@ -221,7 +221,7 @@ class PriorDescent(Descending, frozen=True):
 def _directions(weights: Tensor, number: int) -> Tensor:
     """Returns U [width, k], from the prior, which is public.
 
-    Their signs, and with them what a given noise does, are the linear algebra library's: another on a card, say.
+    The linear algebra library chooses their signs, and a card's chooses others. The same noise then gives another fit.
     """
     return torch.linalg.svd(weights.cpu(), full_matrices=False)[2][:number].T.contiguous()
 

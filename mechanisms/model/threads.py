@@ -73,7 +73,7 @@ def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
     """Records a batch for forward passes alone.
 
     On a CPU the activations of 16 narratives stay in a core's cache; 128 take twice as long a record. A GPU's kernels
-    take time to start; beyond 512 padding costs more. A head's features are less work than their calls.
+    take time to start; beyond 512 padding costs more. A head computes for less time than its calls take.
     """
     if isinstance(inputs, FeatureInputs):
         return 1024

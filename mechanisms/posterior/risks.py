@@ -141,7 +141,7 @@ _AHEAD = 4 << 30
 
 
 def _on(device: torch.device, inputs: Inputs, batches: Iterable[Tensor]) -> list[tuple[Tensor, Batch]]:
-    """Places and records of each batch, on the device."""
+    """Returns the indices and the records of each batch, on the device."""
     return [(index.to(device), inputs.batch(index, device)) for index in batches]
 
 
@@ -184,7 +184,7 @@ class _Draws:
 
     @cached_property
     def _near(self) -> swag.Posterior | None:
-        """The posterior on the card; None without a card, or where half of its free memory does not hold it."""
+        """Returns the posterior on the card; None without a card, or if half of its free memory does not hold it."""
         device, post = self.classifier.device, self.posterior
         if device.type == "cpu":
             return None

@@ -134,7 +134,7 @@ class Posterior:
         return len(self.deviations)
 
     def on(self, device: torch.device) -> Posterior:
-        """The same Gaussian with its vectors on a device."""
+        """Returns the same Gaussian with its vectors on a device."""
         mean, diag_std, *deviations = (v.to(device) for v in (self.mean, self.diag_std, *self.deviations))
         return replace(self, mean=mean, diag_std=diag_std, deviations=tuple(deviations))
 
@@ -193,14 +193,14 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
 
 @dataclass(frozen=True)
 class Noise:
-    """The normals of one draw: z2 float32 [K] and z1 float32 [P]."""
+    """Holds the normals of one draw: z2 float32 [K] and z1 float32 [P]."""
 
     z2: Tensor
     z1: Tensor
 
 
 def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> Noise:
-    """Draws what `sample` asks `normal` for, in the same order; pinned memory is copied to a card faster."""
+    """Draws the normals of one draw in the order of `sample`; a card copies pinned memory faster."""
     z2, z1 = normal(torch.empty(post.rank)), torch.empty(post.mean.numel(), pin_memory=pinned)
     for block in _blocks(post):
         normal(z1[block])
@@ -208,7 +208,7 @@ def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> Noise:
 
 
 def place(post: Posterior, drawn: Noise, out: Tensor) -> None:
-    """Writes the draw of this noise into `out`, on whose device the posterior lies: `sample`, but for rounding."""
+    """Writes the draw of this noise into `out`, on the posterior's device. It is `sample`'s, but for rounding."""
     out.copy_(drawn.z1, non_blocking=True)
     _add_up(post, out, slice(None), drawn.z2, at_once=out.numel())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -119,9 +120,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def one_line(text: str) -> str:
+    """Returns text with a space for every line break and tab: a carriage return alone ends a line of Markdown too."""
+    return re.sub(r"[^\S ]", " ", text)
+
+
 def escape(cell: str) -> str:
-    """Return text that stays text inside a Markdown table: no markup, no new cell, no new line."""
-    text = cell.replace("\\", "\\\\").replace("\n", " ").replace("<", "&lt;")
-    for mark in "|*_`[]":
+    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no new line."""
+    text = one_line(cell).replace("\\", "\\\\").replace("<", "&lt;")
+    for mark in "|*_`[]~":
         text = text.replace(mark, "\\" + mark)
     return text

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from mechanisms.privacy.events import describe_guarantee
 from storage.ledger.amounts import brief, short
-from storage.ledger.report import escape
+from storage.ledger.report import escape, one_line
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -95,12 +95,12 @@ def _inline_code(text: str) -> Markup:
 
 
 def _text_and_code(text: str) -> str:
-    """Renders plain text as Markdown in a table, with text between backticks as code."""
+    """Renders plain text as Markdown, in a table too, with text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0 or "" in parts[1::2]:  # an unpaired backtick: leave the text as it is
         return escape(text)
     # inside code, a table's cell ends at a bar all the same
-    codes = [part.replace("|", "\\|").replace("\n", " ") for part in parts[1::2]]
+    codes = [one_line(part).replace("|", "\\|") for part in parts[1::2]]
     texts = [escape(part) for part in parts[::2]]
     return texts[0] + "".join(f"`{code}`{after}" for code, after in zip(codes, texts[1:], strict=True))
 

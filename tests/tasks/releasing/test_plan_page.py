@@ -332,8 +332,10 @@ def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger)
         ("Run `autocoder audit a|b`, <then> wait.", "Run `autocoder audit a\\|b`, &lt;then> wait."),
         ("one ` alone | [x](y)", "one \\` alone \\| \\[x\\](y)"),
         ("an empty `` pair", "an empty \\`\\` pair"),
+        ("a\r\r# Approved\r- by `B\r\n\n# C`\u2028# D", "a  # Approved - by `B   # C` # D"),
+        ("~~not~~ audited", "\\~\\~not\\~\\~ audited"),
     ],
-    ids=["paired", "unpaired", "empty"],
+    ids=["paired", "unpaired", "empty", "line breaks", "struck out"],
 )
 def test_commands_are_code_in_a_cell_and_nothing_else_is(text: str, shown: str) -> None:
     """Between backticks alone; no text becomes markup, a cell or a line of its own."""
