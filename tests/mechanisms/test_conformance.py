@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def made(kind: str) -> Mechanism:
     return kinds()[kind].model_validate(QUICK.get(kind, {})).with_defaults(SMALL)
 
 
+@cache
+def planned(kind: str) -> Plan:
+    """The plan for `TASK`, solved once: a target takes seconds."""
+    return made(kind).plan(TASK)
+
+
 def descends(event: Event | None) -> bool:
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return any(isinstance(part, DpSgdEvent) for part in parts)
@@ -105,13 +112,13 @@ def said(fitted: Fitted) -> Tensor:
 class TestEvery:
     def test_settings_and_plan_survive_json(self, kind: str) -> None:
         """Both come back equal, by their tags; a plan's event is JSON that another accountant can read."""
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         assert Plan.model_validate_json(plan.model_dump_json()) == plan
         assert plan.event is None or decode(plan.event.model_dump(mode="json")) == plan.event
 
     def test_what_ran_is_what_was_planned_and_claimed(self, kind: str) -> None:
         """The fit's event is the plan's, an accountant knows it, and a solved target is met and not by far."""
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         fitted = plan.fit(records(), run())
         assert plan.event in (None, fitted.event)
         delta = TASK.delta if formal(fitted.event) else None
@@ -125,7 +132,7 @@ class TestEvery:
 
     def test_it_runs_with_half_of_its_noise(self, kind: str) -> None:
         """What an audit's power is measured on: of the plan's kind, and the noise that ran is half."""
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         rate = None
         with suppress(MechanismError):
             rate = None if plan.event is None else gaussian_cost.gaussian_rate(plan.event)
@@ -149,8 +156,8 @@ class TestEvery:
 
     def test_it_answers_with_probabilities_and_loads_itself(self, kind: str, tmp_path: Path) -> None:
         """Log-probabilities sum to one in float64, and a saved model says the same again."""
-        mechanism = made(kind).plan(TASK).mechanism
-        fitted = made(kind).plan(TASK).fit(records(), run(folder=tmp_path / "work"))
+        mechanism = planned(kind).mechanism
+        fitted = planned(kind).fit(records(), run(folder=tmp_path / "work"))
         assert isinstance(fitted.model, Model)
         scores = said(fitted)
         assert scores.shape == (N, CLASSES)
@@ -174,7 +181,7 @@ class TestEvery:
             if len(told) == stop:
                 raise Killed
 
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         unbroken = said(plan.fit(records(), run(folder=tmp_path / "unbroken")))
         with suppress(Killed):  # one that tells no progress is not interrupted, and has to find itself finished
             plan.fit(records(), run(folder=tmp_path / "broken", progress=kill))
@@ -184,7 +191,7 @@ class TestEvery:
 
     def test_other_records_than_planned_are_refused(self, kind: str) -> None:
         """But for an audit's reruns, which keep the plan's noise and event on records of another number."""
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         with pytest.raises(MechanismError, match=f"for {N} records, there are {N - 1}"):
             plan.fit(records(N - 1), run())
         rerun = plan.fit(records(N - 1), run(resampled=True))
@@ -193,7 +200,7 @@ class TestEvery:
     def test_an_event_follows_from_settings_noise_and_shape(self, kind: str) -> None:
         """A plan states none, so that none can be edited: other noise makes another event, which is paid for, and a
         plan whose event would be another for the records at hand is refused."""
-        plan = made(kind).plan(TASK)
+        plan = planned(kind)
         assert "event" not in plan.model_dump()
         with pytest.raises(ValidationError, match="Extra inputs"):
             Plan.model_validate(plan.model_dump() | {"event": None if plan.event is None else plan.event.model_dump()})
@@ -209,7 +216,7 @@ class TestEvery:
     def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
         """A finished fit is neither another plan's nor other records', and the refusal says which; without its
         identity it is nobody's. Its own fit finds it all the same."""
-        plan, here = made(kind).plan(TASK), run(folder=tmp_path)
+        plan, here = planned(kind), run(folder=tmp_path)
         first = said(plan.fit(records(), here))
         if plan.mechanism.has_target:
             quiet = made(kind).plan(TASK.model_copy(update={"target_epsilon": 3.0}))
@@ -229,7 +236,7 @@ class TestEvery:
 
     def test_figures_hold_no_record(self, kind: str) -> None:
         """Aggregates alone: numbers, words and lists by epoch, none of them with an entry a record."""
-        figures = made(kind).plan(TASK).fit(records(), run()).figures
+        figures = planned(kind).fit(records(), run()).figures
         for name, value in figures.items():
             assert isinstance(value, int | float | str | list | tuple), name
             assert not isinstance(value, list | tuple) or len(value) not in (N, CLASSES * N), name
@@ -273,7 +280,7 @@ class Draws:
 def test_a_killed_fit_draws_no_noise_twice(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys of the operating system: killed after its first draw, halfway, and before its last file, and fitted
     again, each address of noise has the key that it was first drawn under; the finished fit's folder holds no key."""
-    plan, draws = made(kind).plan(TASK), Draws(monkeypatch)
+    plan, draws = planned(kind), Draws(monkeypatch)
     plan.fit(records(), run(folder=tmp_path / "unbroken", key=None))
     if not draws.keys:
         pytest.skip("draws no secret noise")
@@ -318,7 +325,7 @@ def _spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
     return sums
 
 
-NOISY = [kind for kind in KINDS if descends(made(kind).plan(TASK).event)]
+NOISY = [kind for kind in KINDS if descends(planned(kind).event)]
 """Those that take noisy steps; the noise of a release is asked for in its mechanism's own tests."""
 
 
@@ -329,7 +336,7 @@ def test_noise_of_the_steps_is_the_events(
 ) -> None:
     """Chi-square over every coordinate of every step: sigma C of the event passes at level 1e-6, 2/3 and 3/2 do not."""
     sums = _spied(monkeypatch)
-    plan = made(kind).plan(TASK)
+    plan = planned(kind)
     plan.fit(records(), run())
     segments = [s for s in descent_of(plan.event).segments for _ in range(s.steps)]
     assert len(sums) == len(segments), "one noisy sum a step, and no other"
@@ -392,7 +399,7 @@ def test_no_seed_gives_the_draw_again(kind: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", POSTERIORS)
 def test_the_key_of_a_draw_goes_when_the_fit_ends(kind: str, tmp_path: Path) -> None:
     """Nothing in the fit's folder can draw again."""
-    made(kind).plan(TASK).fit(records(), run(folder=tmp_path))
+    planned(kind).fit(records(), run(folder=tmp_path))
     files = list(tmp_path.rglob("*.safetensors"))
     assert files
     assert not any("key" in name for file in files for name in checkpoint.load(file)[0])
@@ -403,7 +410,7 @@ def test_a_draw_whose_chains_disagree_is_refused(kind: str, monkeypatch: pytest.
     """The diagnostics decide: held to an agreement that no chains have, a fit ends in the reason, without a model."""
     monkeypatch.setattr(convergence, "LARGEST_R_HAT", 0.9)
     with pytest.raises(MechanismError, match=r"not to be trusted: split R-hat of .* above 0\.9"):
-        made(kind).plan(TASK).fit(records(), run())
+        planned(kind).fit(records(), run())
 
 
 SILENT_WIDTH = 300
@@ -418,7 +425,7 @@ def _silent(kind: str) -> tuple[Any, Tensor]:
     head = head_of(part)
     before = head.flat.clone()
     silent = Records(FeatureInputs(torch.zeros(N, SILENT_WIDTH)), torch.arange(N) % CLASSES)
-    fitted = made(kind).plan(TASK).fit(silent, Run(classes=CLASSES, seed=5, classifier=lambda: head))
+    fitted = planned(kind).fit(silent, Run(classes=CLASSES, seed=5, classifier=lambda: head))
     assert isinstance(fitted.model, ClassifierModel)
     kept = ClassifierModel(head_of(nn.Linear(SILENT_WIDTH, CLASSES)))
     kept.classifier.flat.copy_(head.flat)
