@@ -6,14 +6,15 @@ import json
 import math
 from pathlib import Path
 
-from mechanisms.model.export import NEAR_TIE, Released, margin_errors
+from mechanisms.model.export import NEAR_TIE, Released, lead_of, margin_errors
 from storage.bundle.folder import GOLDEN
 
 NEAR = 0.02
 """Difference of probabilities below which rounding may swap two codes."""
 
-WIDEST = 0.5
-"""Difference of logits above which bfloat16 would need too many repeats in float32."""
+WIDEST, SHARE = 0.5, 1 / 8
+"""Difference of logits above which bfloat16 would need too many repeats in float32; or, of a head whose logits are
+large, its share of the usual lead of the best code."""
 
 
 def near_tie(released: Released, folder: Path) -> float | None:
@@ -21,8 +22,8 @@ def near_tie(released: Released, folder: Path) -> float | None:
 
     The gap is the largest rounding error between two codes of a golden text, in steps of 0.01 and at least `NEAR_TIE`:
     heads with larger weights have larger logits and errors. A code that still differs is a near tie in float32.
-    Returns None if a golden text gets another code than in float32, if the error exceeds `WIDEST`, and if the golden
-    answers cannot be read.
+    Returns None if a golden text gets another code than in float32, if the error exceeds both `WIDEST` and `SHARE`,
+    and if the golden answers cannot be read.
     """
     try:
         lines = (folder / GOLDEN).read_text(encoding="utf-8").splitlines()
@@ -33,9 +34,10 @@ def near_tie(released: Released, folder: Path) -> float | None:
         return None
     if not expected:
         return None
-    best = released.logits(texts).argmax(-1).tolist()
+    logits = released.logits(texts)
+    best, lead = logits.argmax(-1).tolist(), float(lead_of(logits)[0].median())
     moved = float(margin_errors(released, texts).max())
-    holds = moved <= WIDEST and all(
+    holds = moved <= max(WIDEST, SHARE * lead) and all(
         max(scores.values()) - scores.get(released.codes[at], 0.0) <= NEAR
         for at, scores in zip(best, expected, strict=True)
     )

@@ -59,9 +59,12 @@ def test_the_band_of_near_ties_is_as_wide_as_rounding(bundle: Path, monkeypatch:
     assert Coder.open(bundle, precision="auto").model.near_tie == 2 * worst, "and never narrower than this"
     monkeypatch.setattr(bfloat16, "NEAR_TIE", worst / 2)
     assert worst <= Coder.open(bundle, precision="auto").model.near_tie <= worst + 0.01
-    for most, taken in ((1.01 * worst, "bfloat16"), (0.99 * worst, "float32")):
-        monkeypatch.setattr(bfloat16, "WIDEST", most)
-        assert Coder.open(bundle, precision="auto").model.precision == taken
+    lead = float(export.lead_of(quick.logits(texts))[0].median())
+    for bound, other, of in (("WIDEST", "SHARE", 1.0), ("SHARE", "WIDEST", lead)):
+        monkeypatch.setattr(bfloat16, other, 0.0)
+        for most, taken in ((1.01 * worst, "bfloat16"), (0.99 * worst, "float32")):
+            monkeypatch.setattr(bfloat16, bound, most / of)
+            assert Coder.open(bundle, precision="auto").model.precision == taken
 
 
 def test_a_head_of_larger_weights_is_still_coded_in_bfloat16(bundle: Path) -> None:
