@@ -10,6 +10,8 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def adopt(
@@ -57,9 +59,6 @@ def adopt(
 
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     if data is None and (label_column or accuracy or sets):
         raise InputError("--label-column, --accuracy and --sets: require --data, records that you coded by hand")
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()

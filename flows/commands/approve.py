@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,7 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from storage.ledger import Decision
@@ -70,8 +73,6 @@ def approve(
           --requester lead --reason "budget of 2027" \
           --key officer/signing-key.pem > approval.txt
     """
-    from storage.errors import InputError
-
     if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
         raise InputError("no subject. Name a plan, a policy with --policy, or a recovery with --recovery.")
     if policy is not None:
@@ -99,8 +100,6 @@ def refuse(
       autocoder refuse PLAN.json --key officer/signing-key.pem \
           --reason "the code list of 2025 is missing"
     """
-    from storage.errors import InputError
-
     if not reason.strip():
         raise InputError("--reason: it is empty. Give a reason.")
     _decide(plan, key, "refuse", reason.strip(), to)
@@ -122,10 +121,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
 
 
 def _approve_recovery(recovery: Path, key: Path) -> None:
-    import json
-
     from storage.artifacts import digest
-    from storage.errors import InputError
     from storage.ledger.content import recovery_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
@@ -143,8 +139,6 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
 
 
 def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
-    from storage.errors import InputError
-
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
     if to.home is None and to.ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
@@ -179,7 +173,6 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
 
 def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
     """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
-    from storage.errors import InputError
     from tasks.releasing import plan_page
     from tasks.running.stage import Context
 
@@ -267,10 +260,6 @@ def _decide_in_dossier(plan: Path, key: Path, answer: Answer, reason: str, to: D
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
     """Send a decision to the release run that waits for this plan; return the run's id."""
-    import os
-
-    from storage.errors import InputError
-
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).")
     from flows.server.waiting_runs import answer, waiting_releases

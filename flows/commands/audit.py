@@ -13,6 +13,7 @@ from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.run_flow import run_flow
 from flows.server.settings import configure_prefect, require_same_workspace
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,7 +160,6 @@ def audit(
     import flows.audit as job
     from tasks.auditing.run import estimate_stages, rerun_seconds
     from tasks.auditing.settings import choose_branches
-    from tasks.running.failures import private_errors
 
     seconds, measured, reruns = 0.0, True, 0
     with private_errors("audit"):
@@ -225,7 +225,6 @@ def _of_plan(
 
     import flows.audit as job
     from tasks.auditing.run import estimate_stages, rerun_seconds
-    from tasks.running.failures import private_errors
     from tasks.running.stage import Context
 
     with private_errors("audit"):

@@ -11,6 +11,7 @@ import typer
 
 from flows.commands.options import Home
 from flows.server.settings import home_of
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,6 @@ def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: s
         InputError: an option is given without the one that it requires.
     """
     from storage.bundle.trust import Trust
-    from storage.errors import InputError
 
     if key is None and (roots is not None or state is not None):
         raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")

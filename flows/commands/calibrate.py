@@ -9,6 +9,8 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def calibrate(
@@ -52,9 +54,6 @@ def calibrate(
     (split conformal prediction). It holds for rows exchangeable with your records: draw them at random from what you
     code.
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     options.require_writable("--out", out)
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another file.")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_text import KINDS, spent
 from flows.commands.terminal import Column, fitted_table
 from flows.server.run_flow import run_flow
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from flows.compare import ProtocolResult
@@ -99,7 +101,6 @@ def compare(
     import flows.compare as job
     from tasks.comparing import protocols
     from tasks.comparing.run import estimate_seconds, refuse_early
-    from tasks.running.failures import private_errors
 
     taken = [protocols.apply_protocol(parameters, name) for name in settings.protocols] or [parameters]
 
@@ -161,8 +162,6 @@ def compare(
 
 def _table(outcome: ProtocolResult) -> list[str]:
     """Returns what each branch claims and how well it codes, at each target; the best first."""
-    from flows.commands.ledger_text import KINDS, spent
-
     every = [*outcome.branches, *(one for group in outcome.further.values() for one in group)]
     ranked = sorted(every, key=lambda one: -one.mean["weighted_f1"])
 

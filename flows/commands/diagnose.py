@@ -11,6 +11,7 @@ import typer
 from flows.commands import options
 from flows.server.run_flow import run_flow
 from flows.server.settings import configure_prefect
+from tasks.running.failures import private_errors
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ def diagnose(
     import flows.diagnose as job
     from tasks.diagnosing.run import refuse_early, to_compute
     from tasks.diagnosing.stages import DiagnoseParameters
-    from tasks.running.failures import private_errors
 
     settings = DiagnoseParameters(**asdict(studies))
     with private_errors("diagnose"):

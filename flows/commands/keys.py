@@ -9,6 +9,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from storage.paths import Workspace
 
 _Keys = Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")]
 
@@ -100,7 +101,6 @@ def sign(
     """Add a signature to the newest root of a file; a complete one becomes the workspace's (--home), too."""
     from storage.bundle.trust import incomplete, read_roots, sign_newest, write_roots
     from storage.ledger.heads import load_private_key
-    from storage.paths import Workspace
 
     signed = sign_newest(read_roots(roots.expanduser()), load_private_key(key.expanduser()))
     write_roots(roots.expanduser(), signed)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import Column, print_table, say, say_prose
+from flows.commands.ledger_text import budget_text, release_columns, release_text, row_columns
+from flows.commands.terminal import Column, Console, print_table, say, say_prose
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from mechanisms.privacy.events import GuaranteeKind
@@ -43,8 +45,6 @@ def list_rows(
 
     A narrow terminal gets fewer columns, a pipe all of them. --json has every row with every field.
     """
-    from flows.commands.ledger_text import release_columns, row_columns
-
     ledger = place.open()
     rows = ledger.rows() if history else ledger.current()
     if as_json:
@@ -66,9 +66,6 @@ def list_rows(
 @options.expand_groups
 def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
     """Show a release: what it is, claim, cost, what it rests on, what is not protected, history."""
-    from flows.commands.ledger_text import release_text
-    from flows.commands.terminal import Console
-
     ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
@@ -147,7 +144,6 @@ def budget(
 
       autocoder ledger budget --plot spent.png
     """
-    from storage.errors import InputError
     from storage.ledger import Policy
     from storage.ledger.budget import budget_lines
     from storage.ledger.report import budget_json
@@ -166,8 +162,6 @@ def budget(
     if as_json:
         _print_json(budget_json(lines))
     else:
-        from flows.commands.ledger_text import budget_text
-
         for line in budget_text(lines, name):
             say_prose(line)
     if plot is not None:
@@ -175,7 +169,6 @@ def budget(
 
 
 def _plot(place: options.LedgerOptions, file: Path) -> None:
-    from storage.errors import InputError
     from storage.ledger.certificate import spend_plot
 
     ledger = place.open()
@@ -221,8 +214,6 @@ def change_policy(
 
 def _content(text: str) -> str:
     """Returns the content of a file of this name, or the text itself without one."""
-    from storage.errors import InputError
-
     if len(text) >= 250 or not Path(text).is_file():
         return text
     try:
@@ -284,8 +275,6 @@ def migrate(
 
 
 def _write(path: Path, text: str) -> None:
-    from storage.errors import InputError
-
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
@@ -330,7 +319,6 @@ def recover(
       autocoder ledger recover --accept recovery.json \
           --approval approval.txt
     """
-    from storage.errors import InputError
     from storage.ledger import recovery
 
     workspace = place.workspace
@@ -381,7 +369,6 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, ask: Path | None, 
 
 
 def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -> None:
-    from storage.errors import InputError
     from storage.ledger import Decision
     from storage.ledger.rollback import accept_recovery
 

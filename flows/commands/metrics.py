@@ -14,6 +14,7 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from storage.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -40,8 +41,6 @@ def metrics(
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-    from storage.errors import InputError
-
     address, _, port = (serve or "").rpartition(":")
     if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
         raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
@@ -64,7 +63,6 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-    from storage.errors import StorageError
     from tasks.parameters import LedgerParameters
     from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics

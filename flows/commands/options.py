@@ -18,6 +18,8 @@ import typer
 
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
+from storage.errors import InputError
+from storage.paths import Workspace
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
-    from storage.paths import Workspace
     from tasks.parameters import RetrainParameters
     from tasks.running.stage import Context
 
@@ -163,8 +164,6 @@ class RunOptions:
         Raises:
             InputError: none was given; every one makes another claim, so none is the default.
         """
-        from storage.errors import InputError
-
         if self.profile is None:
             raise InputError(
                 "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
@@ -232,8 +231,6 @@ class LedgerOptions:
     @property
     def workspace(self) -> Workspace:
         """Returns the workspace of `home`."""
-        from storage.paths import Workspace
-
         return Workspace(home_of(self.home))
 
     @property
@@ -270,8 +267,6 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
     Raises:
         InputError: the plan cannot be read, or is not JSON; found before anything large is imported.
     """
-    from storage.errors import InputError
-
     try:
         json.loads(plan.expanduser().read_bytes())
     except OSError as error:
@@ -288,7 +283,6 @@ def require_plan_or_records(run: RunOptions) -> None:
         InputError: no option, setting or profile names records.
     """
     from flows.commands.profiles import apply_settings, load_profile
-    from storage.errors import InputError
 
     home_of(run.home)  # a wrong workspace is reported first
     content = {} if run.profile is None else load_profile(run.profile)
@@ -303,8 +297,6 @@ def refuse_with_plan(*groups: Any, **single: object) -> None:
     Raises:
         InputError: names the option.
     """
-    from storage.errors import InputError
-
     values = [
         (option.name, getattr(group, option.name), option.default) for group in groups for option in fields(group)
     ]
@@ -357,8 +349,6 @@ def require_readable(option: str, file: Path) -> None:
     Raises:
         InputError: it does not.
     """
-    from storage.errors import InputError
-
     if not file.expanduser().exists():
         raise InputError(f"{option}: the file {file} does not exist")
 
@@ -369,8 +359,6 @@ def require_figure(file: Path) -> None:
     Raises:
         InputError: its ending is no figure's, or what `require_writable` refuses.
     """
-    from storage.errors import InputError
-
     if file.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot: {file.name} must end in .png, .svg or .pdf")
     require_writable("--plot", file)
@@ -382,8 +370,6 @@ def require_writable(option: str, file: Path) -> None:
     Raises:
         InputError: its folder does not exist, or it is a folder itself.
     """
-    from storage.errors import InputError
-
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
     if file.is_dir():

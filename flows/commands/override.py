@@ -10,6 +10,7 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect
+from storage.errors import InputError
 
 
 def override(
@@ -30,7 +31,6 @@ def override(
       autocoder override PLAN.json --key officer/signing-key.pem \
           --reason "partner is bound by the confidentiality act; see memo 12"
     """
-    from storage.errors import InputError
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.ledger_text import cohorts, left, spent
+from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import configure_prefect, home_of, require_same_workspace
+from storage.durable import write_atomically
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters
@@ -47,7 +54,6 @@ def show(
     page = load_page(plan, home, ledger_url)
     options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:
-        from storage.durable import write_atomically
         from tasks.releasing import plan_page
 
         write_atomically(html, plan_page.html(page).encode())
@@ -78,7 +84,6 @@ def renew(
     configure_prefect(workspace, make_home=False)
     from tasks.parameters import LedgerParameters
     from tasks.releasing import publish
-    from tasks.running.failures import private_errors
     from tasks.running.stage import Context
 
     with private_errors("plan renew"):
@@ -144,8 +149,6 @@ def take_back(
     signed = Decision.read(decision.expanduser().read_text(encoding="utf-8"))
     context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
     if ledger_access.existing_ledger(context, settings) is None:
-        from storage.errors import InputError
-
         raise InputError(f"{workspace} has no ledger. Give the plan's workspace (--home)")
     name, plan = dossier.accept(context, ledger_access.open_ledger(context, settings), signed)
     say(outcome_of(context, plan, signed, name))
@@ -153,9 +156,6 @@ def take_back(
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
-    from decimal import Decimal
-
-    from flows.commands.ledger_text import cohorts, left, spent
     from storage.ledger import BudgetRefused
     from tasks.releasing import ledger_access, ledger_records
     from tasks.releasing.plan import PlannedRelease
@@ -228,10 +228,6 @@ _BLANK = "\x1f"
 
 
 def _print(page: PlanPage) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from flows.commands.terminal import Console, escape_text
     from tasks.releasing.plan_page import MARKS, facts
 
     console, colours = Console(), {"fine": "green", "note": "cyan", "investigate": "yellow", "warning": "bold red"}
@@ -268,7 +264,6 @@ def _print(page: PlanPage) -> None:
 def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
     """Prints what a dossier says of its plan, after its signature was checked."""
     configure_prefect(home_of(None), make_home=False)
-    from storage.errors import InputError
     from tasks.releasing.dossier import PAGE, Dossier
     from tasks.releasing.plan_page import MARKS
 

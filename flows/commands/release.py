@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
 from flows.server.run_flow import run_flow
 from flows.server.settings import configure_prefect, require_same_workspace
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters
@@ -73,7 +76,6 @@ def release(
     import flows.release as job
     from tasks.releasing import publish
     from tasks.releasing.plan import PlannedRelease
-    from tasks.running.failures import private_errors
     from tasks.running.stage import Context
 
     with private_errors("release"):  # the flow checks too, but later
@@ -87,9 +89,6 @@ def release(
 
 def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     """Returns what was released and charged, where the bundle is, and what to do next."""
-    from decimal import Decimal
-
-    from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
     from tasks.releasing import ledger_access
     from tasks.running.stage import Context
 

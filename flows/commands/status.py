@@ -6,16 +6,14 @@ import json
 import os
 import shlex
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.table import Table
 
-from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands import ledger_text, options
+from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import configure_prefect, home_of
-
-if TYPE_CHECKING:
-    from flows.commands.terminal import Console
 
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
@@ -71,11 +69,7 @@ def _needs_a_person(overview: dict[str, Any]) -> bool:
 
 
 def _show(overview: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from flows.commands import ledger_text
     from flows.commands.console import duration
-    from flows.commands.terminal import Console, escape_text
 
     console = Console()
     server, ledger = overview["server"], overview["ledger"]

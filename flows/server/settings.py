@@ -8,6 +8,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from storage.errors import InputError
+
 DEFAULT_HOME = "workspace"
 _NO_ORIGIN = "https://nobody.invalid"
 """An origin that no browser has (RFC 6761); an empty value would mean Prefect's default: every origin."""
@@ -21,8 +23,6 @@ def home_of(folder: Path | str | None) -> Path:
     """
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
-        from storage.errors import InputError
-
         raise InputError(f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME.")
     return home
 
@@ -39,8 +39,6 @@ def require_same_workspace(plan: Path, home: Path) -> None:
     Raises:
         InputError: the plan is in another workspace.
     """
-    from storage.errors import InputError
-
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
         raise InputError(
