@@ -23,23 +23,13 @@ if TYPE_CHECKING:
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(
-        "--precision",
         help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
         "codes.",
     ),
 ]
-Roots = Annotated[
-    Path | None, typer.Option("--roots", help="The agency's newest roots (roots.json): replaced keys, revocations.")
-]
+Roots = Annotated[Path | None, typer.Option(help="The agency's newest roots (roots.json): replaced keys, revocations.")]
 State = Annotated[
-    Path | None,
-    typer.Option("--state", help="With --roots: folder that records the newest.", show_default="~/.local/state"),
-]
-Thresholds = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--thresholds", help="File from `autocoder calibrate`, in place of those of the bundle; one per field."
-    ),
+    Path | None, typer.Option(help="With --roots: folder that records the newest.", show_default="~/.local/state")
 ]
 
 

@@ -11,14 +11,7 @@ from flows.commands import options
 from flows.commands.terminal import say
 from storage.paths import Workspace
 
-_Keys = Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")]
-
 app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keys that sign bundles, heads and decisions."""
 
 
 @app.command()
@@ -37,7 +30,7 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
 @options.expand_groups
 def root(
     place: options.LedgerOptions,
-    root_key: _Keys = None,
+    root_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")] = None,
     release_key: Annotated[list[Path] | None, typer.Option(help="Public key that seals bundles; repeatable.")] = None,
     threshold: Annotated[
         int | None, typer.Option(min=1, help="Root keys that must sign.", show_default="as before")

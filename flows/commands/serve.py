@@ -65,7 +65,10 @@ def serve(
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
-    thresholds: bundle_options.Thresholds = None,
+    thresholds: Annotated[
+        list[Path] | None,
+        typer.Option(help="File from `autocoder calibrate`, in place of those of the bundle; one per field."),
+    ] = None,
     rules: Annotated[
         Path | None,
         typer.Option(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
