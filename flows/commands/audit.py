@@ -286,11 +286,7 @@ def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
 def _cases(
     run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions, variation: VariationOptions
 ) -> dict[str, _Case]:
-    """Returns the requested audit under the name "", and one per change.
-
-    Raises:
-        InputError: an option is out of range, or names something unknown.
-    """
+    """Returns the requested audit under the name "", and one per change."""
     from flows.commands.profiles import parse_target, profile_branches, validate
 
     aimed = run.formal and chosen.target_epsilon != "match"

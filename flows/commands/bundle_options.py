@@ -83,11 +83,7 @@ class BundleOptions:
 
 
 def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
-    """Returns whom a partner trusts; None without a key.
-
-    Raises:
-        InputError: an option is given without the one that it requires.
-    """
+    """Returns whom a partner trusts; None without a key, which the other options require."""
     from storage.bundle.trust import Trust
 
     if key is None and (roots is not None or state is not None):

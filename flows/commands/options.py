@@ -124,11 +124,7 @@ class RunOptions:
 
     @property
     def profile_name(self) -> str:
-        """Returns the profile.
-
-        Raises:
-            InputError: none was given; every one makes another claim, so none is the default.
-        """
+        """Returns the profile, which must be given: every one makes another claim, so none is the default."""
         if self.profile is None:
             raise InputError(
                 "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
@@ -229,8 +225,7 @@ class LedgerOptions:
 def home_of_plan(plan: Path, home: Path | None) -> Path:
     """Returns the workspace of a plan: the option, or the one that contains the plan.
 
-    Raises:
-        InputError: the plan cannot be read, or is not JSON; found before anything large is imported.
+    Refuses a plan that cannot be read, before anything large is imported.
     """
     try:
         json.loads(plan.expanduser().read_bytes())
@@ -242,11 +237,7 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
 
 
 def require_plan_or_records(run: RunOptions) -> None:
-    """Require records of a command without a plan.
-
-    Raises:
-        InputError: no option, setting or profile names records.
-    """
+    """Require records of a command without a plan, by an option, a setting or the profile."""
     from flows.commands.profiles import apply_settings, load_profile
 
     home_of(run.home)  # a wrong workspace is reported first
@@ -257,11 +248,7 @@ def require_plan_or_records(run: RunOptions) -> None:
 
 
 def refuse_with_plan(*groups: Any, **single: object) -> None:
-    """Refuse options that a plan replaces.
-
-    Raises:
-        InputError: names the option.
-    """
+    """Refuse options that a plan replaces."""
     values = [
         (option.name, getattr(group, option.name), option.default) for group in groups for option in fields(group)
     ]
@@ -309,32 +296,20 @@ class OutputOptions:
 
 
 def require_readable(option: str, file: Path) -> None:
-    """Check that a file exists, before anything large is imported.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Refuse a file that does not exist, before anything large is imported."""
     if not file.expanduser().exists():
         raise InputError(f"{option}: the file {file} does not exist")
 
 
 def require_figure(file: Path) -> None:
-    """Check before work starts that the figure of --plot can be written.
-
-    Raises:
-        InputError: its ending is no figure's, or what `require_writable` refuses.
-    """
+    """Refuse before work starts a figure of --plot that could not be written."""
     if file.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot: {file.name} must end in .png, .svg or .pdf")
     require_writable("--plot", file)
 
 
 def require_writable(option: str, file: Path) -> None:
-    """Check before work starts that the file of an option can be written.
-
-    Raises:
-        InputError: its folder does not exist, or it is a folder itself.
-    """
+    """Refuse before work starts an output that could not be written: a folder, or in a folder that does not exist."""
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
     if file.is_dir():

@@ -43,11 +43,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> dict[str, Any]:
-    """Loads a profile by name, or by the path of a YAML file.
-
-    Raises:
-        InputError: the profile does not exist, or is not a mapping.
-    """
+    """Loads a profile by name, or by the path of a YAML file; it must be a mapping."""
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise InputError(
@@ -167,11 +163,7 @@ def parameters(
 
 
 def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Put the values of options into their parameters.
-
-    Raises:
-        InputError: one is given by its option and by --set.
-    """
+    """Put the values of options into their parameters; refuse one that --set gives too."""
     set_too = {setting.partition("=")[0] for setting in settings}
     for option, value in given.items():
         key = NAMED[option]
@@ -206,9 +198,6 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
 
     What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences,
     that they are public.
-
-    Raises:
-        InputError: the columns are others, and a name is missing.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
@@ -245,11 +234,7 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
-    """Returns values as a model; an error starts with `at`.
-
-    Raises:
-        InputError: all faults, in one text.
-    """
+    """Returns values as a model; all faults are one error, which starts with `at`."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -259,11 +244,7 @@ def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model
 
 
 def profile_branches(profile: str) -> dict[str, Any]:
-    """Returns the branches that a profile adds to the standard ones.
-
-    Raises:
-        InputError: the profile does not exist, or its branches are not a mapping.
-    """
+    """Returns the branches that a profile adds to the standard ones; they must be a mapping."""
     content = load_profile(profile).get("branches") or {}
     if not isinstance(content, dict):
         raise InputError(f"--profile: {profile}: branches must be a mapping from names to branches")
@@ -271,11 +252,7 @@ def profile_branches(profile: str) -> dict[str, Any]:
 
 
 def parse_target(text: str) -> float | str:
-    """Returns a target epsilon: a number, or `match`.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Returns a target epsilon: a number, or `match`; refuses all else."""
     if text == "match":
         return text
     try:

@@ -149,11 +149,7 @@ def retrain(
 
 
 def _require_server(deploy: str | None, storage: str | None) -> None:
-    """Refuse what cannot be registered, before anything large is imported.
-
-    Raises:
-        InputError: no name, no server, or an option of a run of this command alone.
-    """
+    """Refuse what cannot be registered, before anything large is imported."""
     if deploy is None:
         raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
     if "PREFECT_API_URL" not in os.environ:

@@ -25,11 +25,7 @@ WORKER_VARIABLES = ("command", "env", "working_dir")
 
 
 def apply_pools(pools: Mapping[str, int | None]) -> None:
-    """Create process work pools, or update them.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
-    """
+    """Create process work pools, or update them."""
     template = _job_template()
     with server() as client:
         for name, limit in pools.items():
@@ -68,7 +64,6 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
 
     Raises:
         InputError: a rule is invalid, or names an unknown deployment.
-        StorageError: the server does not answer, or refuses access.
     """
     applied = []
     with server() as client:

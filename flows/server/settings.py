@@ -16,11 +16,7 @@ _NO_ORIGIN = "https://nobody.invalid"
 
 
 def home_of(folder: Path | str | None) -> Path:
-    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
-
-    Raises:
-        InputError: it is a file.
-    """
+    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace; refuses a file."""
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
         raise InputError(f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME.")
@@ -34,11 +30,7 @@ def workspace_of(plan: Path) -> Path:
 
 
 def require_same_workspace(plan: Path, home: Path) -> None:
-    """Refuse to charge the ledger of one workspace for the records of another.
-
-    Raises:
-        InputError: the plan is in another workspace.
-    """
+    """Refuse to charge the ledger of one workspace for the records of another."""
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
         raise InputError(
