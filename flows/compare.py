@@ -145,7 +145,7 @@ def _run(
         chosen = choose(branches, model=run_parameters.model, data=run_parameters.data, branches=rivals.all_branches)
         if spread:
             shards.preflight(context, slots=rivals.slots)
-        every = _under_each(run_parameters, rivals)
+        every = under_each(run_parameters, rivals)
         estimates = [comparison.refuse_early(context, one, rivals, chosen, slots=rivals.slots) for one in every]
     with private_errors("compare"), progress.listening(metrics):
         run = run_id()
@@ -175,33 +175,36 @@ def _run(
                 branch_plans if not plans else {f"{name}, {_named(taken)}": file for name, file in branch_plans.items()}
             )
         report = comparison_report.write(decided)
-        study, first = decided[0].comparison.study, decided[0].comparison
+        results = {_named(one.comparison.study.parameters): _result(one, context) for one in decided}
+        compared, first = decided[0].comparison, next(iter(results.values()))
         return CompareResult(
             report=str(report),
             decision=str(report.with_name("decision.html")),
-            recommendation=decided[0].recommendation.sentence,
-            target_epsilon=study.target,
-            delta=study.default_delta,
-            seeds=first.seeds,
-            branches=tuple(summary.summarise(first.outcomes, context)),
+            recommendation=first.recommendation,
+            target_epsilon=first.target_epsilon,
+            delta=compared.study.default_delta,
+            seeds=compared.seeds,
+            branches=first.branches,
             plans=plans,
-            protocols={
-                _named(one.comparison.study.parameters): ProtocolResult(
-                    recommendation=one.recommendation.sentence,
-                    target_epsilon=one.comparison.study.target,
-                    branches=tuple(summary.summarise(one.comparison.outcomes, context)),
-                    further={
-                        f"{epsilon:g}": tuple(summary.summarise(outcomes, context))
-                        for epsilon, outcomes in one.comparison.further.items()
-                    },
-                    refused=dict(one.comparison.refused),
-                )
-                for one in decided
-            },
+            protocols=results,
         )
 
 
-def _under_each(parameters: RetrainParameters, settings: CompareParameters) -> list[RetrainParameters]:
+def _result(decided: Decision, context: Context) -> ProtocolResult:
+    compared = decided.comparison
+    return ProtocolResult(
+        recommendation=decided.recommendation.sentence,
+        target_epsilon=compared.study.target,
+        branches=tuple(summary.summarise(compared.outcomes, context)),
+        further={
+            f"{epsilon:g}": tuple(summary.summarise(outcomes, context))
+            for epsilon, outcomes in compared.further.items()
+        },
+        refused=dict(compared.refused),
+    )
+
+
+def under_each(parameters: RetrainParameters, settings: CompareParameters) -> list[RetrainParameters]:
     """Returns the parameters under every requested protocol; unchanged without one."""
     return [protocols.apply_protocol(parameters, name) for name in dict.fromkeys(settings.protocols)] or [parameters]
 

@@ -18,8 +18,8 @@ from flows.server.settings import configure_prefect, home_of
 from storage.errors import InputError, StorageError
 from tasks.catalogue import CATALOGUE
 
-POOLS = {"cpu": None, "gpu": None}
-"""Work pools and the runs that each may have; a GPU worker takes one at a time (`--limit 1`)."""
+POOLS = ("cpu", "gpu")
+"""Work pools; a GPU worker takes one run at a time (`--limit 1`)."""
 
 
 def deploy(

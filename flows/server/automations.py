@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -24,23 +24,17 @@ WORKER_VARIABLES = ("command", "env", "working_dir")
 """Job variables that no run may set: records, ledger and keys are those of the worker's environment."""
 
 
-def apply_pools(pools: Mapping[str, int | None]) -> None:
+def apply_pools(names: Sequence[str]) -> None:
     """Create process work pools, or update them."""
     template = _job_template()
     with server() as client:
-        for name, limit in pools.items():
-            pool = WorkPoolCreate(
-                name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
-            )
+        for name in names:
             try:
-                client.create_work_pool(pool)
+                client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
             except ObjectAlreadyExists:
-                # A pool of another type, or a limit without a value here, is the organisation's (docs/scale.md).
+                # A pool of another type, and each pool's limit of runs, is the organisation's (docs/scale.md).
                 if client.read_work_pool(name).type == ProcessWorker.type:
-                    update = WorkPoolUpdate(base_job_template=template)
-                    if limit is not None:
-                        update.concurrency_limit = limit
-                    client.update_work_pool(name, update)
+                    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
 def _job_template() -> dict[str, Any]:
