@@ -18,6 +18,7 @@ from storage.errors import InputError
 if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
+    from tasks.parameters import LedgerParameters
     from tasks.releasing.checked_plan import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
@@ -144,15 +145,14 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     if to.home is None and to.ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
         _decide_in_dossier(plan, key, answer, reason, to)
         return
-    workspace = options.home_of_plan(plan, to.home)
-    configure_prefect(workspace, make_home=False)
+    context, settings = options.select_ledger(options.home_of_plan(plan, to.home), to.ledger_url)
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
     planned = PlannedRelease.load(plan)
-    _quote(planned, plan, workspace, to.ledger_url)
+    _quote(planned, plan, context, to.ledger_url)
     decision = sign(
         load_private_key(key),
         subject="release",
@@ -166,19 +166,18 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     elif to.post:
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(planned, decision, workspace, to.ledger_url)  # refuses a key that the policy does not name
+        outcome = _keep(planned, decision, context, settings)  # refuses a key that the policy does not name
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
 
-def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
+def _quote(planned: PlannedRelease, plan: Path, context: Context, ledger_url: str | None) -> None:
     """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
     from tasks.releasing import plan_page
-    from tasks.running.stage import Context
 
     _say_contents(planned)
     try:
-        page = plan_page.load_plan_page(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+        page = plan_page.load_plan_page(context, planned, file=plan, url=ledger_url)
     except InputError as error:
         say(f"  budget and audit cannot be shown: {error}", err=True)
         return
@@ -207,15 +206,11 @@ _QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signer must see."""
 
 
-def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
-    from tasks.parameters import LedgerParameters
+def _keep(planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
     from tasks.releasing import approval, ledger_access
     from tasks.releasing.checked_plan import check
-    from tasks.running.stage import Context
 
-    context = Context(home=str(workspace))
-    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
-    plan = check(planned, ledger)
+    plan = check(planned, ledger_access.open_ledger(context, settings))
     return outcome_of(context, plan, decision, approval.accept_decision(context, plan, decision))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
-    from tasks.parameters import RetrainParameters
+    from tasks.parameters import LedgerParameters, RetrainParameters
     from tasks.running.stage import Context
 
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device; auto: CUDA where there is a GPU.")]
@@ -220,6 +220,15 @@ class LedgerOptions:
         from storage.ledger import Ledger
 
         return Ledger.require_existing(self.url)
+
+
+def select_ledger(workspace: Path, url: str | None) -> tuple[Context, LedgerParameters]:
+    """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""
+    configure_prefect(workspace, make_home=False)
+    from tasks.parameters import LedgerParameters
+    from tasks.running.stage import Context
+
+    return Context(home=str(workspace)), LedgerParameters(ledger_url=url)
 
 
 def home_of_plan(plan: Path, home: Path | None) -> Path:

@@ -81,13 +81,10 @@ def renew(
     """
     workspace = options.home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
-    configure_prefect(workspace, make_home=False)
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(workspace, ledger_url)
     from tasks.releasing import publish
-    from tasks.running.stage import Context
 
     with private_errors("plan renew"):
-        context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
         planned, file = publish.renew_plan(context, plan.expanduser(), settings)
     if as_json:
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
@@ -114,12 +111,10 @@ def export(
       autocoder plan export workspace/private/plans/0123456789abcdef.json --out dossier.zip
     """
     page = load_page(plan, home, ledger_url)
-    from tasks.parameters import LedgerParameters
     from tasks.releasing import dossier, ledger_access
-    from tasks.running.stage import Context
 
-    context = Context(home=str(options.home_of_plan(plan, home)))
-    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
+    context, settings = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
+    ledger = ledger_access.open_ledger(context, settings)
     key_id = dossier.write(context, page, ledger, out.expanduser(), key=key)
     say(f"dossier: {out}: {page.summary}")
     say(f"signed with key {key_id[:12]}…; tell the officer these digits by another way")
@@ -139,15 +134,12 @@ def take_back(
     """
     options.require_readable("DECISION", decision)
     workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
+    context, settings = options.select_ledger(workspace, ledger_url)
     from flows.commands.approve import outcome_of
     from storage.ledger import Decision
-    from tasks.parameters import LedgerParameters
     from tasks.releasing import dossier, ledger_access
-    from tasks.running.stage import Context
 
     signed = Decision.read(decision.expanduser().read_text(encoding="utf-8"))
-    context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
     if ledger_access.existing_ledger(context, settings) is None:
         raise InputError(f"{workspace} has no ledger. Give the plan's workspace (--home)")
     name, plan = dossier.accept(context, ledger_access.open_ledger(context, settings), signed)
@@ -188,14 +180,11 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
 
 def load_page(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:
     """Returns the page of a plan, from its workspace or the one named."""
-    workspace = options.home_of_plan(plan, home)
-    configure_prefect(workspace, make_home=False)
+    context, _ = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
     from tasks.releasing.plan import PlannedRelease
-    from tasks.releasing.plan_page import load_plan_page as page_of
-    from tasks.running.stage import Context
+    from tasks.releasing.plan_page import load_plan_page
 
-    planned = PlannedRelease.load(plan.expanduser())
-    return page_of(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+    return load_plan_page(context, PlannedRelease.load(plan.expanduser()), file=plan, url=ledger_url)
 
 
 def _plain(page: PlanPage) -> dict[str, object]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flows.commands import ledger_text, options
 from flows.commands.terminal import Console, escape_text, say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import home_of
 
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
@@ -33,13 +33,10 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
 
       watch -n 10 autocoder status
     """
-    workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(home_of(home), ledger_url)
     from tasks.releasing.budgets import ledger_overview
-    from tasks.running.stage import Context
 
-    overview = ledger_overview(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
+    overview = ledger_overview(context, settings)
     overview["server"] = _server()
     if as_json:
         say(json.dumps(overview, indent=1, default=str))
