@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel
@@ -88,9 +87,7 @@ def compare(
         lambda: parameters_of_run(parameters),
         CompareParameters.model_validate(settings.model_dump()),
         branches,
-        context=Context(
-            home=str(home_of(Path(worker.home) if worker.home else None)), device=worker.device, fan_out=worker.fan_out
-        ),
+        context=Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out),
         spread=spread,
     )
 
@@ -121,7 +118,7 @@ def compare_parameters(
         spread: whether each branch at each seed runs separately, on whichever worker is free; patience and
             attempts are those of the shards. It does not change what comes out.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out or FanOut())
     return _run(lambda: parameters, settings, branches, context=context, spread=spread)
 
 

@@ -12,7 +12,6 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -86,7 +85,7 @@ def run_retrain(
     fan_out: FanOut | None = None,
 ) -> RetrainResult:
     """Runs all stages of parameters, which are read inside, so that an error of theirs is the run's."""
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out or FanOut())
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):
         context.workspace.create()
