@@ -3,20 +3,11 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from in_process import command as run
 
-from flows.cli import app
 from storage.errors import InputError
 from storage.ledger import Ledger
 from tests.storage.ledger.test_ledger_composition import planned, policy
-
-
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_a_cap_is_divided_among_releases():

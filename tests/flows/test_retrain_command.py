@@ -97,13 +97,6 @@ def test_the_release_codes_new_narratives(finished: Job) -> None:
     assert answers[0]["title"]
 
 
-def test_the_ledger_verifies(finished: Job) -> None:
-    """And the release can be shown."""
-    assert finished.command("ledger", "verify").returncode == 0
-    shown = finished.command("ledger", "show", finished.releases()[0]["release_id"])
-    assert "asymptotic-local" in shown.stdout
-
-
 MISTAKES = (
     ("--set", "fit.swag.rank=9", "exceeds the snapshots"),
     ("--set", "model.encoder=/nowhere", "no folder /nowhere"),
