@@ -74,16 +74,18 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise InputError(f"--set: `{setting}` is not key=value. Give one such as fit.adamw.epochs=3.")
-        section = content
-        *path, last = key.split(".")
-        for part in path:
-            if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} is within a value that is not a section")
-            section = section.setdefault(part, {})
-            if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} is not a section")
-        section[last] = _read(key, value)
+        _put(content, key, _read(key, value))
     return content
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Puts a value under a dotted name; sections that lack are made."""
+    *path, last = key.split(".")
+    for part in path:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise InputError(f"--set: {key}: {part} is not a section")
+    content[last] = value
 
 
 def _read(key: str, value: str) -> Any:
@@ -169,11 +171,7 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
         key = NAMED[option]
         if key in set_too:
             raise InputError(f"--{option}: --set {key} is given too. Leave one out.")
-        section = content
-        *path, last = key.split(".")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = None if key.endswith("date_column") and not value else value
+        _put(content, key, None if key.endswith("date_column") and not value else value)
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
