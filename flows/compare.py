@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from flows.server.form import DeviceChoice, RecordsForm, Workspace, parameters_of_run, section, with_title
+from flows.server.form import RecordsForm, parameters_of_run, section, with_title
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import protocols, shards, summary
@@ -25,7 +25,7 @@ from tasks.parameters import FanOut, RetrainParameters
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.flow_run import job, run_id
-from tasks.running.stage import Context, submit, submit_all
+from tasks.running.stage import Context, Device, submit, submit_all
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
@@ -98,27 +98,22 @@ def compare(
     flow_run_name="{parameters.data.population}",
 )
 def compare_parameters(
-    parameters: Annotated[RetrainParameters, with_title("Records and SWAG-PPM")],
-    settings: Annotated[CompareParameters, with_title("Rivals")],
-    branches: Annotated[str, with_title("Branches")] = "all",
-    home: Workspace = None,
-    device: DeviceChoice = "auto",
-    fan_out: Annotated[FanOut | None, with_title("Shards")] = None,
-    spread: Annotated[bool, with_title("Branches to workers")] = False,
+    parameters: RetrainParameters,
+    settings: CompareParameters,
+    branches: str,
+    home: str,
+    device: Device,
+    fan_out: FanOut,
+    spread: bool,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: data, model and the SWAG-PPM fit; its seed is the first, the others follow it.
-        settings: target, delta, seeds, the rivals' common settings, and further branches.
-        branches: names by comma, or `all`.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        device: `auto`, `cpu` or `cuda`.
         fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
         spread: whether each branch at each seed runs separately, on whichever worker is free; patience and
             attempts are those of the shards. It does not change what comes out.
     """
-    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out or FanOut())
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out)
     return _run(lambda: parameters, settings, branches, context=context, spread=spread)
 
 
