@@ -247,7 +247,7 @@ def _print(page: PlanPage) -> None:
             f"Texts of no published list that leave in the bundle (digest {output.texts_digest}):", style="bold"
         )
         for text in output.texts:
-            console.print(f"  {escape_text(text)}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"  {text}", soft_wrap=True)
 
 
 def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:

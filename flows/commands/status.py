@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from flows.commands import ledger_text, options
-from flows.commands.terminal import Console, escape_text, say
+from flows.commands.terminal import Console, say
 from flows.server.settings import home_of
 
 _SHOWN = 10
@@ -84,11 +84,9 @@ def _show(overview: dict[str, Any]) -> None:
         for pool in lacking:
             _remedy(console, f"prefect worker start --pool {pool}")
         for run in server["stopped"][:_SHOWN]:
-            reason = f": {escape_text(run['reason'])}" if run["reason"] else ""
+            reason = f": {run['reason']}" if run["reason"] else ""
             console.print(
-                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}",
-                soft_wrap=True,
-                markup=False,
+                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}", soft_wrap=True
             )
             _remedy(console, run["remedy"])
         if len(server["stopped"]) > _SHOWN:
@@ -102,10 +100,7 @@ def _show(overview: dict[str, Any]) -> None:
         if ago < _QUIET:
             console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
         else:
-            console.print(
-                f"stage     {what}; no report for {duration(ago)}: interrupted or slow",
-                soft_wrap=True,
-            )
+            console.print(f"stage     {what}; no report for {duration(ago)}: interrupted or slow", soft_wrap=True)
             _remedy(console, f"repeat its command, `autocoder {stage['flow']}` with the same options, to resume")
     if ledger is None:
         console.print("ledger    none yet")
@@ -130,7 +125,7 @@ def _show(overview: dict[str, Any]) -> None:
 
 def _remedy(console: Console, command: str) -> None:
     """Prints what to type next, on one line, so that it can be copied."""
-    console.print(f"  next    {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"  next    {command}", soft_wrap=True)
 
 
 def _approval(plan: dict[str, Any]) -> str:
