@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -66,7 +67,6 @@ def adopt(
         raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
     options.require_writable("--out", out)
     with private_errors("adopt"):
-        from flows.commands.console import ConsoleListener
         from storage.bundle.adoption import REPORT
         from tasks.coding.adopt import OwnRecords, adopt
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -58,7 +59,6 @@ def calibrate(
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another file.")
     with private_errors("calibrate"):
-        from flows.commands.console import ConsoleListener
         from tasks.coding import calibrate as fitting
         from tasks.coding.joint import open_bundle
         from tasks.coding.records import Records, declared_columns

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
+from flows.commands.console import ConsoleListener
 from flows.commands.ledger_text import budget_text, release_columns, release_text, row_columns
 from flows.commands.terminal import Column, Console, print_table, say, say_prose
 from storage.errors import InputError
@@ -100,8 +101,6 @@ def verify(
     heads = [read_head(path, key=key) for path in head or ()]
     anchored = place.journal_heads()
     earlier: Sequence[Row] = () if against is None else read_export(against)
-    from flows.commands.console import ConsoleListener
-
     ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
 from storage.errors import InputError
@@ -24,7 +25,6 @@ from storage.paths import Workspace
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from flows.commands.console import ConsoleListener
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
@@ -285,8 +285,6 @@ class OutputOptions:
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
         """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
-        from flows.commands.console import ConsoleListener
-
         return ConsoleListener(quiet=self.quiet, bars=bars, verbose=self.verbose)
 
     def warn(self, sentences: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands import options
+from flows.commands.console import duration
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
 from flows.commands.terminal import Console, say
@@ -254,8 +255,6 @@ def _show_dry_run(
         }
         say(json.dumps(content, indent=2))
         return
-    from flows.commands.console import duration
-
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
     if len(missing) < len(stages):
         table.add_row(f"{len(stages) - len(missing)} of {len(stages)} stages", Text("finished, reused", "cyan"))

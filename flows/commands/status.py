@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from flows.commands import ledger_text, options
+from flows.commands.console import duration
 from flows.commands.terminal import Console, say
 from flows.server.settings import home_of
 
@@ -66,8 +67,6 @@ def _needs_a_person(overview: dict[str, Any]) -> bool:
 
 
 def _show(overview: dict[str, Any]) -> None:
-    from flows.commands.console import duration
-
     console = Console()
     server, ledger = overview["server"], overview["ledger"]
     if server is None:

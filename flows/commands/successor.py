@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.durable import write_atomically
 from storage.errors import InputError
@@ -46,7 +47,6 @@ def successor(
         if html.exists() and not overwrite:
             raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
     with private_errors("successor"):
-        from flows.commands.console import ConsoleListener
         from storage.bundle.archive import open_folder
         from tasks.coding import successor as measure
         from tasks.coding.joint import open_bundle
