@@ -102,11 +102,7 @@ MISTAKES = (
     ("--set", "model.encoder=/nowhere", "no folder /nowhere"),
     ("--set", "data.ingest.label_column=Natur", "--population"),
     ("--set", "data.ingest.date_column=EventDat", "EventDate"),
-    (
-        "--profile",
-        "dmeo",
-        "demo, demo-formal, digits, digits-convolutional, formal, images, osha-fields, osha-formal, osha-formal-lora",
-    ),
+    ("--profile", "dmeo", "--profile: dmeo is unknown. Choose from demo, demo-formal, "),
     ("--device", "tpu9", "tpu9"),
     ("--set", "release.policy=/nowhere.yaml", "no file /nowhere.yaml"),
     ("--set", "release.ledger_url=postgresql+psycopg://u:secret@h/d", "ledger_url holds a password"),
