@@ -17,7 +17,6 @@ from flows.commands.terminal import Column, Console, print_table, say, say_prose
 from storage.errors import InputError
 
 if TYPE_CHECKING:
-    from mechanisms.privacy.events import GuaranteeKind
     from storage.ledger import Row
     from storage.ledger.recovery import Finding
 
@@ -171,11 +170,8 @@ def _plot(place: options.LedgerOptions, file: Path) -> None:
     from storage.ledger.certificate import spend_plot
 
     ledger = place.open()
-    charged = [line.account for line in ledger.budget() if line.account.sequence]
-    groups: list[tuple[str, GuaranteeKind]] = []
-    for account in charged:
-        if (account.population, account.guarantee_kind) not in groups:
-            groups.append((account.population, account.guarantee_kind))
+    accounts = [line.account for line in ledger.budget() if line.account.sequence]
+    groups = list(dict.fromkeys((account.population, account.guarantee_kind) for account in accounts))
     if not groups:
         raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
     image = spend_plot({f"{name}, {kind}": ledger.spend_history(name, kind) for name, kind in groups})

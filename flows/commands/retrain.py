@@ -325,11 +325,9 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         count, apart = len(data.ingest.fields), preview.separately
         yield (
             "fields",
-            (
-                f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
-                f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
-                f"{apart.together_epsilon:.2f} together"
-            ),
+            f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
+            f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
+            f"{apart.together_epsilon:.2f} together",
         )
     elif data.ingest.fields:
         yield (
