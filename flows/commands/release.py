@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,10 +39,6 @@ class SettingOptions:
         typer.Option(help="Digest of the texts on the plan's page, after they were read.", show_default="none"),
     ] = None
 
-    def values(self) -> dict[str, Any]:
-        """Returns the values for the flow: paths as text."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
-
 
 def release(
     plan: options.Plan,
@@ -70,7 +66,8 @@ def release(
     from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
-    ledger = validate(BundleParameters, settings.values(), at="")
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
+    ledger = validate(BundleParameters, given, at="")
     configure_prefect(workspace, make_home=True)
 
     import flows.release as job
