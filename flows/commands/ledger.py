@@ -171,10 +171,10 @@ def _plot(place: options.LedgerOptions, file: Path) -> None:
 
     ledger = place.open()
     accounts = [line.account for line in ledger.budget() if line.account.sequence]
-    groups = list(dict.fromkeys((account.population, account.guarantee_kind) for account in accounts))
+    groups = {f"{one.population}, {one.guarantee_kind}": one for one in accounts}
     if not groups:
         raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
-    image = spend_plot({f"{name}, {kind}": ledger.spend_history(name, kind) for name, kind in groups})
+    image = spend_plot({name: ledger.spend_history(one.population, one.guarantee_kind) for name, one in groups.items()})
     try:
         file.write_bytes(image)
     except OSError as error:
