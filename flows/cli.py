@@ -43,6 +43,8 @@ from flows.commands import (
     verify,
 )
 from flows.commands.terminal import Group, say
+from storage.errors import InputError
+from tasks.running.failures import SAFE, StageError, private_errors
 
 _INTERRUPTED = 130
 _TRAINING = {
@@ -93,7 +95,6 @@ def _autocoder(
 ) -> None:
     """Train an autocoder on confidential narratives, and release it under a privacy claim."""
     if context.invoked_subcommand in _TRAINING and "--help" not in sys.argv:
-        from storage.errors import InputError
         from tasks.running import installation
 
         if absent := installation.missing():
@@ -108,8 +109,6 @@ def main() -> None:
     # Python does by default costs a second or two of every command, most of it after the work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
-    from tasks.running.failures import SAFE, StageError, private_errors
-
     try:
         with private_errors("autocoder"):  # most commands have one of their own, which names the stage
             app()

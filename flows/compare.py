@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from flows.server.form import DeviceChoice, RecordsForm, Workspace, parameters_of_run, section, with_title
+from flows.server.form import RecordsForm, parameters_of_run, section, with_title
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import protocols, shards, summary
@@ -26,7 +25,7 @@ from tasks.parameters import FanOut, RetrainParameters
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.flow_run import job, run_id
-from tasks.running.stage import Context, submit, submit_all
+from tasks.running.stage import Context, Device, submit, submit_all
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
@@ -88,9 +87,7 @@ def compare(
         lambda: parameters_of_run(parameters),
         CompareParameters.model_validate(settings.model_dump()),
         branches,
-        context=Context(
-            home=str(home_of(Path(worker.home) if worker.home else None)), device=worker.device, fan_out=worker.fan_out
-        ),
+        context=Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out),
         spread=spread,
     )
 
@@ -101,27 +98,22 @@ def compare(
     flow_run_name="{parameters.data.population}",
 )
 def compare_parameters(
-    parameters: Annotated[RetrainParameters, with_title("Records and SWAG-PPM")],
-    settings: Annotated[CompareParameters, with_title("Rivals")],
-    branches: Annotated[str, with_title("Branches")] = "all",
-    home: Workspace = None,
-    device: DeviceChoice = "auto",
-    fan_out: Annotated[FanOut | None, with_title("Shards")] = None,
-    spread: Annotated[bool, with_title("Branches to workers")] = False,
+    parameters: RetrainParameters,
+    settings: CompareParameters,
+    branches: str,
+    home: str,
+    device: Device,
+    fan_out: FanOut,
+    spread: bool,
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
-        parameters: data, model and the SWAG-PPM fit; its seed is the first, the others follow it.
-        settings: target, delta, seeds, the rivals' common settings, and further branches.
-        branches: names by comma, or `all`.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        device: `auto`, `cpu` or `cuda`.
         fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
         spread: whether each branch at each seed runs separately, on whichever worker is free; patience and
             attempts are those of the shards. It does not change what comes out.
     """
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out)
     return _run(lambda: parameters, settings, branches, context=context, spread=spread)
 
 
@@ -145,7 +137,7 @@ def _run(
         chosen = choose(branches, model=run_parameters.model, data=run_parameters.data, branches=rivals.all_branches)
         if spread:
             shards.preflight(context, slots=rivals.slots)
-        every = _under_each(run_parameters, rivals)
+        every = under_each(run_parameters, rivals)
         estimates = [comparison.refuse_early(context, one, rivals, chosen, slots=rivals.slots) for one in every]
     with private_errors("compare"), progress.listening(metrics):
         run = run_id()
@@ -175,33 +167,36 @@ def _run(
                 branch_plans if not plans else {f"{name}, {_named(taken)}": file for name, file in branch_plans.items()}
             )
         report = comparison_report.write(decided)
-        study, first = decided[0].comparison.study, decided[0].comparison
+        results = {_named(one.comparison.study.parameters): _result(one, context) for one in decided}
+        compared, first = decided[0].comparison, next(iter(results.values()))
         return CompareResult(
             report=str(report),
             decision=str(report.with_name("decision.html")),
-            recommendation=decided[0].recommendation.sentence,
-            target_epsilon=study.target,
-            delta=study.default_delta,
-            seeds=first.seeds,
-            branches=tuple(summary.summarise(first.outcomes, context)),
+            recommendation=first.recommendation,
+            target_epsilon=first.target_epsilon,
+            delta=compared.study.default_delta,
+            seeds=compared.seeds,
+            branches=first.branches,
             plans=plans,
-            protocols={
-                _named(one.comparison.study.parameters): ProtocolResult(
-                    recommendation=one.recommendation.sentence,
-                    target_epsilon=one.comparison.study.target,
-                    branches=tuple(summary.summarise(one.comparison.outcomes, context)),
-                    further={
-                        f"{epsilon:g}": tuple(summary.summarise(outcomes, context))
-                        for epsilon, outcomes in one.comparison.further.items()
-                    },
-                    refused=dict(one.comparison.refused),
-                )
-                for one in decided
-            },
+            protocols=results,
         )
 
 
-def _under_each(parameters: RetrainParameters, settings: CompareParameters) -> list[RetrainParameters]:
+def _result(decided: Decision, context: Context) -> ProtocolResult:
+    compared = decided.comparison
+    return ProtocolResult(
+        recommendation=decided.recommendation.sentence,
+        target_epsilon=compared.study.target,
+        branches=tuple(summary.summarise(compared.outcomes, context)),
+        further={
+            f"{epsilon:g}": tuple(summary.summarise(outcomes, context))
+            for epsilon, outcomes in compared.further.items()
+        },
+        refused=dict(compared.refused),
+    )
+
+
+def under_each(parameters: RetrainParameters, settings: CompareParameters) -> list[RetrainParameters]:
     """Returns the parameters under every requested protocol; unchanged without one."""
     return [protocols.apply_protocol(parameters, name) for name in dict.fromkeys(settings.protocols)] or [parameters]
 

@@ -12,13 +12,11 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
-from flows.server.form import DeviceChoice, RecordsForm, Workspace, parameters_of_run, with_title
+from flows.server.form import RecordsForm, parameters_of_run
 from flows.server.settings import home_of
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
@@ -54,20 +52,10 @@ class RetrainResult(BaseModel):
     "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
     flow_run_name="{parameters.data.population}",
 )
-def retrain(
-    parameters: Annotated[RetrainParameters, with_title("Records and method")],
-    home: Workspace = None,
-    device: DeviceChoice = "auto",
-    fan_out: Annotated[FanOut | None, with_title("Shards")] = None,
-) -> RetrainResult:
-    """Run the whole method; finished stages of the same inputs, parameters and code are reused.
+def retrain(parameters: RetrainParameters, home: str, device: Device, fan_out: FanOut) -> RetrainResult:
+    """Run the whole method with the parameters of a command; finished stages of the same inputs and code are reused.
 
-    Args:
-        parameters: those of a command; the forms of Prefect's page are `flows.formal` and `flows.estimated`.
-        home: workspace folder, which holds the private files, the bundles and the ledger; empty: that of the
-            worker (AUTOCODER_HOME).
-        device: `auto`, `cpu` or `cuda`.
-        fan_out: whether passes over draws are spread over workers; it does not change what comes out.
+    The forms of Prefect's page are `flows.formal` and `flows.estimated`.
     """
     return run_retrain(lambda: parameters, home=home, device=device, fan_out=fan_out)
 
@@ -82,11 +70,11 @@ def run_retrain(
     parameters: Callable[[], RetrainParameters],
     *,
     home: str | None,
-    device: Device = "auto",
-    fan_out: FanOut | None = None,
+    device: Device,
+    fan_out: FanOut,
 ) -> RetrainResult:
     """Runs all stages of parameters, which are read inside, so that an error of theirs is the run's."""
-    context = Context(home=str(home_of(Path(home) if home else None)), device=device, fan_out=fan_out or FanOut())
+    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out)
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):
         context.workspace.create()

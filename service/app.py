@@ -152,28 +152,22 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         admit=lambda request: access.admit(request, request.headers.get(_KEY_HEADER.model.name)),
         at={"/file": files.MOST_BYTES},
     )
-    _silence(app)
+    _add_refusals(app)
 
     def client(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
         return access.admit(request, key)
 
-    def keyed() -> Any:
-        return Depends(client)
+    keyed: Any = Depends(client)
 
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
 
-    async def code(body: CodeRequest, name: str = keyed()) -> CodeResponse:
+    async def code(body: CodeRequest, name: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         access.require_not_revoked()
         texts = body.texts
         access.count(name, len(texts))
-        try:
-            scores = await batcher.scores([text for text in texts if text.strip()])
-        except Overloaded:
-            raise HTTPException(
-                503, "too many narratives are waiting. Try again.", headers={"Retry-After": "1"}
-            ) from None
+        scores = await batcher.scores([text for text in texts if text.strip()])
         blank = coder.blank(body.threshold)
         coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
@@ -193,7 +187,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         column: Annotated[str, Query(max_length=1000)],
         top_k: Annotated[int, Query(ge=1, le=20)] = 1,
         threshold: Annotated[float | None, Query(ge=0, le=1)] = None,
-        name: str = keyed(),
+        name: str = keyed,
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
         access.require_not_revoked()
@@ -232,13 +226,13 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         }
     )
 
-    @app.get("/codes", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
+    @app.get("/codes", responses=problems(401, 413, 429, 500), dependencies=[keyed])
     async def codes() -> CodeList:
         """Returns the bundle's public code list."""
         return codes_answer
 
     @app.post("/explain", responses=problems(400, 401, 413, 422, 429, 500, 503))
-    async def explain_codes(body: ExplainRequest, name: str = keyed()) -> ExplainResponse:
+    async def explain_codes(body: ExplainRequest, name: str = keyed) -> ExplainResponse:
         """Show which words of one narrative spoke for some codes. Counts as a narrative per code and one."""
         access.require_not_revoked()
         access.count(name, 1 + len(body.codes))
@@ -246,15 +240,11 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         try:
             text = with_values(body.narrative, body.columns)
             answer = await batcher.single(lambda: explain(coder, text, pairs))
-        except Overloaded:
-            raise HTTPException(
-                503, "too many narratives are waiting. Try again.", headers={"Retry-After": "1"}
-            ) from None
         except InputError as error:
             raise HTTPException(422, str(error)) from None
         return ExplainResponse.model_validate(coder.origin | asdict(answer))
 
-    @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed()])
+    @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed])
     async def version() -> Version:
         """Returns the model, the classification and the bundle."""
         return Version(
@@ -312,7 +302,7 @@ def _calibrated_on(coder: Coder | JointCoder) -> str | None:
     return "; ".join(f"{name}: {source}" if name else source for name, source in sources.items()) or None
 
 
-def _silence(app: FastAPI) -> None:
+def _add_refusals(app: FastAPI) -> None:
     """Refuse with the wrong field and the reason only; FastAPI's answer would repeat the narrative."""
 
     @app.exception_handler(RequestValidationError)
@@ -320,6 +310,11 @@ def _silence(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=422)
+
+    @app.exception_handler(Overloaded)
+    async def postpone(_: Request, __: Overloaded) -> JSONResponse:
+        answer = {"detail": "too many narratives are waiting. Try again."}
+        return JSONResponse(answer, status_code=503, headers={"Retry-After": "1"})
 
 
 def _content_policy(page: str) -> str:

@@ -107,11 +107,7 @@ class Guard:
             served.cancel()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Returns the whole request, or None if the client left before its end.
-
-        Raises:
-            HTTPException: it is refused, too long or too slow, or its client sends too many.
-        """
+        """Returns the whole request, or None if the client left; refuses one too long, too slow or too many."""
         headers, most_bytes = dict(scope["headers"]), self._at.get(scope["path"], self._usual)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > most_bytes:

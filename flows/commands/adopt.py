@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def adopt(
@@ -57,9 +60,6 @@ def adopt(
 
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     if data is None and (label_column or accuracy or sets):
         raise InputError("--label-column, --accuracy and --sets: require --data, records that you coded by hand")
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
@@ -67,7 +67,6 @@ def adopt(
         raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
     options.require_writable("--out", out)
     with private_errors("adopt"):
-        from flows.commands.console import ConsoleListener
         from storage.bundle.adoption import REPORT
         from tasks.coding.adopt import OwnRecords, adopt
 

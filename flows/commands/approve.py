@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +13,12 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
+    from tasks.parameters import LedgerParameters
     from tasks.releasing.checked_plan import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
@@ -70,8 +74,6 @@ def approve(
           --requester lead --reason "budget of 2027" \
           --key officer/signing-key.pem > approval.txt
     """
-    from storage.errors import InputError
-
     if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
         raise InputError("no subject. Name a plan, a policy with --policy, or a recovery with --recovery.")
     if policy is not None:
@@ -99,8 +101,6 @@ def refuse(
       autocoder refuse PLAN.json --key officer/signing-key.pem \
           --reason "the code list of 2025 is missing"
     """
-    from storage.errors import InputError
-
     if not reason.strip():
         raise InputError("--reason: it is empty. Give a reason.")
     _decide(plan, key, "refuse", reason.strip(), to)
@@ -122,10 +122,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
 
 
 def _approve_recovery(recovery: Path, key: Path) -> None:
-    import json
-
     from storage.artifacts import digest
-    from storage.errors import InputError
     from storage.ledger.content import recovery_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
@@ -143,22 +140,19 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
 
 
 def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
-    from storage.errors import InputError
-
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
     if to.home is None and to.ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
         _decide_in_dossier(plan, key, answer, reason, to)
         return
-    workspace = options.home_of_plan(plan, to.home)
-    configure_prefect(workspace, make_home=False)
+    context, settings = options.select_ledger(options.home_of_plan(plan, to.home), to.ledger_url)
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
     planned = PlannedRelease.load(plan)
-    _quote(planned, plan, workspace, to.ledger_url)
+    _quote(planned, plan, context, to.ledger_url)
     decision = sign(
         load_private_key(key),
         subject="release",
@@ -172,20 +166,18 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     elif to.post:
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(planned, decision, workspace, to.ledger_url)  # refuses a key that the policy does not name
+        outcome = _keep(planned, decision, context, settings)  # refuses a key that the policy does not name
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
 
-def _quote(planned: PlannedRelease, plan: Path, workspace: Path, ledger_url: str | None) -> None:
+def _quote(planned: PlannedRelease, plan: Path, context: Context, ledger_url: str | None) -> None:
     """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
-    from storage.errors import InputError
     from tasks.releasing import plan_page
-    from tasks.running.stage import Context
 
     _say_contents(planned)
     try:
-        page = plan_page.load_plan_page(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+        page = plan_page.load_plan_page(context, planned, file=plan, url=ledger_url)
     except InputError as error:
         say(f"  budget and audit cannot be shown: {error}", err=True)
         return
@@ -214,15 +206,11 @@ _QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signer must see."""
 
 
-def _keep(planned: PlannedRelease, decision: Decision, workspace: Path, ledger_url: str | None) -> str:
-    from tasks.parameters import LedgerParameters
+def _keep(planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
     from tasks.releasing import approval, ledger_access
     from tasks.releasing.checked_plan import check
-    from tasks.running.stage import Context
 
-    context = Context(home=str(workspace))
-    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
-    plan = check(planned, ledger)
+    plan = check(planned, ledger_access.open_ledger(context, settings))
     return outcome_of(context, plan, decision, approval.accept_decision(context, plan, decision))
 
 
@@ -267,10 +255,6 @@ def _decide_in_dossier(plan: Path, key: Path, answer: Answer, reason: str, to: D
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
     """Send a decision to the release run that waits for this plan; return the run's id."""
-    import os
-
-    from storage.errors import InputError
-
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).")
     from flows.server.waiting_runs import answer, waiting_releases

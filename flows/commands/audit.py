@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,15 +12,17 @@ import typer
 from flows.commands import options
 from flows.commands.terminal import say
 from flows.server.run_flow import run_flow
-from flows.server.settings import configure_prefect, require_same_workspace
+from flows.server.settings import require_same_workspace
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tasks.auditing.audit_result import AuditResult
     from tasks.auditing.settings import AuditParameters
     from tasks.branches.branch import Terms
     from tasks.parameters import RetrainParameters
+    from tasks.running.stage import Context
 
 _CONTRADICTED = 3
 
@@ -157,17 +159,8 @@ def audit(
     context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.audit as job
-    from tasks.auditing.run import estimate_stages, rerun_seconds
-    from tasks.auditing.settings import choose_branches
-    from tasks.running.failures import private_errors
 
-    seconds, measured, reruns = 0.0, True, 0
-    with private_errors("audit"):
-        for case in cases.values():  # a mistake in the last change shows before the first audit
-            branches = choose_branches(case.branches, case.parameters, case.terms.all_branches)
-            estimate = estimate_stages(context, case.parameters, case.terms, case.settings, branches)
-            seconds += rerun_seconds(estimate, case.settings, branches)
-            measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
+    reruns, seconds, measured = _expected(context, cases.values())
     with output.progress() as console:
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
@@ -213,38 +206,48 @@ def _of_plan(
     """Audits what a plan releases."""
     workspace = options.home_of_plan(plan, run.home)
     require_same_workspace(plan, workspace)
-    configure_prefect(workspace, make_home=True)
-    from flows.commands.profiles import validate
-    from tasks.auditing.settings import AuditParameters, check, choose_branches
-    from tasks.branches.plan import Origin
     from tasks.parameters import FanOut
+
+    context = replace(run, home=workspace).context(fan_out=FanOut(shards=shards))
+    from flows.commands.profiles import validate
+    from tasks.auditing.settings import AuditParameters, check
+    from tasks.branches.plan import Origin
 
     settings = validate(AuditParameters, asdict(effort), at="audit: ")
     origin = Origin.of(plan)[1]
     check(origin.parameters, settings)
 
     import flows.audit as job
-    from tasks.auditing.run import estimate_stages, rerun_seconds
-    from tasks.running.failures import private_errors
-    from tasks.running.stage import Context
 
-    with private_errors("audit"):
-        branches = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
-        context = Context(home=str(workspace), device=run.device, fan_out=FanOut(shards=shards))
-        estimate = estimate_stages(context, origin.parameters, origin.terms, settings, branches)
+    case = _Case(origin.parameters, origin.terms, settings, origin.branch, seeds=1)
+    reruns, seconds, measured = _expected(context, [case])
     with output.progress() as console:
-        if settings.trials:
-            seconds = rerun_seconds(estimate, settings, branches)
-            console.expect(f"{settings.trials} reruns", seconds, measured=estimate.measured)
+        if reruns:
+            console.expect(f"{reruns} reruns", seconds, measured=measured)
         return run_flow(
             job.audit,
             server,
             plan=str(plan),
             settings=settings.model_dump(),
-            home=str(workspace),
+            home=context.home,
             device=run.device,
             fan_out=context.fan_out,
         )
+
+
+def _expected(context: Context, cases: Iterable[_Case]) -> tuple[int, float, bool]:
+    """Returns the number of reruns, their seconds, and whether these were measured; refuses a mistake in any case."""
+    from tasks.auditing.run import estimate_stages, rerun_seconds
+    from tasks.auditing.settings import choose_branches
+
+    reruns, seconds, measured = 0, 0.0, True
+    with private_errors("audit"):
+        for case in cases:  # a mistake in the last change shows before the first audit
+            branches = choose_branches(case.branches, case.parameters, case.terms.all_branches)
+            estimate = estimate_stages(context, case.parameters, case.terms, case.settings, branches)
+            seconds += rerun_seconds(estimate, case.settings, branches)
+            measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
+    return reruns, seconds, measured
 
 
 def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
@@ -287,11 +290,7 @@ def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
 def _cases(
     run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions, variation: VariationOptions
 ) -> dict[str, _Case]:
-    """Returns the requested audit under the name "", and one per change.
-
-    Raises:
-        InputError: an option is out of range, or names something unknown.
-    """
+    """Returns the requested audit under the name "", and one per change."""
     from flows.commands.profiles import parse_target, profile_branches, validate
 
     aimed = run.formal and chosen.target_epsilon != "match"

@@ -13,11 +13,6 @@ from flows.commands.terminal import say
 app = typer.Typer(help="Divide a budget among the releases to come.", no_args_is_help=True)
 
 
-@app.callback()
-def _budget() -> None:
-    """Divide a budget among the releases to come."""
-
-
 @app.command()
 def plan(
     releases: Annotated[int, typer.Option(min=1, max=100_000, help="Releases that the budget must last for.")],

@@ -11,6 +11,7 @@ import typer
 
 from flows.commands.options import Home
 from flows.server.settings import home_of
+from storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,23 +23,13 @@ if TYPE_CHECKING:
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(
-        "--precision",
         help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
         "codes.",
     ),
 ]
-Roots = Annotated[
-    Path | None, typer.Option("--roots", help="The agency's newest roots (roots.json): replaced keys, revocations.")
-]
+Roots = Annotated[Path | None, typer.Option(help="The agency's newest roots (roots.json): replaced keys, revocations.")]
 State = Annotated[
-    Path | None,
-    typer.Option("--state", help="With --roots: folder that records the newest.", show_default="~/.local/state"),
-]
-Thresholds = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--thresholds", help="File from `autocoder calibrate`, in place of those of the bundle; one per field."
-    ),
+    Path | None, typer.Option(help="With --roots: folder that records the newest.", show_default="~/.local/state")
 ]
 
 
@@ -92,13 +83,8 @@ class BundleOptions:
 
 
 def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
-    """Returns whom a partner trusts; None without a key.
-
-    Raises:
-        InputError: an option is given without the one that it requires.
-    """
+    """Returns whom a partner trusts; None without a key, which the other options require."""
     from storage.bundle.trust import Trust
-    from storage.errors import InputError
 
     if key is None and (roots is not None or state is not None):
         raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")

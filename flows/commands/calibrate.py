@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def calibrate(
@@ -52,14 +55,10 @@ def calibrate(
     (split conformal prediction). It holds for rows exchangeable with your records: draw them at random from what you
     code.
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     options.require_writable("--out", out)
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another file.")
     with private_errors("calibrate"):
-        from flows.commands.console import ConsoleListener
         from tasks.coding import calibrate as fitting
         from tasks.coding.joint import open_bundle
         from tasks.coding.records import Records, declared_columns

@@ -13,6 +13,8 @@ import typer
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -167,8 +169,6 @@ def code(
     review = review.as_adopted(released.adopted())
     if shards > 1:
         configure_prefect(home_of(released.home), make_home=False)
-    from tasks.running.failures import private_errors
-
     with private_errors("code"):
         from storage.crosswalk import crosswalk_files
         from tasks.coding.coded_summary import write_summary
@@ -236,8 +236,6 @@ def _require_consistent(
     narratives: list[str] | None, files: FileOptions, review: ReviewOptions, shards: int, precision: str
 ) -> None:
     """Refuse options that contradict each other or are incomplete."""
-    from storage.errors import InputError
-
     if bool(narratives) == (files.data is not None):
         raise InputError("no narratives, or two sources. Give narratives as arguments, or a file with --data.")
     if files.data is not None and files.out is None:
@@ -256,8 +254,6 @@ def _require_consistent(
 
 def _values(given: Sequence[str], declared: Sequence[str], *, wanted: bool) -> dict[str, str]:
     """Returns the values of --value by column; refuses another column, and one that lacks its value."""
-    from storage.errors import InputError
-
     values = {name: cell for name, _, cell in (one.partition("=") for one in given)}
     if strange := [name for name in values if name not in declared]:
         reads = f"The model reads {', '.join(declared)}" if declared else "The model reads the narrative alone"

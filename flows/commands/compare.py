@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_text import KINDS, spent
 from flows.commands.terminal import Column, fitted_table
 from flows.server.run_flow import run_flow
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from flows.compare import ProtocolResult
@@ -97,12 +99,9 @@ def compare(
     context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.compare as job
-    from tasks.comparing import protocols
     from tasks.comparing.run import estimate_seconds, refuse_early
-    from tasks.running.failures import private_errors
 
-    taken = [protocols.apply_protocol(parameters, name) for name in settings.protocols] or [parameters]
-
+    taken = job.under_each(parameters, settings)
     with private_errors("compare"):
         estimates = [refuse_early(context, one, settings, chosen, slots=settings.slots) for one in taken]
         seconds = sum(estimate_seconds(estimate, settings, chosen) for estimate in estimates)
@@ -121,6 +120,7 @@ def compare(
             spread=spread,
         )
     if results is not None:
+        from tasks.comparing.protocols import protocol_title
         from tasks.comparing.results import write
 
         others = list(result.protocols.values())[1:]
@@ -135,10 +135,7 @@ def compare(
             refused=[
                 f"{name}: {why}" for outcome in result.protocols.values() for name, why in outcome.refused.items()
             ],
-            others=[
-                (protocols.protocol_title(under), other.branches)
-                for under, other in zip(taken[1:], others, strict=True)
-            ],
+            others=[(protocol_title(under), other.branches) for under, other in zip(taken[1:], others, strict=True)],
         )
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
     if study := [branch.name for branch in chosen if branch.takes_target_from_records(settings)]:
@@ -161,8 +158,6 @@ def compare(
 
 def _table(outcome: ProtocolResult) -> list[str]:
     """Returns what each branch claims and how well it codes, at each target; the best first."""
-    from flows.commands.ledger_text import KINDS, spent
-
     every = [*outcome.branches, *(one for group in outcome.further.values() for one in group)]
     ranked = sorted(every, key=lambda one: -one.mean["weighted_f1"])
 

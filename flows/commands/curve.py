@@ -11,7 +11,10 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_text import spent
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def curve(
@@ -40,8 +43,6 @@ def curve(
 
       autocoder curve --noise 1.1 --steps 2000 --sampling-prob 0.02
     """
-    from storage.errors import InputError
-
     if (plan is None) == (noise is None):
         raise InputError("no plan, or a plan and --noise. Give one of them.")
     if noise is not None and not 0 < noise < float("inf"):
@@ -55,7 +56,6 @@ def curve(
         options.home_of_plan(plan, None)
     from mechanisms.privacy.events import DpSgdEvent, Event, NoiseSegment
     from tasks.releasing import cost_curve
-    from tasks.running.failures import private_errors
 
     with private_errors("curve"):
         stated: list[float] = []
@@ -78,8 +78,6 @@ def curve(
     if as_json:
         say(json.dumps([asdict(point) for point in points], indent=2))
         return
-    from flows.commands.ledger_text import spent
-
     of = "one record" if records_per_unit == 1 else f"a unit of {records_per_unit} records"
     say(f"epsilon of {of}, rounded up:\n")
     say(f"{'delta':>8}  {'added or removed':>16}  {'replaced':>10}")

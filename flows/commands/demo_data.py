@@ -10,6 +10,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from storage.errors import InputError
 
 
 def demo_data(
@@ -27,7 +28,6 @@ def demo_data(
       autocoder demo-data --out demo --records 5000
     """
     from storage.demo_data import write_demo_data
-    from storage.errors import InputError
 
     if out.exists() and not out.is_dir():
         raise InputError(f"--out: {out} is a file. Name a folder.")

@@ -15,10 +15,11 @@ import yaml
 
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of
+from storage.errors import InputError, StorageError
 from tasks.catalogue import CATALOGUE
 
-POOLS = {"cpu": None, "gpu": None}
-"""Work pools and the runs that each may have; a GPU worker takes one at a time (`--limit 1`)."""
+POOLS = ("cpu", "gpu")
+"""Work pools; a GPU worker takes one run at a time (`--limit 1`)."""
 
 
 def deploy(
@@ -33,8 +34,6 @@ def deploy(
           AUTOCODER_DATA=/data/injuries.csv \
           AUTOCODER_CODELIST=/data/oiics.csv autocoder deploy
     """
-    from storage.errors import InputError, StorageError
-
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api.")
     for path in (file, rules):

@@ -10,7 +10,7 @@ import typer
 
 from flows.commands import options
 from flows.server.run_flow import run_flow
-from flows.server.settings import configure_prefect
+from tasks.running.failures import private_errors
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,20 @@ def diagnose(
     """
     if plan is not None:
         options.refuse_with_plan(run)
-        workspace = options.home_of_plan(plan, run.home)
-        configure_prefect(workspace, make_home=True)
+        context = replace(run, home=options.home_of_plan(plan, run.home)).context()
         from tasks.branches.plan import Origin
 
         origin = Origin.of(plan)[1]
         origin.require_retrain(plan)
-        parameters, run = origin.parameters, replace(run, home=workspace)
+        parameters = origin.parameters
     else:
         options.require_plan_or_records(run)
         parameters = run.parameters()
-    context = run.context()
+        context = run.context()
 
     import flows.diagnose as job
     from tasks.diagnosing.run import refuse_early, to_compute
     from tasks.diagnosing.stages import DiagnoseParameters
-    from tasks.running.failures import private_errors
 
     settings = DiagnoseParameters(**asdict(studies))
     with private_errors("diagnose"):

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import configure_prefect, home_of
 from mechanisms.model import encoder_files
+from storage.errors import StorageError
+from storage.paths import Workspace
 from tasks.running import installation
 
 
@@ -45,10 +48,6 @@ def doctor(
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        from rich.text import Text
-
-        from flows.commands.terminal import Console, escape_text
-
         console = Console()
         for finding in findings:
             mark = Text("ok      ", "green") if finding.ok else Text("missing ", "red")
@@ -105,9 +104,7 @@ def _hub(_: Path) -> Finding:
 
 
 def _ledger(home: Path) -> Finding:
-    from storage.errors import StorageError
     from storage.ledger import Ledger
-    from storage.paths import Workspace
 
     url = os.environ.get("AUTOCODER_LEDGER_URL")
     if url is None and not (home / "ledger.db").exists():
@@ -136,7 +133,6 @@ def _prefect(_: Path) -> Finding:
 
 
 def _storage(_: Path) -> Finding:
-    from storage.errors import StorageError
     from storage.shared_store import VARIABLE, SharedStore
 
     url = os.environ.get(VARIABLE)

@@ -10,6 +10,8 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def drift(
@@ -35,14 +37,10 @@ def drift(
 
       autocoder drift 2026q3.parquet --bundle bundles/3f2a9c41d07b65e8 --json
     """
-    from storage.errors import InputError
-
     if (reference is None) == (bundle is None):
         raise InputError("no reference, or two. Give --reference or --bundle.")
     if plot is not None:
         options.require_figure(plot)
-    from tasks.running.failures import private_errors
-
     with private_errors("drift"):
         from storage.bundle.archive import open_folder
         from tasks.coding import drift as measure

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import Console, say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.coding.estimates import Estimates, Interval
@@ -46,9 +49,6 @@ def estimate(
       autocoder estimate coded.csv --sample sample.csv --by quarter,state \
           --out counts.csv --plot counts.png
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     if plot is not None:
         options.require_figure(plot)
     for option, file in (("--out", out), ("--plot", plot), ("--sdmx", sdmx)):
@@ -77,10 +77,6 @@ def estimate(
 
 
 def _show(counted: Estimates) -> None:
-    from rich.table import Table
-
-    from flows.commands.terminal import Console
-
     largest = sorted(counted.totals, key=lambda one: -one.machine)
     title = f"{counted.sampled:,} rows coded by hand of {largest[0].rows if largest else 0:,}; 95 % intervals"
     table = Table(title=title)

@@ -11,6 +11,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from storage.errors import InputError
 
 
 def handover(
@@ -41,7 +42,6 @@ def handover(
       autocoder handover --list
     """
     from storage.bundle.registry import handovers
-    from storage.errors import InputError
 
     workspace, ledger = place.workspace, place.open()
     if listed:
@@ -109,7 +109,6 @@ def revoke(
     from storage.bundle.registry import handovers, record_revocation, revoked_releases
     from storage.bundle.seal import signing_key
     from storage.bundle.trust import incomplete, sign_newest, with_next_root, workspace_roots, write_roots
-    from storage.errors import InputError
     from storage.ledger.heads import load_private_key
 
     signing = load_private_key(signing_key(key, place.workspace.private))

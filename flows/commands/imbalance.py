@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from storage.errors import InputError
+from storage.paths import Workspace
+from tasks.running.failures import private_errors
 
 
 def imbalance(
@@ -48,14 +51,11 @@ def imbalance(
           --branches bayes-table,gem --seeds 3
     """
     from flows.server.settings import configure_prefect, home_of
-    from storage.errors import InputError
-    from storage.paths import Workspace
 
     place = home_of(home)
     configure_prefect(place, make_home=True)
     from tasks.imbalance import page, run
     from tasks.imbalance import suite as suites
-    from tasks.running.failures import private_errors
 
     with private_errors("imbalance"):
         given = suites.load(suite.expanduser() if suite else suites.STANDARD)
@@ -95,8 +95,6 @@ def imbalance(
 
 
 def _chosen(option: str, given: str, choices: tuple[str, ...]) -> tuple[str, ...]:
-    from storage.errors import InputError
-
     if given == "all":
         return choices
     names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))

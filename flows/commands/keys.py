@@ -9,15 +9,9 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-
-_Keys = Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")]
+from storage.paths import Workspace
 
 app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keys that sign bundles, heads and decisions."""
 
 
 @app.command()
@@ -36,7 +30,7 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
 @options.expand_groups
 def root(
     place: options.LedgerOptions,
-    root_key: _Keys = None,
+    root_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")] = None,
     release_key: Annotated[list[Path] | None, typer.Option(help="Public key that seals bundles; repeatable.")] = None,
     threshold: Annotated[
         int | None, typer.Option(min=1, help="Root keys that must sign.", show_default="as before")
@@ -100,7 +94,6 @@ def sign(
     """Add a signature to the newest root of a file; a complete one becomes the workspace's (--home), too."""
     from storage.bundle.trust import incomplete, read_roots, sign_newest, write_roots
     from storage.ledger.heads import load_private_key
-    from storage.paths import Workspace
 
     signed = sign_newest(read_roots(roots.expanduser()), load_private_key(key.expanduser()))
     write_roots(roots.expanduser(), signed)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import Column, print_table, say, say_prose
+from flows.commands.console import ConsoleListener
+from flows.commands.ledger_text import budget_text, release_columns, release_text, row_columns
+from flows.commands.terminal import Column, Console, print_table, say, say_prose
+from storage.errors import InputError
 
 if TYPE_CHECKING:
-    from mechanisms.privacy.events import GuaranteeKind
     from storage.ledger import Row
     from storage.ledger.recovery import Finding
 
@@ -43,8 +45,6 @@ def list_rows(
 
     A narrow terminal gets fewer columns, a pipe all of them. --json has every row with every field.
     """
-    from flows.commands.ledger_text import release_columns, row_columns
-
     ledger = place.open()
     rows = ledger.rows() if history else ledger.current()
     if as_json:
@@ -66,9 +66,6 @@ def list_rows(
 @options.expand_groups
 def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
     """Show a release: what it is, claim, cost, what it rests on, what is not protected, history."""
-    from flows.commands.ledger_text import release_text
-    from flows.commands.terminal import Console
-
     ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
@@ -103,8 +100,6 @@ def verify(
     heads = [read_head(path, key=key) for path in head or ()]
     anchored = place.journal_heads()
     earlier: Sequence[Row] = () if against is None else read_export(against)
-    from flows.commands.console import ConsoleListener
-
     ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:
@@ -147,7 +142,6 @@ def budget(
 
       autocoder ledger budget --plot spent.png
     """
-    from storage.errors import InputError
     from storage.ledger import Policy
     from storage.ledger.budget import budget_lines
     from storage.ledger.report import budget_json
@@ -166,8 +160,6 @@ def budget(
     if as_json:
         _print_json(budget_json(lines))
     else:
-        from flows.commands.ledger_text import budget_text
-
         for line in budget_text(lines, name):
             say_prose(line)
     if plot is not None:
@@ -175,18 +167,14 @@ def budget(
 
 
 def _plot(place: options.LedgerOptions, file: Path) -> None:
-    from storage.errors import InputError
     from storage.ledger.certificate import spend_plot
 
     ledger = place.open()
-    charged = [line.account for line in ledger.budget() if line.account.sequence]
-    groups: list[tuple[str, GuaranteeKind]] = []
-    for account in charged:
-        if (account.population, account.guarantee_kind) not in groups:
-            groups.append((account.population, account.guarantee_kind))
+    accounts = [line.account for line in ledger.budget() if line.account.sequence]
+    groups = {f"{one.population}, {one.guarantee_kind}": one for one in accounts}
     if not groups:
         raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
-    image = spend_plot({f"{name}, {kind}": ledger.spend_history(name, kind) for name, kind in groups})
+    image = spend_plot({name: ledger.spend_history(one.population, one.guarantee_kind) for name, one in groups.items()})
     try:
         file.write_bytes(image)
     except OSError as error:
@@ -221,8 +209,6 @@ def change_policy(
 
 def _content(text: str) -> str:
     """Returns the content of a file of this name, or the text itself without one."""
-    from storage.errors import InputError
-
     if len(text) >= 250 or not Path(text).is_file():
         return text
     try:
@@ -284,8 +270,6 @@ def migrate(
 
 
 def _write(path: Path, text: str) -> None:
-    from storage.errors import InputError
-
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
@@ -330,7 +314,6 @@ def recover(
       autocoder ledger recover --accept recovery.json \
           --approval approval.txt
     """
-    from storage.errors import InputError
     from storage.ledger import recovery
 
     workspace = place.workspace
@@ -381,7 +364,6 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, ask: Path | None, 
 
 
 def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -> None:
-    from storage.errors import InputError
     from storage.ledger import Decision
     from storage.ledger.rollback import accept_recovery
 

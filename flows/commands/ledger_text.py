@@ -131,8 +131,7 @@ def release_text(row: Row, history: Sequence[Row], *, width: int) -> Iterator[st
 
 def relation(row: Row) -> str:
     """Returns in words which data sets a claim compares."""
-    unit = row.privacy_unit or "record"
-    return relation_in_words(row.neighbouring_relation, unit)
+    return relation_in_words(row.neighbouring_relation, row.privacy_unit)
 
 
 def relation_in_words(name: str | None, unit: str | None) -> str:

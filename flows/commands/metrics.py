@@ -13,7 +13,8 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import home_of
+from storage.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -40,15 +41,11 @@ def metrics(
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-    from storage.errors import InputError
-
     address, _, port = (serve or "").rpartition(":")
     if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
         raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
-    workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
     registry = CollectorRegistry()
-    registry.register(_collector(workspace, ledger_url))
+    registry.register(_collector(home_of(home), ledger_url))
     if serve is None:
         say(generate_latest(registry).decode(), end="")
         return
@@ -64,13 +61,9 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-    from storage.errors import StorageError
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(workspace, ledger_url)
     from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics
-    from tasks.running.stage import Context
-
-    context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
 
     class Everything(Collector):
         """Collects stages from the workspace, and the rest from ledger and server, at each scrape."""

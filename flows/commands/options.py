@@ -16,108 +16,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
+from storage.errors import InputError
+from storage.paths import Workspace
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from flows.commands.console import ConsoleListener
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
-    from storage.paths import Workspace
-    from tasks.parameters import RetrainParameters
+    from tasks.parameters import LedgerParameters, RetrainParameters
     from tasks.running.stage import Context
 
-Data = Annotated[Path | None, typer.Option("--data", help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")]
-Codelist = Annotated[
-    Path | None, typer.Option("--codelist", help="Published classification: CSV with code and title, or SKOS.")
-]
-Text = Annotated[
-    list[str] | None,
-    typer.Option("--text", help="Text column; may be repeated.", show_default="the profile's"),
-]
-Label = Annotated[str | None, typer.Option("--label", help="Column of the code.", show_default="the profile's")]
-Date = Annotated[
-    str | None,
-    typer.Option("--date", help='Column of the date, for cohorts; "" for none.', show_default="the profile's"),
-]
-Population = Annotated[
-    str | None,
-    typer.Option(
-        "--population",
-        help="Name of the population that the records describe; it owns the budget.",
-        show_default="the profile's",
-    ),
-]
-Classification = Annotated[
-    str | None,
-    typer.Option(
-        "--classification",
-        help='Classification of the code list, such as SOC; "" for none.',
-        show_default="the profile's",
-    ),
-]
-ClassificationVersion = Annotated[
-    str | None,
-    typer.Option("--classification-version", help="Version of it, such as 2010.", show_default="the profile's"),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
-        "osha-formal-lora, osha-fields, "
-        "osha-head and paper (estimated epsilon), demo-formal, demo, table, images, digits, or a YAML file.",
-        show_default=False,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any parameter of retrain: key=value, such as fit.adamw.epochs=3. May be repeated."),
-]
-Prior = Annotated[
-    Literal["none", "titles"] | None,
-    typer.Option(
-        "--prior",
-        help="Start of the heads: titles of the code list, which cost no epsilon, or random.",
-        show_default="the profile's",
-    ),
-]
-ModelPrecision = Annotated[
-    Literal["auto", "float32", "bfloat16"] | None,
-    typer.Option(
-        "--precision",
-        help="Precision of features, training and risk passes; auto: bfloat16 where the processor supports it.",
-        show_default="the profile's, float32",
-    ),
-]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device; auto: CUDA where there is a GPU.")
-]
-Home = Annotated[
-    Path | None, typer.Option("--home", help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")
-]
-HomeOfPlan = Annotated[Path | None, typer.Option("--home", help="Workspace folder.", show_default="that of the plan")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device; auto: CUDA where there is a GPU.")]
+Home = Annotated[Path | None, typer.Option(help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")]
+HomeOfPlan = Annotated[Path | None, typer.Option(help="Workspace folder.", show_default="that of the plan")]
 Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
 LedgerUrl = Annotated[
     str | None,
     typer.Option(
-        "--ledger-url",
-        help="Ledger's SQLAlchemy URL without a password.",
-        show_default="$AUTOCODER_LEDGER_URL or the workspace's",
+        help="Ledger's SQLAlchemy URL without a password.", show_default="$AUTOCODER_LEDGER_URL or the workspace's"
     ),
 ]
-Requester = Annotated[str, typer.Option("--requester", help="Name for the ledger.")]
+Requester = Annotated[str, typer.Option(help="Name for the ledger.")]
 Results = Annotated[
-    Path | None,
-    typer.Option("--results", help="Also write aggregates and figures as Markdown to this file. For public data only."),
+    Path | None, typer.Option(help="Also write aggregates and figures as Markdown to this file. For public data only.")
 ]
 Shards = Annotated[
     int,
     typer.Option(
-        "--shards",
         min=1,
         max=10_000,
         help="Parts of each pass over draws, and of an audit's reruns, that workers compute; needs PREFECT_API_URL and "
@@ -127,44 +57,74 @@ Shards = Annotated[
 Server = Annotated[
     Literal["none", "own"],
     typer.Option(
-        "--server",
         help="Without PREFECT_API_URL. none: run without Prefect; own: start a server for this run, which records it "
         "in the workspace.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Every stage by its name, with all its figures.")]
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Holds records, method and workspace of a run."""
 
-    profile: Profile = None
-    data: Data = None
-    codelist: Codelist = None
-    text: Text = None
-    label: Label = None
-    date: Date = None
-    population: Population = None
-    classification: Classification = None
-    classification_version: ClassificationVersion = None
-    prior: Prior = None
-    settings: Settings = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
+            "osha-formal-lora, osha-fields, "
+            "osha-head and paper (estimated epsilon), demo-formal, demo, table, images, digits, or a YAML file.",
+            show_default=False,
+        ),
+    ] = None
+    data: Annotated[Path | None, typer.Option(help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")] = None
+    codelist: Annotated[
+        Path | None, typer.Option(help="Published classification: CSV with code and title, or SKOS.")
+    ] = None
+    text: Annotated[
+        list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="the profile's")
+    ] = None
+    label: Annotated[str | None, typer.Option(help="Column of the code.", show_default="the profile's")] = None
+    date: Annotated[
+        str | None, typer.Option(help='Column of the date, for cohorts; "" for none.', show_default="the profile's")
+    ] = None
+    population: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the population that the records describe; it owns the budget.", show_default="the profile's"
+        ),
+    ] = None
+    classification: Annotated[
+        str | None,
+        typer.Option(help='Classification of the code list, such as SOC; "" for none.', show_default="the profile's"),
+    ] = None
+    classification_version: Annotated[
+        str | None, typer.Option(help="Version of it, such as 2010.", show_default="the profile's")
+    ] = None
+    prior: Annotated[
+        Literal["none", "titles"] | None,
+        typer.Option(
+            help="Start of the heads: titles of the code list, which cost no epsilon, or random.",
+            show_default="the profile's",
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any parameter of retrain: key=value, such as fit.adamw.epochs=3. May be repeated."),
+    ] = None
     home: Home = None
     device: Device = "auto"
-    precision: ModelPrecision = None
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"] | None,
+        typer.Option(
+            help="Precision of features, training and risk passes; auto: bfloat16 where the processor supports it.",
+            show_default="the profile's, float32",
+        ),
+    ] = None
 
     @property
     def profile_name(self) -> str:
-        """Returns the profile.
-
-        Raises:
-            InputError: none was given; every one makes another claim, so none is the default.
-        """
-        from storage.errors import InputError
-
+        """Returns the profile, which must be given: every one makes another claim, so none is the default."""
         if self.profile is None:
             raise InputError(
                 "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
@@ -232,8 +192,6 @@ class LedgerOptions:
     @property
     def workspace(self) -> Workspace:
         """Returns the workspace of `home`."""
-        from storage.paths import Workspace
-
         return Workspace(home_of(self.home))
 
     @property
@@ -264,14 +222,20 @@ class LedgerOptions:
         return Ledger.require_existing(self.url)
 
 
+def select_ledger(workspace: Path, url: str | None) -> tuple[Context, LedgerParameters]:
+    """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""
+    configure_prefect(workspace, make_home=False)
+    from tasks.parameters import LedgerParameters
+    from tasks.running.stage import Context
+
+    return Context(home=str(workspace)), LedgerParameters(ledger_url=url)
+
+
 def home_of_plan(plan: Path, home: Path | None) -> Path:
     """Returns the workspace of a plan: the option, or the one that contains the plan.
 
-    Raises:
-        InputError: the plan cannot be read, or is not JSON; found before anything large is imported.
+    Refuses a plan that cannot be read, before anything large is imported.
     """
-    from storage.errors import InputError
-
     try:
         json.loads(plan.expanduser().read_bytes())
     except OSError as error:
@@ -282,13 +246,8 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
 
 
 def require_plan_or_records(run: RunOptions) -> None:
-    """Require records of a command without a plan.
-
-    Raises:
-        InputError: no option, setting or profile names records.
-    """
+    """Require records of a command without a plan, by an option, a setting or the profile."""
     from flows.commands.profiles import apply_settings, load_profile
-    from storage.errors import InputError
 
     home_of(run.home)  # a wrong workspace is reported first
     content = {} if run.profile is None else load_profile(run.profile)
@@ -298,13 +257,7 @@ def require_plan_or_records(run: RunOptions) -> None:
 
 
 def refuse_with_plan(*groups: Any, **single: object) -> None:
-    """Refuse options that a plan replaces.
-
-    Raises:
-        InputError: names the option.
-    """
-    from storage.errors import InputError
-
+    """Refuse options that a plan replaces."""
     values = [
         (option.name, getattr(group, option.name), option.default) for group in groups for option in fields(group)
     ]
@@ -327,13 +280,11 @@ class OutputOptions:
     """Writes the answer on stdout and progress on stderr."""
 
     as_json: AsJson = False
-    quiet: Quiet = False
-    verbose: Verbose = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every stage by its name, with all its figures.")] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
         """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
-        from flows.commands.console import ConsoleListener
-
         return ConsoleListener(quiet=self.quiet, bars=bars, verbose=self.verbose)
 
     def warn(self, sentences: Sequence[str]) -> None:
@@ -352,38 +303,20 @@ class OutputOptions:
 
 
 def require_readable(option: str, file: Path) -> None:
-    """Check that a file exists, before anything large is imported.
-
-    Raises:
-        InputError: it does not.
-    """
-    from storage.errors import InputError
-
+    """Refuse a file that does not exist, before anything large is imported."""
     if not file.expanduser().exists():
         raise InputError(f"{option}: the file {file} does not exist")
 
 
 def require_figure(file: Path) -> None:
-    """Check before work starts that the figure of --plot can be written.
-
-    Raises:
-        InputError: its ending is no figure's, or what `require_writable` refuses.
-    """
-    from storage.errors import InputError
-
+    """Refuse before work starts a figure of --plot that could not be written."""
     if file.suffix not in {".png", ".svg", ".pdf"}:
         raise InputError(f"--plot: {file.name} must end in .png, .svg or .pdf")
     require_writable("--plot", file)
 
 
 def require_writable(option: str, file: Path) -> None:
-    """Check before work starts that the file of an option can be written.
-
-    Raises:
-        InputError: its folder does not exist, or it is a folder itself.
-    """
-    from storage.errors import InputError
-
+    """Refuse before work starts an output that could not be written: a folder, or in a folder that does not exist."""
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
     if file.is_dir():

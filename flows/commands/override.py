@@ -9,7 +9,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect
+from storage.errors import InputError
 
 
 def override(
@@ -30,22 +30,18 @@ def override(
       autocoder override PLAN.json --key officer/signing-key.pem \
           --reason "partner is bound by the confidentiality act; see memo 12"
     """
-    from storage.errors import InputError
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
 
     if not reason.strip():
         raise InputError("--reason: it is empty. Give a reason.")
-    workspace = options.home_of_plan(plan, home)
-    configure_prefect(workspace, make_home=False)
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
     from tasks.releasing import gate, ledger_access
     from tasks.releasing.checked_plan import check
     from tasks.releasing.plan import PlannedRelease
-    from tasks.running.stage import Context
 
     planned = PlannedRelease.load(plan.expanduser())
-    ledger = ledger_access.open_ledger(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
+    ledger = ledger_access.open_ledger(context, settings)
     checked = check(planned, ledger)
     audit = checked.measurement
     if audit is None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.ledger_text import cohorts, left, spent
+from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import configure_prefect, home_of, require_same_workspace
+from storage.durable import write_atomically
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters
@@ -47,7 +54,6 @@ def show(
     page = load_page(plan, home, ledger_url)
     options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:
-        from storage.durable import write_atomically
         from tasks.releasing import plan_page
 
         write_atomically(html, plan_page.html(page).encode())
@@ -75,14 +81,10 @@ def renew(
     """
     workspace = options.home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
-    configure_prefect(workspace, make_home=False)
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(workspace, ledger_url)
     from tasks.releasing import publish
-    from tasks.running.failures import private_errors
-    from tasks.running.stage import Context
 
     with private_errors("plan renew"):
-        context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
         planned, file = publish.renew_plan(context, plan.expanduser(), settings)
     if as_json:
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
@@ -109,12 +111,10 @@ def export(
       autocoder plan export workspace/private/plans/0123456789abcdef.json --out dossier.zip
     """
     page = load_page(plan, home, ledger_url)
-    from tasks.parameters import LedgerParameters
     from tasks.releasing import dossier, ledger_access
-    from tasks.running.stage import Context
 
-    context = Context(home=str(options.home_of_plan(plan, home)))
-    ledger = ledger_access.open_ledger(context, LedgerParameters(ledger_url=ledger_url))
+    context, settings = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
+    ledger = ledger_access.open_ledger(context, settings)
     key_id = dossier.write(context, page, ledger, out.expanduser(), key=key)
     say(f"dossier: {out}: {page.summary}")
     say(f"signed with key {key_id[:12]}…; tell the officer these digits by another way")
@@ -134,18 +134,13 @@ def take_back(
     """
     options.require_readable("DECISION", decision)
     workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
+    context, settings = options.select_ledger(workspace, ledger_url)
     from flows.commands.approve import outcome_of
     from storage.ledger import Decision
-    from tasks.parameters import LedgerParameters
     from tasks.releasing import dossier, ledger_access
-    from tasks.running.stage import Context
 
     signed = Decision.read(decision.expanduser().read_text(encoding="utf-8"))
-    context, settings = Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url)
     if ledger_access.existing_ledger(context, settings) is None:
-        from storage.errors import InputError
-
         raise InputError(f"{workspace} has no ledger. Give the plan's workspace (--home)")
     name, plan = dossier.accept(context, ledger_access.open_ledger(context, settings), signed)
     say(outcome_of(context, plan, signed, name))
@@ -153,9 +148,6 @@ def take_back(
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
-    from decimal import Decimal
-
-    from flows.commands.ledger_text import cohorts, left, spent
     from storage.ledger import BudgetRefused
     from tasks.releasing import ledger_access, ledger_records
     from tasks.releasing.plan import PlannedRelease
@@ -188,14 +180,11 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
 
 def load_page(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:
     """Returns the page of a plan, from its workspace or the one named."""
-    workspace = options.home_of_plan(plan, home)
-    configure_prefect(workspace, make_home=False)
+    context, _ = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
     from tasks.releasing.plan import PlannedRelease
-    from tasks.releasing.plan_page import load_plan_page as page_of
-    from tasks.running.stage import Context
+    from tasks.releasing.plan_page import load_plan_page
 
-    planned = PlannedRelease.load(plan.expanduser())
-    return page_of(Context(home=str(workspace)), planned, file=plan, url=ledger_url)
+    return load_plan_page(context, PlannedRelease.load(plan.expanduser()), file=plan, url=ledger_url)
 
 
 def _plain(page: PlanPage) -> dict[str, object]:
@@ -228,10 +217,6 @@ _BLANK = "\x1f"
 
 
 def _print(page: PlanPage) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from flows.commands.terminal import Console, escape_text
     from tasks.releasing.plan_page import MARKS, facts
 
     console, colours = Console(), {"fine": "green", "note": "cyan", "investigate": "yellow", "warning": "bold red"}
@@ -262,13 +247,12 @@ def _print(page: PlanPage) -> None:
             f"Texts of no published list that leave in the bundle (digest {output.texts_digest}):", style="bold"
         )
         for text in output.texts:
-            console.print(f"  {escape_text(text)}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"  {text}", soft_wrap=True)
 
 
 def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
     """Prints what a dossier says of its plan, after its signature was checked."""
     configure_prefect(home_of(None), make_home=False)
-    from storage.errors import InputError
     from tasks.releasing.dossier import PAGE, Dossier
     from tasks.releasing.plan_page import MARKS
 

@@ -43,11 +43,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> dict[str, Any]:
-    """Loads a profile by name, or by the path of a YAML file.
-
-    Raises:
-        InputError: the profile does not exist, or is not a mapping.
-    """
+    """Loads a profile by name, or by the path of a YAML file; it must be a mapping."""
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise InputError(
@@ -78,16 +74,18 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise InputError(f"--set: `{setting}` is not key=value. Give one such as fit.adamw.epochs=3.")
-        section = content
-        *path, last = key.split(".")
-        for part in path:
-            if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} is within a value that is not a section")
-            section = section.setdefault(part, {})
-            if not isinstance(section, dict):
-                raise InputError(f"--set: {key}: {part} is not a section")
-        section[last] = _read(key, value)
+        _put(content, key, _read(key, value))
     return content
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Puts a value under a dotted name; sections that lack are made."""
+    *path, last = key.split(".")
+    for part in path:
+        content = content.setdefault(part, {})
+        if not isinstance(content, dict):
+            raise InputError(f"--set: {key}: {part} is not a section")
+    content[last] = value
 
 
 def _read(key: str, value: str) -> Any:
@@ -167,21 +165,13 @@ def parameters(
 
 
 def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Put the values of options into their parameters.
-
-    Raises:
-        InputError: one is given by its option and by --set.
-    """
+    """Put the values of options into their parameters; refuse one that --set gives too."""
     set_too = {setting.partition("=")[0] for setting in settings}
     for option, value in given.items():
         key = NAMED[option]
         if key in set_too:
             raise InputError(f"--{option}: --set {key} is given too. Leave one out.")
-        section = content
-        *path, last = key.split(".")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = None if key.endswith("date_column") and not value else value
+        _put(content, key, None if key.endswith("date_column") and not value else value)
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
@@ -206,9 +196,6 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
 
     What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences,
     that they are public.
-
-    Raises:
-        InputError: the columns are others, and a name is missing.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
@@ -245,11 +232,7 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
 
 
 def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
-    """Returns values as a model; an error starts with `at`.
-
-    Raises:
-        InputError: all faults, in one text.
-    """
+    """Returns values as a model; all faults are one error, which starts with `at`."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -259,11 +242,7 @@ def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model
 
 
 def profile_branches(profile: str) -> dict[str, Any]:
-    """Returns the branches that a profile adds to the standard ones.
-
-    Raises:
-        InputError: the profile does not exist, or its branches are not a mapping.
-    """
+    """Returns the branches that a profile adds to the standard ones; they must be a mapping."""
     content = load_profile(profile).get("branches") or {}
     if not isinstance(content, dict):
         raise InputError(f"--profile: {profile}: branches must be a mapping from names to branches")
@@ -271,11 +250,7 @@ def profile_branches(profile: str) -> dict[str, Any]:
 
 
 def parse_target(text: str) -> float | str:
-    """Returns a target epsilon: a number, or `match`.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Returns a target epsilon: a number, or `match`; refuses all else."""
     if text == "match":
         return text
     try:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from flows.commands import options
-from flows.commands.terminal import say
+from flows.commands.terminal import Console, say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.coding.quality import Agreement
@@ -66,9 +69,7 @@ def draw(
 
       autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
     """
-    from storage.errors import InputError
     from tasks.coding.quality import Policy, draw, read_policy, text_column
-    from tasks.running.failures import private_errors
 
     if hours is not None and share is not None:
         raise InputError("--share and --hours: give one of them")
@@ -103,7 +104,6 @@ def agree(
       autocoder qa agree coded.csv --sample sample.csv
     """
     from tasks.coding.quality import agreements
-    from tasks.running.failures import private_errors
 
     with private_errors("qa"):
         agreed = agreements(coded, sample)
@@ -116,10 +116,6 @@ def agree(
 
 
 def _show(field: str, agreed: Agreement) -> None:
-    from rich.table import Table
-
-    from flows.commands.terminal import Console
-
     of = f"{field}: " if field else ""
     low, high = agreed.share_interval
     say(f"{of}same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")

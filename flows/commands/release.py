@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
+from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
 from flows.server.run_flow import run_flow
 from flows.server.settings import configure_prefect, require_same_workspace
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters
@@ -35,10 +38,6 @@ class SettingOptions:
         str | None,
         typer.Option(help="Digest of the texts on the plan's page, after they were read.", show_default="none"),
     ] = None
-
-    def values(self) -> dict[str, Any]:
-        """Returns the values for the flow: paths as text."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in vars(self).items()}
 
 
 def release(
@@ -67,13 +66,13 @@ def release(
     from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
-    ledger = validate(BundleParameters, settings.values(), at="")
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
+    ledger = validate(BundleParameters, given, at="")
     configure_prefect(workspace, make_home=True)
 
     import flows.release as job
     from tasks.releasing import publish
     from tasks.releasing.plan import PlannedRelease
-    from tasks.running.failures import private_errors
     from tasks.running.stage import Context
 
     with private_errors("release"):  # the flow checks too, but later
@@ -87,9 +86,6 @@ def release(
 
 def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     """Returns what was released and charged, where the bundle is, and what to do next."""
-    from decimal import Decimal
-
-    from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
     from tasks.releasing import ledger_access
     from tasks.running.stage import Context
 

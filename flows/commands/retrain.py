@@ -8,12 +8,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from flows.commands import options
+from flows.commands.console import duration
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
-from flows.commands.terminal import say
+from flows.commands.terminal import Console, say
 from flows.server.run_flow import run_flow
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,7 +120,6 @@ def retrain(
     import flows.retrain as job
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
-    from tasks.running.failures import private_errors
 
     if dry_run:
         _show_dry_run(retraining.dry_run(parameters, context), parameters, context, output)
@@ -146,13 +150,7 @@ def retrain(
 
 
 def _require_server(deploy: str | None, storage: str | None) -> None:
-    """Refuse what cannot be registered, before anything large is imported.
-
-    Raises:
-        InputError: no name, no server, or an option of a run of this command alone.
-    """
-    from storage.errors import InputError
-
+    """Refuse what cannot be registered, before anything large is imported."""
     if deploy is None:
         raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
     if "PREFECT_API_URL" not in os.environ:
@@ -177,7 +175,6 @@ def _deploy(
     from flows.server import schedules
     from flows.server.form import WorkerSettings
     from tasks.retraining import run as retraining
-    from tasks.running.failures import private_errors
 
     with private_errors("retrain"):
         schedules.check_name(name)
@@ -258,12 +255,6 @@ def _show_dry_run(
         }
         say(json.dumps(content, indent=2))
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    from flows.commands.console import duration
-    from flows.commands.terminal import Console
-
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
     if len(missing) < len(stages):
         table.add_row(f"{len(stages) - len(missing)} of {len(stages)} stages", Text("finished, reused", "cyan"))
@@ -334,11 +325,9 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         count, apart = len(data.ingest.fields), preview.separately
         yield (
             "fields",
-            (
-                f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
-                f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
-                f"{apart.together_epsilon:.2f} together"
-            ),
+            f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
+            f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
+            f"{apart.together_epsilon:.2f} together",
         )
     elif data.ingest.fields:
         yield (

@@ -10,6 +10,8 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def revise(
@@ -46,9 +48,6 @@ def revise(
 
       autocoder revise bundles/2026 --table nace.ttl --out crosswalk.csv
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     coded, table, out = coded.expanduser(), table.expanduser(), out.expanduser()
     options.require_writable("--out", out)
     if out.exists() and not overwrite:

@@ -16,6 +16,8 @@ import typer
 
 from flows.commands import bundle_options
 from flows.commands.terminal import say
+from storage.errors import InputError, StorageError
+from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from service.clients import Clients, State
@@ -63,7 +65,10 @@ def serve(
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
-    thresholds: bundle_options.Thresholds = None,
+    thresholds: Annotated[
+        list[Path] | None,
+        typer.Option(help="File from `autocoder calibrate`, in place of those of the bundle; one per field."),
+    ] = None,
     rules: Annotated[
         Path | None,
         typer.Option(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
@@ -93,9 +98,6 @@ def serve(
 
       autocoder serve --allow-unsigned --no-key
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     if proxy is None and not _loopback(host):
         raise InputError(f"--host {host} can be reached from elsewhere. Put a proxy before it and name it by --proxy.")
     if wrong := [name for name in allowed_host or () if not re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", name)]:
@@ -150,8 +152,6 @@ def serve(
 
 def _require_free(host: str, port: int) -> None:
     """Try the port before a model is loaded; the server reports other faults of it."""
-    from storage.errors import InputError
-
     try:
         for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -165,7 +165,6 @@ def _require_free(host: str, port: int) -> None:
 
 def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
     from service.clients import Clients
-    from storage.errors import InputError
 
     if no_key:
         if not _loopback(host):
@@ -193,7 +192,6 @@ def _loopback(host: str) -> bool:
 def _verified(folder: Path, trust: TrustOptions) -> VerifiedBundle:
     """Check the bundle, and return the facts about it."""
     from storage.bundle.check import check
-    from storage.errors import InputError
 
     trusted = bundle_options.trust(trust.verify_key, trust.roots, trust.state, option="--verify-key")
     if trusted is None and not trust.allow_unsigned:
@@ -215,7 +213,6 @@ class Watch:
     def __call__(self) -> State:
         """Returns the current state."""
         from storage.bundle.folder import UnsoundBundle
-        from storage.errors import StorageError
 
         clients, withdrawn = self.state.clients, None
         try:

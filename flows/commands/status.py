@@ -6,16 +6,15 @@ import json
 import os
 import shlex
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.table import Table
 
-from flows.commands import options
-from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of
-
-if TYPE_CHECKING:
-    from flows.commands.terminal import Console
+from flows.commands import ledger_text, options
+from flows.commands.console import duration
+from flows.commands.terminal import Console, say
+from flows.server.settings import home_of
 
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
@@ -35,13 +34,10 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
 
       watch -n 10 autocoder status
     """
-    workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
-    from tasks.parameters import LedgerParameters
+    context, settings = options.select_ledger(home_of(home), ledger_url)
     from tasks.releasing.budgets import ledger_overview
-    from tasks.running.stage import Context
 
-    overview = ledger_overview(Context(home=str(workspace)), LedgerParameters(ledger_url=ledger_url))
+    overview = ledger_overview(context, settings)
     overview["server"] = _server()
     if as_json:
         say(json.dumps(overview, indent=1, default=str))
@@ -71,12 +67,6 @@ def _needs_a_person(overview: dict[str, Any]) -> bool:
 
 
 def _show(overview: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from flows.commands import ledger_text
-    from flows.commands.console import duration
-    from flows.commands.terminal import Console, escape_text
-
     console = Console()
     server, ledger = overview["server"], overview["ledger"]
     if server is None:
@@ -93,11 +83,9 @@ def _show(overview: dict[str, Any]) -> None:
         for pool in lacking:
             _remedy(console, f"prefect worker start --pool {pool}")
         for run in server["stopped"][:_SHOWN]:
-            reason = f": {escape_text(run['reason'])}" if run["reason"] else ""
+            reason = f": {run['reason']}" if run["reason"] else ""
             console.print(
-                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}",
-                soft_wrap=True,
-                markup=False,
+                f"{run['state'].lower():<9} {run['flow']} {run['name']}, {run['since']}{reason}", soft_wrap=True
             )
             _remedy(console, run["remedy"])
         if len(server["stopped"]) > _SHOWN:
@@ -111,10 +99,7 @@ def _show(overview: dict[str, Any]) -> None:
         if ago < _QUIET:
             console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
         else:
-            console.print(
-                f"stage     {what}; no report for {duration(ago)}: interrupted or slow",
-                soft_wrap=True,
-            )
+            console.print(f"stage     {what}; no report for {duration(ago)}: interrupted or slow", soft_wrap=True)
             _remedy(console, f"repeat its command, `autocoder {stage['flow']}` with the same options, to resume")
     if ledger is None:
         console.print("ledger    none yet")
@@ -139,7 +124,7 @@ def _show(overview: dict[str, Any]) -> None:
 
 def _remedy(console: Console, command: str) -> None:
     """Prints what to type next, on one line, so that it can be copied."""
-    console.print(f"  next    {command}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"  next    {command}", soft_wrap=True)
 
 
 def _approval(plan: dict[str, Any]) -> str:

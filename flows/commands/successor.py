@@ -9,7 +9,11 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
+from storage.durable import write_atomically
+from storage.errors import InputError
+from tasks.running.failures import private_errors
 
 
 def successor(
@@ -38,17 +42,12 @@ def successor(
       autocoder successor bundles/2025 bundles/2026 --labelled coded_by_hand.csv \
           --unlabelled 2026q3.csv --column Narrative --html successor.html
     """
-    from storage.errors import InputError
-    from tasks.running.failures import private_errors
-
     if html is not None:
         options.require_writable("--html", html)
         if html.exists() and not overwrite:
             raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
     with private_errors("successor"):
-        from flows.commands.console import ConsoleListener
         from storage.bundle.archive import open_folder
-        from storage.durable import write_atomically
         from tasks.coding import successor as measure
         from tasks.coding.joint import open_bundle
         from tasks.coding.records import Records, declared_columns

@@ -10,6 +10,7 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
+from storage.errors import InputError
 
 
 def verify(
@@ -46,7 +47,6 @@ def verify(
     from storage.bundle.archive import open_folder
     from storage.bundle.check import check
     from storage.bundle.folder import UnsoundBundle
-    from storage.errors import InputError
     from tasks.bundle.golden import check_answers
 
     bundle = bundle.expanduser()

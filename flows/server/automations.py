@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -24,27 +24,17 @@ WORKER_VARIABLES = ("command", "env", "working_dir")
 """Job variables that no run may set: records, ledger and keys are those of the worker's environment."""
 
 
-def apply_pools(pools: Mapping[str, int | None]) -> None:
-    """Create process work pools, or update them.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
-    """
+def apply_pools(names: Sequence[str]) -> None:
+    """Create process work pools, or update them."""
     template = _job_template()
     with server() as client:
-        for name, limit in pools.items():
-            pool = WorkPoolCreate(
-                name=name, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit
-            )
+        for name in names:
             try:
-                client.create_work_pool(pool)
+                client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
             except ObjectAlreadyExists:
-                # A pool of another type, or a limit without a value here, is the organisation's (docs/scale.md).
+                # A pool of another type, and each pool's limit of runs, is the organisation's (docs/scale.md).
                 if client.read_work_pool(name).type == ProcessWorker.type:
-                    update = WorkPoolUpdate(base_job_template=template)
-                    if limit is not None:
-                        update.concurrency_limit = limit
-                    client.update_work_pool(name, update)
+                    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
 def _job_template() -> dict[str, Any]:
@@ -68,7 +58,6 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
 
     Raises:
         InputError: a rule is invalid, or names an unknown deployment.
-        StorageError: the server does not answer, or refuses access.
     """
     applied = []
     with server() as client:

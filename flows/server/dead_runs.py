@@ -46,9 +46,6 @@ def declare_dead(
         silent: time without a heartbeat; a fifth of it must be two heartbeats.
         age: runs that died longer ago are left alone.
         now: the time to use in place of the clock.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
     """
     now = now or datetime.now(UTC)
     dead = []
@@ -76,9 +73,6 @@ def resume(
         attempts: how often a run is started at most.
         age: runs that died longer ago are left alone.
         pending: how long a worker may take to start a run.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
     """
     resumed, given_up = [], []
     now = datetime.now(UTC)

@@ -21,15 +21,10 @@ from typing import Any
 
 @contextmanager
 def ephemeral_server() -> Iterator[None]:
-    """Makes the server that Prefect starts on demand listen on a port of ours, unless a server is named.
+    """Makes the server that Prefect starts on demand listen on a port of ours.
 
-    Enter it before a flow runs, after `configure_prefect`.
+    Enter it before a flow runs, after `configure_prefect`, where no server is named.
     """
-    from prefect.settings import PREFECT_API_URL
-
-    if PREFECT_API_URL.value():
-        yield
-        return
     from prefect.server.api.server import SubprocessASGIServer
 
     class Server(SubprocessASGIServer):

@@ -122,11 +122,7 @@ class RecordsForm(BaseModel):
         return self._content().get("profile", self.PROFILE)
 
     def parameters(self) -> RetrainParameters:
-        """Returns the parameters of the profile with the YAML text and the fields in their places.
-
-        Raises:
-            InputError: names the field.
-        """
+        """Returns the profile with the YAML text and the fields in their places; an error names the field."""
         content = self._content()
         for name in ("run", "profile"):
             content.pop(name, None)
@@ -149,11 +145,7 @@ class RecordsForm(BaseModel):
         return profiles.parameters(profile, _texts({"release.deployment": "release/release"} | settings | own))
 
     def run(self) -> WorkerSettings:
-        """Returns where the run works.
-
-        Raises:
-            InputError: names the setting.
-        """
+        """Returns where the run works; an error names the setting."""
         return profiles.validate(WorkerSettings, self._content().get("run") or {}, at="advanced: run: ")
 
     @classmethod

@@ -29,11 +29,7 @@ _PULL = {"prefect.deployments.steps.set_working_directory": {"directory": "/"}}
 
 
 def check_name(name: str) -> None:
-    """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost.
-
-    Raises:
-        InputError: says why.
-    """
+    """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost."""
     delivered = [one["name"] for one in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]]
     if not _NAME.fullmatch(name):
         raise InputError(f"--deploy: {name!r} is not a valid name. Give letters, digits, `.`, `_` and `-`, 64 at most.")
@@ -42,11 +38,7 @@ def check_name(name: str) -> None:
 
 
 def schedule_of(cron: str | None) -> CronSchedule | None:
-    """Returns the schedule of a cron line, in UTC.
-
-    Raises:
-        InputError: the line is none.
-    """
+    """Returns the schedule of a cron line, in UTC; refuses a line that is none."""
     if cron is None:
         return None
     try:
@@ -71,12 +63,7 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
 def register_retrain(
     name: str, parameters: RetrainParameters, worker: WorkerSettings, *, schedule: CronSchedule | None, pool: str
 ) -> str:
-    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return its name.
-
-    Raises:
-        InputError: the server has no such work pool.
-        StorageError: the server does not answer, or refuses access.
-    """
+    """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return its name."""
     kind = "estimated" if parameters.formal is None else "formal"
     flow: Flow[Any, Any] = import_module(f"flows.{kind}").retrain
     values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}

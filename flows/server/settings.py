@@ -8,21 +8,17 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from storage.errors import InputError
+
 DEFAULT_HOME = "workspace"
 _NO_ORIGIN = "https://nobody.invalid"
 """An origin that no browser has (RFC 6761); an empty value would mean Prefect's default: every origin."""
 
 
 def home_of(folder: Path | str | None) -> Path:
-    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace.
-
-    Raises:
-        InputError: it is a file.
-    """
+    """Returns the workspace: the option, the environment variable AUTOCODER_HOME, or ./workspace; refuses a file."""
     home = Path(folder or os.environ.get("AUTOCODER_HOME", DEFAULT_HOME)).expanduser().resolve()
     if home.exists() and not home.is_dir():
-        from storage.errors import InputError
-
         raise InputError(f"--home {home}: it is a file. Name a folder, by the option or AUTOCODER_HOME.")
     return home
 
@@ -34,13 +30,7 @@ def workspace_of(plan: Path) -> Path:
 
 
 def require_same_workspace(plan: Path, home: Path) -> None:
-    """Refuse to charge the ledger of one workspace for the records of another.
-
-    Raises:
-        InputError: the plan is in another workspace.
-    """
-    from storage.errors import InputError
-
+    """Refuse to charge the ledger of one workspace for the records of another."""
     workspace = workspace_of(plan)
     if plan.expanduser().resolve().is_relative_to(workspace) and workspace != home.resolve():
         raise InputError(

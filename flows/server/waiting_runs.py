@@ -82,11 +82,7 @@ def stopped_runs(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[Stopp
 
 
 def waiting_releases() -> list[WaitingRelease]:
-    """Returns suspended runs of the release flow, oldest first.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
-    """
+    """Returns suspended runs of the release flow, oldest first."""
     with server() as client:
         runs = client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=["release"])),
@@ -97,11 +93,7 @@ def waiting_releases() -> list[WaitingRelease]:
 
 
 def answer(run: str, decision: str) -> None:
-    """Hand a signed decision to a waiting run.
-
-    Raises:
-        InputError: the server refuses it, or the run no longer waits.
-    """
+    """Hand a signed decision to a run; refuse one that no longer waits."""
     with server() as client:
         response = client.resume_flow_run(UUID(run), run_input={"decision": decision})
     if response.status is not SetStateStatus.ACCEPT:
@@ -113,9 +105,6 @@ def overview() -> dict[str, Any]:
     stopped.
 
     A pool that never had a worker lacks none until its runs are late: without a GPU, `gpu` needs no worker.
-
-    Raises:
-        StorageError: the server does not answer, or refuses access.
     """
     now = datetime.now(UTC)
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})

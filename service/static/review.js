@@ -1,6 +1,5 @@
 "use strict";
 // The page: opens, shows, decides, saves. Text of files enters the page as text alone, never as markup.
-const at = (id) => document.getElementById(id);
 const ROLES = {
   review: { code: "_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
   second: { code: "_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },
@@ -9,22 +8,6 @@ const ROLES = {
 const HEIGHT = 56;
 let table = null, s = null;
 
-function make(tag, text, name, attributes) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  if (name) made.className = name;
-  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
-  return made;
-}
-function headers(type) {
-  const all = { "Content-Type": type };
-  if (at("key").value) all["X-API-Key"] = at("key").value;
-  return all;
-}
-async function refusal(response) {
-  try { return (await response.json()).detail; } catch { return "the service answered " + response.status; }
-}
-const percent = (share) => (100 * share).toFixed(1) + " %";
 const count = (n) => n.toLocaleString("en");
 const isBlank = (text) => !text.trim();
 
@@ -49,8 +32,7 @@ at("file").addEventListener("change", async () => {
   if (!file) return;
   try {
     table = await readFile(file);
-    column.replaceChildren(...table.columns.map((name) => make("option", name)));
-    column.selectedIndex = Math.max(table.columns.findIndex((name) => /narrative|text|description/i.test(name)), 0);
+    offerColumns(table.columns);
     column.disabled = false;
   } catch (error) { failed(error); }
 });

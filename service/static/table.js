@@ -1,4 +1,27 @@
 "use strict";
+// What both pages make of the document and of an answer.
+const at = (id) => document.getElementById(id);
+function make(tag, text, name, attributes) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (name) made.className = name;
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+  return made;
+}
+function headers(type) {
+  const all = { "Content-Type": type };
+  if (at("key").value) all["X-API-Key"] = at("key").value;
+  return all;
+}
+async function refusal(response) {
+  try { return (await response.json()).detail; } catch { return "the service answered " + response.status; }
+}
+const percent = (share) => (100 * share).toFixed(1) + " %";
+function offerColumns(names) {
+  at("column").replaceChildren(...names.map((name) => make("option", name)));
+  at("column").selectedIndex = Math.max(names.findIndex((name) => /narrative|text|description/i.test(name)), 0);
+}
+
 // Tables, agreement and export: functions of their arguments alone.
 const MOST = { bytes: 32 << 20, rows: 5000, columns: 200 };
 

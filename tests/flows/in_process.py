@@ -25,7 +25,7 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def command(*arguments: str | Path) -> str:
+def command(*arguments: object) -> str:
     """What a command prints that is to end well."""
     code, out, err = invoke(*arguments)
     assert code == 0, out + err

@@ -23,7 +23,7 @@ from tasks.running.failures import SAFE
 
 def approve(job: Job, plan: str, name: str) -> str:
     """One approver's signature."""
-    return command("approve", plan, "--key", str(job.home.parent / name / "signing-key.pem"))
+    return command("approve", plan, "--key", job.home.parent / name / "signing-key.pem")
 
 
 def refuse(job: Job, plan: str, name: str) -> str:
@@ -31,14 +31,9 @@ def refuse(job: Job, plan: str, name: str) -> str:
     return command("refuse", plan, "--key", str(job.home.parent / name / "signing-key.pem"), "--reason", "too early")
 
 
-def refusals(job: Job) -> list:
-    """Refusals in the ledger."""
-    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "refusal"]
-
-
-def releases(job: Job) -> list:
-    """Releases in the ledger."""
-    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
+def rows(job: Job, kind: str) -> list:
+    """Releases, or refusals, in the ledger."""
+    return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == kind]
 
 
 def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tuple[Job, str]) -> None:
@@ -70,7 +65,7 @@ def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     )
     assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
     assert refuse(job, plan, "officer").startswith("refused by officer: ledger row")
-    assert [row.reason for row in refusals(job)] == ["officer refused: too early"]
+    assert [row.reason for row in rows(job, "refusal")] == ["officer refused: too early"]
 
 
 def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
@@ -85,12 +80,12 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
     refused = job.command("release", plan)
     assert refused.returncode == 2
     assert "1 of 2 signed approvals missing" in refused.stderr
-    assert releases(job) == []
+    assert rows(job, "release") == []
 
     assert approve(job, plan, "director") == "approved by director; next: autocoder release PLAN\n"
     done = job.command("release", plan, "--quiet")
     assert done.returncode == 0, done.stderr
-    (row,) = releases(job)
+    (row,) = rows(job, "release")
     assert (row.state, sorted(row.approvals)) == ("committed", ["director", "officer"])
     shown = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert Path(shown["bundle"].split()[1]).name == row.release_id
@@ -147,7 +142,7 @@ def test_signatures_do_not_cover_a_plan_that_was_changed(site: tuple[Job, str]) 
     changed = job.command("release", plan)
     assert changed.returncode == 2
     assert "stale" in changed.stderr
-    assert releases(job) == []
+    assert rows(job, "release") == []
 
 
 def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
@@ -158,8 +153,8 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     after = job.command("release", plan)
     assert after.returncode == 2
     assert "director refused: too early" in after.stderr
-    assert [row.reason for row in refusals(job)] == ["director refused: too early"]
-    assert releases(job) == []
+    assert [row.reason for row in rows(job, "refusal")] == ["director refused: too early"]
+    assert rows(job, "release") == []
 
 
 def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tmp_path: Path) -> None:

@@ -3,20 +3,11 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from in_process import command as run
 
-from flows.cli import app
 from storage.errors import InputError
 from storage.ledger import Ledger
 from tests.storage.ledger.test_ledger_composition import planned, policy
-
-
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_a_cap_is_divided_among_releases():
@@ -34,8 +25,9 @@ def test_the_budget_says_how_many_more_fit_and_draws_what_is_spent(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     ledger = Ledger.open(url, policy=policy())
     ledger.reserve(planned("a"))
+    Ledger.open(f"sqlite:///{tmp_path / 'empty.db'}", policy=policy()).put_in_force(requester="o")
     with pytest.raises(InputError, match="nothing is spent"):
-        run("ledger", "budget", "--ledger-url", f"sqlite:///{empty(tmp_path)}", "--plot", tmp_path / "x.png")
+        run("ledger", "budget", "--ledger-url", f"sqlite:///{tmp_path / 'empty.db'}", "--plot", tmp_path / "x.png")
     picture = tmp_path / "spent.png"
     shown = run("ledger", "budget", "--home", tmp_path, "--ledger-url", url, "--plot", picture)
     lines = shown.splitlines()
@@ -48,9 +40,3 @@ def test_the_budget_says_how_many_more_fit_and_draws_what_is_spent(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     (account, *_) = json.loads(run("ledger", "budget", "--home", tmp_path, "--ledger-url", url, "--json"))
     assert (account["composition"], account["further_releases"]) in (("gaussian", 107), ("exact", None))
-
-
-def empty(tmp_path):
-    file = tmp_path / "empty.db"
-    Ledger.open(f"sqlite:///{file}", policy=policy()).put_in_force(requester="o")
-    return file

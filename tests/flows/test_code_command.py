@@ -115,23 +115,13 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bun
     out = tmp_path / "coded.csv"
     out.write_text("mine\n")
     line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
-    arguments = (
-        "--bundle",
-        str(tiny_bundle),
-        "--data",
-        str(source),
-        "--column",
-        "Text",
-        "--overwrite",
-        "--out",
-        str(out),
-    )
-    full = subprocess.run([*line, *command(*arguments)], capture_output=True, text=True, env=environment(), timeout=300)
+    given = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--overwrite", "--out", str(out))
+    full = subprocess.run([*line, *command(*given)], capture_output=True, text=True, env=environment(), timeout=300)
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr
     assert "code: " in full.stderr
     assert out.read_text() == "mine\n"
-    done = code(new, *arguments, "--json")
+    done = code(new, *given, "--json")
     assert json.loads(done.stdout)["resumed"] == 3000
 
 

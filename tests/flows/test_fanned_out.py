@@ -103,10 +103,10 @@ def two_workers(server: str, folder: Path, **shared: str) -> Iterator[Site]:
         yield Site(server, env, started)
 
 
-def asked(site: Site, call: str, *arguments: Any) -> subprocess.Popen[str]:
-    """A process that calls one of our flows."""
+def began(site: Site, *arguments: Any) -> subprocess.Popen[str]:
+    """A process of Python beside the workers."""
     return subprocess.Popen(
-        [sys.executable, "-c", call, *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -163,7 +163,7 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     job = coding_shards.job_of(coder, table, out=str(alone), column="Text", top_k=2, threshold=0.5)
     expected = code_alone(coder, job)
     with two_workers(house, tmp_path) as site:
-        process = asked(site, CODE, source, tmp_path / "out.csv", tiny_bundle)
+        process = began(site, "-c", CODE, source, tmp_path / "out.csv", tiny_bundle)
         killed = kill_a_run(house, "shard", site.started)
         told = json.loads(ended(process))
         runs = {run["id"]: run for run in shards_of(house, "job")}
@@ -183,17 +183,16 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
 
 def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
     """`autocoder code --shards`, killed once a piece is there, and typed again; rows that the second one found."""
-    command = [sys.executable, "-m", "flows.cli", "code", "--data", source, "--out", out, "--bundle", bundle]
+    command = ["-m", "flows.cli", "code", "--data", source, "--out", out, "--bundle", bundle]
     command += ["--column", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "4", "--json"]
-    typed = partial(subprocess.Popen, list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    first = typed(text=True, env=site.env)
+    first = began(site, *command)
     while not list(out.with_name(f".{out.name}.coding").glob("shards-*/*.parquet")):
         assert first.poll() is None, first.communicate()[1]
         time.sleep(0.05)
     first.kill()
     first.communicate()
     assert not out.exists()
-    return json.loads(ended(typed(text=True, env=site.env)))["resumed"]
+    return json.loads(ended(began(site, *command)))["resumed"]
 
 
 def _with_settings(job: Job, made: Job) -> Path:
@@ -230,10 +229,8 @@ def test_an_audit_whose_reruns_two_workers_do(
     shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in AUDIT.items() if name != "power"]
     with two_workers(house, tmp_path, **shared) as site:
-        command = [sys.executable, "-m", "flows.cli", "audit", str(plan), "--no-power", "--shards", "3", "--json"]
-        process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
-        )
+        command = ("-m", "flows.cli", "audit", plan, "--no-power", "--shards", "3", "--json")
+        process = began(site, *command, *options)
         killed = kill_a_run(house, "shard", site.started, with_worker=True)
         told = json.loads(ended(process))
     names = ("audit-pool", "audit-trials", "audit")
@@ -265,12 +262,9 @@ def test_a_comparison_whose_branches_two_workers_run(
     there = finished.copy(tmp_path / "home")
     shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
     with two_workers(house, tmp_path, **shared) as site:
-        command = [sys.executable, "-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
+        command = ["-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
         command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
-        process = subprocess.Popen(
-            [*command, "--spread", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=site.env
-        )
-        told = json.loads(ended(process))
+        told = json.loads(ended(began(site, *command, "--spread", "--json")))
     expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes, context)]
     assert told["branches"] == expected
     names = ("branch-fit", "predictions", "scores", "swag")

@@ -22,19 +22,6 @@ from storage.ledger import Ledger
 from storage.paths import Workspace
 
 
-def start(job: Job) -> subprocess.Popen[str]:
-    """Start a retrain in the background."""
-    return subprocess.Popen(
-        job.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=job.env
-    )
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the process, if it still runs; its server ends by itself."""
-    process.kill()
-    process.wait()
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
@@ -49,12 +36,15 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     job = finished.at(tmp_path, env=environment())
     kills = 0
     for stages in sorted(moments.sample(range(len(finished.stages())), 5)):
-        process = start(job)
+        process = subprocess.Popen(
+            job.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=job.env
+        )
         while len(job.stages()) < stages and process.poll() is None:
             time.sleep(0.02)
         time.sleep(moments.uniform(0, 0.5))
         kills += process.poll() is None
-        kill(process)
+        process.kill()  # its server ends by itself
+        process.wait()
     done = job.run()
     assert done.returncode == 0, done.stderr
     assert kills > 0, "no run was killed"

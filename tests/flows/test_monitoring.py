@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from stack import free_port
 
 from flows.commands.metrics import _ledger, _server
 from tasks.running import worker_metrics
@@ -119,12 +119,6 @@ def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
         if "exp_alerts" in case
     }
     assert fired == {rule["alert"] for rule in rules()}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_prometheus_reads_it_and_answers_the_dashboard(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""`doctor`, `demo-data` and `code` as their users call them."""
+"""`doctor` as its users call it."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from jobs import Job
 
@@ -24,10 +23,3 @@ def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
     assert done.returncode == 1
     assert "does not answer" in done.stdout
     assert "prefect server start" in done.stdout
-
-
-def test_code_without_a_bundle_says_how_to_get_one(tmp_path: Path, new: Job) -> None:
-    """And with neither narratives nor a file, what to give."""
-    job = new.at(tmp_path)
-    assert "autocoder retrain" in job.command("code", "Employee fell.").stderr
-    assert "--data" in job.command("code").stderr

@@ -16,7 +16,7 @@ from storage.demo_data import write_demo_data
 
 PROGRAM = """
 import os, sys
-import flows.commands.options, flows.commands.diagnose  # they took the function by name
+import flows.commands.options  # it took the function by name
 
 def stop(*_, **__):
     print("imported" if "prefect" in sys.modules else "not yet", flush=True)

@@ -45,10 +45,11 @@ def test_a_head_alone_has_its_rate_by_default(tmp_path: Path) -> None:
 
 
 def test_set_overrides_any_depth() -> None:
-    """Values are read as YAML."""
+    """Values are read as YAML; a new section is made where there was none, and no other one is touched."""
     p = parameters("demo", ["fit.adamw.epochs=3", "pseudo_posterior.reweight=false"], data=DATA)
     assert p.fit.adamw.epochs == 3
     assert p.rounds == ("base", "weighted")
+    assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,6 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
     assert (fitted.epochs, fitted.sampling_prob, fitted.optimiser, fitted.learning_rate) == (4, 0.1, "adamw", 0.01)
     assert (branch.model(told).trainable, branch.model(told).prior) == ("lora", "titles")
     assert branch.epochs_for(told, settings) == 4
-
-
-def test_override_does_not_touch_other_sections() -> None:
-    """A new section is made where there was none."""
-    assert apply_settings({"a": {"b": 1}}, ["a.c=2", "d.e=null"]) == {"a": {"b": 1, "c": 2}, "d": {"e": None}}
 
 
 def test_the_page_of_parameters_is_current() -> None:

@@ -175,7 +175,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
     """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
-    apply_pools({"early": None})
+    apply_pools(["early"])
     env = environment(
         PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
     )
@@ -229,7 +229,7 @@ def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
     """
     home, folders = str(tmp_path / "home"), {name: tmp_path / name for name in ("lives", "dies")}
     Workspace(tmp_path / "home").create()
-    apply_pools({"untold": None})
+    apply_pools(["untold"])
     env = environment(
         PREFECT_API_URL=ephemeral_server, PREFECT_WORKER_QUERY_SECONDS="1", PYTHONPATH=str(Path(__file__).parent)
     )

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import csv
-import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
+from review_browser import CHROMIUM, PATIENCE, browsing, serving
 
-from service.app import Settings, create_app
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
-PATIENCE = 600_000
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
 @pytest.fixture(scope="module")
 def address(coder: Coder) -> Iterator[str]:
-    """The service on a free port of loopback, without a key."""
-    config = uvicorn.Config(create_app(coder, Settings(narratives_per_minute=10**6)), port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the service ended before it answered"
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
+    """The service, without a key."""
+    with serving(coder) as made:
+        yield made.removesuffix("review")
 
 
 def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -45,10 +29,7 @@ def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., lis
     rows = [("case", "Narrative text"), *((f"=1+{n}", text) for n, text in enumerate(texts))]
     (tmp_path / "new.csv").write_text(csv_lines(rows), newline="")
     (tmp_path / "ragged.csv").write_text("Narrative text\nfell,twice\n")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 900, "height": 900})
-        page.set_default_timeout(PATIENCE)
+    with browsing(width=900) as page:
         page.goto(address)
         page.set_input_files("#file", tmp_path / "new.csv")
         playwright.expect(page.locator("#column")).to_have_value("Narrative text", timeout=PATIENCE)
@@ -66,7 +47,6 @@ def test_a_file_is_coded_on_the_page(address: str, narratives: Callable[..., lis
         page.click("#go")
         page.get_by_text("row 1: 2 fields where the header has 1").wait_for()
         assert not page.get_by_text("Save the coded file").count()
-        browser.close()
     with (tmp_path / "coded.csv").open(newline="", encoding="utf-8") as file:
         coded = list(csv.DictReader(file))
     assert [row["Narrative text"] for row in coded] == texts
