@@ -198,32 +198,6 @@ def describe_successors(more: int, remains: Sequence[tuple[int, Decimal]]) -> st
     return f"{', '.join(left)}; about {more} more of its size fit"
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """Holds the state of a plan without a release."""
-
-    file: str
-    population: str
-    label: str
-    epsilon: float | None
-    approved_by: tuple[str, ...]
-    missing: int
-    refused: str | None
-    obstacle: str | None
-    """Why the gate would refuse it, such as a missing audit."""
-    unaudited: bool
-
-    @property
-    def remedy(self) -> str:
-        """Returns the command to type next; empty for a refused plan."""
-        if self.refused is not None:
-            return ""
-        file = shlex.quote(self.file)
-        if self.obstacle is not None:
-            return f"autocoder {'audit' if self.unaudited else 'plan show'} {file}"
-        return f"autocoder approve {file} --key YOUR-KEY.pem" if self.missing else f"autocoder release {file}"
-
-
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
     """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages.
 
@@ -241,12 +215,13 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
         "open_releases": [
             {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
         ],
-        "plans": [asdict(plan) | {"remedy": plan.remedy} for plan in _plans(context, ledger)],
+        "plans": _plans(context, ledger),
         "stages": stages,
     }
 
 
-def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
+def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
+    """Returns the state of each plan without a release, with the command to type next; empty for a refused one."""
     plans = []
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:
@@ -257,19 +232,29 @@ def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
         if checked.released is not None:
             continue
         status = approval.approval_status(context, checked)
-        refusal = ledger.refusal(planned.plan)
+        refusal, obstacle = ledger.refusal(planned.plan), gate.obstacle(checked)
+        unaudited, quoted = checked.measurement is None, shlex.quote(str(file))
+        if refusal is not None:
+            remedy = ""
+        elif obstacle is not None:
+            remedy = f"autocoder {'audit' if unaudited else 'plan show'} {quoted}"
+        elif status.missing:
+            remedy = f"autocoder approve {quoted} --key YOUR-KEY.pem"
+        else:
+            remedy = f"autocoder release {quoted}"
         plans.append(
-            PlanStatus(
-                file=str(file),
-                population=planned.plan.population,
-                label=planned.plan.release_label,
-                epsilon=planned.plan.claim.epsilon,
-                approved_by=status.approved,
-                missing=status.missing,
-                refused=None if refusal is None else refusal.reason,
-                obstacle=gate.obstacle(checked),
-                unaudited=checked.measurement is None,
-            )
+            {
+                "file": str(file),
+                "population": planned.plan.population,
+                "label": planned.plan.release_label,
+                "epsilon": planned.plan.claim.epsilon,
+                "approved_by": status.approved,
+                "missing": status.missing,
+                "refused": None if refusal is None else refusal.reason,
+                "obstacle": obstacle,
+                "unaudited": unaudited,
+                "remedy": remedy,
+            }
         )
     return plans
 
