@@ -62,7 +62,7 @@ def write(decisions: Sequence[Decision]) -> Path:
         source=provenance(),
         encoder=Path(study.parameters.model.encoder).name,
         sections=sections,
-        plans=[plan for number, one in enumerate(decisions) for plan in decision.plan_entries(one, number)],
+        plans=decision.plan_entries(decisions),
         unprotected=sorted({line for one in decisions for line in tables.unprotected(_summaries(one.comparison))}),
     )
     outcomes = [outcome for one in decisions for outcome in one.comparison.outcomes]

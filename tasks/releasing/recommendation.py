@@ -22,10 +22,9 @@ import numpy as np
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation, describe_guarantee
 from tasks.releasing.difference import Difference, Resampled
+from tasks.releasing.evidence import CONTRADICTED, NOT_CONTRADICTED
 
 Verdict = Literal["fine", "investigate", "warning"]
-AuditVerdict = Literal["contradicted", "not contradicted", "inconclusive"]
-CONTRADICTED: AuditVerdict = "contradicted"
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Figures:
     epsilon: float | None = None
     delta: float | None = None
     relation: NeighbouringRelation = "add-remove"
-    audit: AuditVerdict | None = None
-    """None: not measured."""
+    audit: str | None = None
+    """Its audit's verdict (`evidence.py`); None: not measured."""
     lower_bound: float | None = None
     """The lower bound of its audit on epsilon."""
     refused: str = ""
@@ -118,7 +117,7 @@ def recommend(branches: Sequence[Figures]) -> Recommendation:
     reasons = f"{describe_loss(chosen, reference)}; {_measured(chosen)}"
     score = f"weighted F1 {describe_score(chosen)}"
     return Recommendation(
-        "fine" if chosen.audit == "not contradicted" else "investigate",
+        "fine" if chosen.audit == NOT_CONTRADICTED else "investigate",
         f"Release {chosen.title} ({chosen.claim}): {score}, {reasons}.",
         chosen=chosen,
         reference=reference,

@@ -28,6 +28,7 @@ from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
+from tasks.releasing.recommendation import exclusion_reason
 from tasks.running.stage import Context, run_step
 
 BOUNDS: dict[str, Any] = {"numeric": {"length": [0, 2], "weight": None}, "categorical": {"sex": ["F", "I", "M"]}}
@@ -127,7 +128,7 @@ def test_a_comparison_plans_nothing_that_a_release_refuses(tmp_path: Path, table
         planned.check(context)
     assert comparison.write_plans(compared, prefect_run_id=None) == {}
     (row,) = assess(compared, {})
-    assert row.exclusion_reason == NO_BUNDLE
+    assert exclusion_reason(row.figures) == NO_BUNDLE
 
 
 def test_kind_and_model_go_together(table: Path) -> None:
