@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
@@ -36,10 +36,11 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
         )
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
+    parameters = study.at(outcome.branch, outcome.seed).parameters
     if outcome.sensitivity is not None:
         plan = PlannedRelease.of_posterior(
             study.context,
-            study.at(outcome.branch, outcome.seed).parameters,
+            parameters,
             dataset=study.dataset,
             prepared=study.prepared,
             posterior=outcome.fitted,
@@ -47,7 +48,6 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
             prefect_run_id=prefect_run_id,
         )
         return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
-    parameters = study.at(outcome.branch, outcome.seed).parameters
     method = {
         "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
         "branch": outcome.branch.name,
@@ -88,10 +88,8 @@ def plan_fit(
     )
 
 
-class Origin(BaseModel):
+class Origin(BaseModel, frozen=True, extra="forbid"):
     """Holds the settings of the run that made a plan, and the branch that the plan releases."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parameters: RetrainParameters
     terms: Terms = Terms()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from mechanisms.model.config import TARGETS
-from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
@@ -33,19 +32,11 @@ from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
 from storage.ledger.rollback import save_marks
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import (
-    TRUST_MODEL,
-    method_of,
-    privacy_unit,
-    swag_event,
-)
+from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, Measurement, measurement_of
 from tasks.releasing.ledger_access import open_ledger
-from tasks.releasing.plan import (
-    PlannedRelease,
-    decode_event,
-)
-from tasks.releasing.recommendation import AuditVerdict, Figures
+from tasks.releasing.plan import PlannedRelease, decode_event
+from tasks.releasing.recommendation import Figures
 from tasks.running import progress
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -187,11 +178,6 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
     return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
 
 
-def audit_verdict(measurement: Measurement | None) -> AuditVerdict | None:
-    """Returns the verdict of a measurement, None without one."""
-    return None if measurement is None else cast(AuditVerdict, measurement.verdict)
-
-
 def comparison_figures(ledger: Ledger, fingerprint: str) -> list[Figures]:
     """Returns the compared branches on these records, one entry per claim, with mean and spread over seeds.
 
@@ -284,7 +270,7 @@ def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
         epsilon=max(epsilons, default=None),
         delta=None if first.delta is None else float(first.delta),
         relation=first.neighbouring_relation or "add-remove",
-        audit=audit_verdict(worst),
+        audit=None if worst is None else worst.verdict,
         lower_bound=None if worst is None else worst.epsilon_lower_bound,
     )
 
@@ -330,7 +316,7 @@ def record_retrain(
     *,
     dataset: ArtifactRef,
     evaluated: ArtifactRef,
-    measured: Mapping[str, ArtifactRef | None],
+    measured: Mapping[str, ArtifactRef],
 ) -> None:
     """Records the internal figures of a retrain: scores on the test half, and each round's epsilon and Delta."""
     copied = plan.model_dump(
@@ -351,18 +337,8 @@ def record_retrain(
     ledger, store = open_ledger(context, parameters.release), context.store
     sample = {SAMPLE: sample_of(context, dataset)}
     for name, ref in measured.items():
-        if ref is None:
-            continue
-        figures = store.figures(ref)
-        moments = plan.event.model_dump(include={"snapshots", "rank"})
-        event = swag_event(parameters, name, **moments, figures=figures)
-        claim = claim_of(
-            event,
-            delta=None,
-            privacy_unit=plan.claim.privacy_unit,
-            max_records_per_unit=plan.claim.max_records_per_unit,
-            unprotected_inputs=plan.claim.unprotected_inputs,
-        )
+        event = swag_event(parameters, name, plan.event.model_dump(), store.figures(ref))
+        claim = claim_like(plan.claim, event)
         ledger.record(
             Evaluation(
                 **copied,

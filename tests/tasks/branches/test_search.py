@@ -58,7 +58,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     assert len([r for r in open_ledger(context, parameters.release).rows() if r.label.startswith("tuning")]) == len(
         rows
     )
-    event = swag_event(settled, "reweighted", snapshots=3, rank=2, figures=figures)
+    event = swag_event(settled, "reweighted", {"snapshots": 3, "rank": 2}, figures)
     claimed = claim(settled, event, context.store.figures(made.dataset))
     assert 2.0 < (claimed.epsilon or 0) <= 3.0
     assert SEARCHED in claimed.unprotected_inputs
