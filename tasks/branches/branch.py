@@ -107,11 +107,7 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def all_branches(self) -> Mapping[str, Branch]:
-        """Returns the standard branches and the user's, which replace those of the same name.
-
-        Raises:
-            InputError: a branch is invalid; names it.
-        """
+        """Returns the standard branches and the user's, which replace those of the same name."""
         return standard_branches() | parse_branches(self.branches, "branches")
 
 
@@ -136,11 +132,7 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
 
 
 def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
-    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to.
-
-    Raises:
-        InputError: names the branch and the field.
-    """
+    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to."""
     branches = {}
     for name, body in content.items():
         if str(name).startswith("x-"):
@@ -170,9 +162,6 @@ def choose(
     Args:
         data: whether it codes several fields, which few mechanisms fit at once, and has a code list; None: one field
             with a list.
-
-    Raises:
-        InputError: a branch does not exist, or its mechanism does not fit this model or these records.
     """
     branches, form = standard_branches() if branches is None else branches, form_of(model)
     several, listed = data is not None and bool(data.ingest.fields), data is None or data.has_codelists

@@ -49,11 +49,7 @@ class Study:
 
     @staticmethod
     def of(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], do: Do) -> Study:
-        """Prepares the records for these branches.
-
-        Raises:
-            InputError, MechanismError: a branch cannot be fitted on them.
-        """
+        """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
         dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in chosen), do)
         facts = context.store.figures(dataset)
         study = Study(context, parameters, terms, dataset, prepared, facts, do, terms.given_epsilon)

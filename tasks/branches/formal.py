@@ -49,11 +49,7 @@ def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
 
 
 def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
-    """Returns the branch with the release's settings of its mechanism.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Returns the branch with the release's settings of its mechanism."""
     mechanism = branch.mechanism
     if not release.mechanism:
         return branch

@@ -96,11 +96,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
     branch: str = RELEASE_BRANCH
 
     def require_retrain(self, plan: Path) -> None:
-        """Refuses all plans but those of a retrain's posterior.
-
-        Raises:
-            InputError: the plan is of a formal fit, or of a branch of a comparison.
-        """
+        """Refuses a plan of a formal fit, or of a branch of a comparison."""
         if self.parameters.formal is not None or self.branch != RELEASE_BRANCH:
             raise InputError(
                 f"plan {plan}: it is of branch {self.branch if self.parameters.formal is None else 'formal'}. "
@@ -117,11 +113,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def of(plan: Path) -> tuple[PlannedRelease, Origin]:
-        """Loads a plan and its settings, without the policy: the plan's ledger has one in force.
-
-        Raises:
-            InputError: the plan, or the file of its settings, cannot be read.
-        """
+        """Loads a plan and its settings, without the policy: the plan's ledger has one in force."""
         plan = plan.expanduser()
         planned, file = PlannedRelease.load(plan), _settings_file(plan)
         try:

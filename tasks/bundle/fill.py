@@ -194,9 +194,6 @@ def rehearse(
     Args:
         row: the row as it would be drawn.
         texts: see `fill`.
-
-    Raises:
-        MechanismError, StorageError: something cannot leave; names it.
     """
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)

@@ -88,11 +88,7 @@ class Publication(BaseModel, frozen=True, extra="forbid"):
 
 
 def publications_for(data: DataParameters) -> list[Publication]:
-    """Reads the publications that concern these records, by file name.
-
-    Raises:
-        InputError: a file is invalid; names it and the field.
-    """
+    """Reads the publications that concern these records, by file name."""
     read = []
     for file in sorted(PUBLISHED.glob("*.yaml")):
         try:

@@ -42,11 +42,7 @@ class Comparison:
 def refuse_early(
     context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], *, slots: int = 1
 ) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate.
-
-    Raises:
-        InputError, MechanismError, StorageError: name the option, file or column and what to do.
-    """
+    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate."""
     if slots > 1 and not parameters.model.linear_head:
         raise InputError("--slots above 1 needs model.trainable=head and pooling=mean. Set them, or --slots 1")
     reweighted = [b for b in chosen if isinstance(b.mechanism, SwagPpm) and b.mechanism.round == "reweighted"]
@@ -116,11 +112,7 @@ def run(
 def _outcomes(
     study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, suffix: str = ""
 ) -> tuple[list[Outcome], dict[str, str]]:
-    """Returns the outcomes of every branch at every seed, and the reasons by title of branches whose draws are refused.
-
-    Raises:
-        DrawsRefused: every branch was refused.
-    """
+    """Returns the outcomes of every branch at every seed, and by title why draws were refused; not of every branch."""
     outcomes: list[Outcome] = []
     refused: dict[str, str] = {}
     for branch in chosen:

@@ -128,9 +128,6 @@ class ExpectedCharge:
             train: about how many records train, which the default delta follows.
             claim: the claim, once it is measured.
             dataset: the records, where they were ingested already: releases of them under other names count, too.
-
-        Raises:
-            StorageError: the ledger does not answer.
         """
         epsilon = delta = None
         kind: GuaranteeKind = "asymptotic-local"
@@ -199,11 +196,7 @@ def describe_successors(more: int, remains: Sequence[tuple[int, Decimal]]) -> st
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
-    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages.
-
-    Raises:
-        StorageError: the ledger does not answer, or is damaged.
-    """
+    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages."""
     stages = [asdict(stage) for stage in running_stages(context.workspace.private)]
     ledger = ledger_access.existing_ledger(context, settings)
     if ledger is None:

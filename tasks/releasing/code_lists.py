@@ -55,9 +55,6 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
     """Assesses a retrain's lists: those of its records where an earlier run ingested them, otherwise the files.
 
     None of data that no bundle is made for, nor, before there are records, of codes without a list.
-
-    Raises:
-        InputError: a code list cannot be read; names the option, file and row.
     """
     given = parameters.data
     if given.ingest.kind != "text":

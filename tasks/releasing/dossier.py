@@ -62,9 +62,6 @@ def write(context: Context, page: PlanPage, ledger: Ledger, out: Path, *, key: P
 
     Args:
         key: private key that signs; by default that of the machine ($AUTOCODER_SIGNING_KEY) or of the workspace.
-
-    Raises:
-        InputError: `out` is there already, or the key cannot be used.
     """
     if out.exists():
         raise InputError(f"--out: {out} is there already. Name another folder or .zip.")
@@ -160,11 +157,7 @@ class Dossier:
 
 
 def accept(context: Context, ledger: Ledger, decision: Decision) -> tuple[str, CheckedPlan]:
-    """Saves a decision that came back next to the plan that it is about; returns the signer and that plan.
-
-    Raises:
-        InputError: no plan of this workspace has the digest, or the decision does not count.
-    """
+    """Saves a decision that came back next to the plan that it is about; returns the signer and that plan."""
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         planned = PlannedRelease.load(file)
         if planned.digest == decision.digest:

@@ -91,11 +91,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:
-        """Applies the planned output to the settings of the releasing run.
-
-        Raises:
-            InputError: they ask for another output than was signed.
-        """
+        """Applies the planned output to the settings of the releasing run; refuses settings that ask for another."""
         if settings.precision not in ("float32", self.precision):
             raise InputError(f"precision: the approved plan has {self.precision}. Plan again to change it")
         if settings.onnx and not self.onnx:
@@ -314,11 +310,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def reserved(context: Context, row: Row) -> PlannedRelease:
-        """Loads the plan that a release was reserved for.
-
-        Raises:
-            InputError, StorageError: it is missing, or was changed.
-        """
+        """Loads the plan that a release was reserved for; refuses one that was changed."""
         sha256 = str(row.details.get("plan_digest"))
         file = _reserved_file(context, sha256)
         planned = PlannedRelease.load(file)
@@ -330,11 +322,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def load(file: Path) -> PlannedRelease:
-        """Reads a plan.
-
-        Raises:
-            InputError: the file is missing or not a plan.
-        """
+        """Reads a plan."""
         try:
             return PlannedRelease.model_validate_json(file.read_bytes())
         except OSError as error:
@@ -350,11 +338,7 @@ def _reserved_file(context: Context, sha256: str) -> Path:
 
 
 def decode_event(value: Any) -> Any:
-    """Decodes an event of any registered mechanism from JSON.
-
-    Raises:
-        ValueError: no event has this tag.
-    """
+    """Decodes an event of any registered mechanism from JSON."""
     if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
         from mechanisms.mechanism import kinds
 

@@ -471,9 +471,6 @@ def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path, url
 
     Args:
         url: of the ledger, as `--ledger-url` has it.
-
-    Raises:
-        InputError: without a ledger there is no budget, audit or earlier release to show.
     """
     ledger = existing_ledger(context, LedgerParameters(ledger_url=url))
     if ledger is None:

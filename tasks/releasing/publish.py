@@ -84,12 +84,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
 
 
 def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
-    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger.
-
-    Raises:
-        BudgetRefused: it was made under another ledger, or under one that was rolled back.
-        MechanismError: names what is wrong, and the command to type.
-    """
+    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
         checked = check(planned, ledger)
@@ -99,11 +94,7 @@ def require_current(context: Context, planned: PlannedRelease, settings: LedgerP
 
 
 def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """States a plan's selection again, from the ledger's rows; its fit and its claim stay. Returns plan and file.
-
-    Raises:
-        InputError: it is released already, and what partners were told stays.
-    """
+    """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and file."""
     planned = PlannedRelease.load(file)
     ledger = open_ledger(context, settings)
     released = ledger.release_of(planned.plan)
@@ -115,11 +106,7 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tupl
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:
-    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts.
-
-    Raises:
-        InputError: names the field.
-    """
+    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts."""
     licence.resolve(settings.licence)
     if settings.onnx and find_spec("onnxruntime") is None:
         raise InputError("release.onnx needs onnx and onnxruntime. Install the extra: pip install '.[onnx]'")

@@ -42,11 +42,7 @@ class RetrainResult:
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, *, to_release: bool = True) -> Estimate:
-    """Refuses what cannot work, before Prefect's server starts.
-
-    Raises:
-        InputError, MechanismError, StorageError: name the option, file or column and what to do.
-    """
+    """Refuses what cannot work, before Prefect's server starts."""
     if parameters.formal is not None:
         formal.formal_branch(parameters)
     return _with_its_fit(preflight.check(context, parameters, to_release=to_release), parameters)
@@ -182,9 +178,6 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 
     It computes and writes nothing but the gate's filter of ingested records, which a release needs too. If c and k are
     still to be searched for a target epsilon, the steps end with the risks.
-
-    Raises:
-        InputError, MechanismError, StorageError: the retrain would refuse.
     """
     steps: list[tuple[Step, bool]] = []
 
