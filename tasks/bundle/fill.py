@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms.model import encoder_files, export, onnx_graph
+from mechanisms.model import export, onnx_graph
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.encoder_files import PACKAGED
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_spaces
@@ -32,7 +33,7 @@ from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
-from tasks.bundle.texts import encoder_digest, known_settings, known_words, own_texts
+from tasks.bundle.texts import encoder_digest, known_settings, known_words, name_of, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.prior import lexicon_of
 from tasks.pages.render import render
@@ -108,18 +109,18 @@ def fill(
             bundle.write_json(place / bundle.THRESHOLDS, thresholds[name] or {})
     graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
-    text = licence.text_of(licence_id)
-    (folder / bundle.LICENCE).write_text(text, encoding="utf-8")
+    (folder / bundle.LICENCE).write_text(licence.text_of(licence_id), encoding="utf-8")
+    encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
+    training = describe_training(candidate.model, precision=settings.precision)
+    listed = json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
     text = render(
         "card.md",
         statement=claimed,
-        encoder=_encoder_name(candidate.model),
-        training=describe_training(candidate.model, precision=settings.precision),
+        encoder=encoder_name,
+        training=training,
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
-        columns=json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
-        if columns
-        else "",
+        columns=listed if columns else "",
         example=golden.texts(next(iter(spaces.values())))[0],
         labels={name: len(codes) for name, codes in spaces.items()},
         classification=f"{classification} {version}".strip(),
@@ -135,8 +136,8 @@ def fill(
     bill = bill_of_materials(
         folder,
         claimed,
-        encoder=_encoder_name(candidate.model),
-        training=describe_training(candidate.model, precision=settings.precision),
+        encoder=encoder_name,
+        training=training,
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
@@ -159,13 +160,6 @@ def _write_graph(folder: Path, texts: Sequence[str]) -> str:
     if not torch.allclose(scores, exact, atol=1e-3) or not torch.equal(scores.argmax(1), exact.argmax(1)):
         raise bundle.UnsoundBundle(GRAPH, "gives other scores than the model. Leave release.onnx out")
     return hashlib.sha256(onnx_graph.graph(export.load(folder), folder)).hexdigest()
-
-
-def _encoder_name(model: ModelConfig) -> str:
-    """Returns the encoder's name without its folder."""
-    return (
-        "all-MiniLM-L6-v2" if model.encoder == encoder_files.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
-    )
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:

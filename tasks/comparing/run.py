@@ -112,7 +112,7 @@ def run(
 def _outcomes(
     study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, suffix: str = ""
 ) -> tuple[list[Outcome], dict[str, str]]:
-    """Returns the outcomes of every branch at every seed, and by title why draws were refused; not of every branch."""
+    """Returns the outcomes of every branch at every seed, and by title why draws were refused; refuses if all were."""
     outcomes: list[Outcome] = []
     refused: dict[str, str] = {}
     for branch in chosen:

@@ -44,13 +44,9 @@ def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, A
     """
     measurement = plan.measurement
     details = None if measurement is None else measurement.model_dump(mode="json") | {"line": measurement.line}
-    overridden = None if measurement is None else _overridden(plan, measurement)
-    if measurement is not None and overridden is not None:
-        by = overridden[0]  # the reason, which is free text, stays in the ledger
-        return (details or {}) | {
-            "line": f"{measurement.line}; overridden by {by}",
-            "overridden_by": by,
-        }
+    by = None if measurement is None else _overridden(plan, measurement)
+    if details is not None and by is not None:  # the reason, which is free text, stays in the ledger
+        return details | {"line": f"{details['line']}; overridden by {by}", "overridden_by": by}
     if measurement is None or measurement.verdict != CONTRADICTED:
         if plan.policy.require_audit:
             _require_audit(plan, measurement)
@@ -155,7 +151,7 @@ def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
     return measurement.verdict == CONTRADICTED or (plan.policy.require_audit and measurement.verdict == INCONCLUSIVE)
 
 
-def _overridden(plan: CheckedPlan, measurement: Measurement) -> tuple[str, Decision] | None:
+def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
     """Returns who overrode this measurement of this plan. Checks the signature again; a row alone is not enough."""
     if not _blocks(plan, measurement):
         return None
@@ -164,7 +160,7 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> tuple[str, Decis
             continue
         for decision in from_row(row.details):
             try:
-                return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at)), decision
+                return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at))
             except InputError:
                 continue
     return None

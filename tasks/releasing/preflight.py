@@ -317,9 +317,7 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
         raise InputError(
             f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it. Leave --release out"
         )
-    if kind != "text":
-        return
-    if settings.deployment is not None:
+    if kind != "text" or settings.deployment is not None:
         return
     if settings.enabled and deployment_id() and parameters.data.population != DEMO_POPULATION:
         raise InputError(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from mechanisms.model import checkpoint
@@ -50,10 +50,8 @@ from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 
-class Released(BaseModel):
+class Released(BaseModel, frozen=True):
     """Holds what a release returns: references and the row's public figures."""
-
-    model_config = ConfigDict(frozen=True)
 
     release_id: str
     bundle: str
@@ -261,10 +259,8 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
             )
         return row
     theta = _drawn(context, draw, row, planned)
-    sensitivity = planned.candidate.sensitivity_at(context, theta)
-    if sensitivity is None:
-        return ledger.mark_drawn(release_id, draw_digest=digest, plan_digest=planned.digest)
-    epsilon = claim_at(sensitivity, planned.plan.event, planned.plan.claim).epsilon
+    sensitivity, plan = planned.candidate.sensitivity_at(context, theta), planned.plan
+    epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
         release_id, draw_digest=digest, plan_digest=planned.digest, sensitivity=sensitivity, epsilon=epsilon
     )

@@ -79,10 +79,13 @@ def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
         return
     if all(_is_disclosure(line) for line in {*stated} ^ {*actual}):
         raise MechanismError(_outdated(planned, stated, actual, file=planned.file(context)))
-    wrong = "; ".join([*(f"without `{x}`" for x in actual if x not in stated), *_unsupported(stated, actual)])
+    wrong = [f"without `{line}`" for line in actual if line not in stated]
+    unsupported = sum(line not in actual for line in stated)
+    wrong += [f"with {unsupported} unsupported"] if unsupported else []
     raise MechanismError(
         f"release plan: unprotected_inputs differ from what its fit and the ledger's rows on these records support "
-        f"({wrong or 'another order'}). Plan again: run the command that made the plan, which reuses finished stages"
+        f"({'; '.join(wrong) or 'another order'}). Plan again: run the command that made the plan, which reuses "
+        "finished stages"
     )
 
 
@@ -103,11 +106,6 @@ def _number(lines: tuple[str, ...]) -> str:
     """Returns the number of fits that a plan names."""
     named = [match[1] for match in map(SELECTION_DISCLOSURE.fullmatch, lines) if match]
     return named[0] if len(named) == 1 else "none"
-
-
-def _unsupported(stated: tuple[str, ...], actual: tuple[str, ...]) -> list[str]:
-    number = sum(line not in actual for line in stated)
-    return [f"with {number} unsupported"] if number else []
 
 
 def _inputs(context: Context, planned: PlannedRelease) -> tuple[str, ...]:
