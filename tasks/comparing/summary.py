@@ -15,7 +15,7 @@ from storage.ledger import ComparisonFit
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.scores import resampled_of
 from tasks.releasing import ledger_records
-from tasks.releasing.difference import Difference, Resampled
+from tasks.releasing.recommendation import Difference, Resampled
 from tasks.running.stage import Context
 
 

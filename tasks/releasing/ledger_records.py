@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mechanisms.model.config import TARGETS
+from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
@@ -206,9 +207,9 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
         if compared and "weighted_f1" in row.details:
             return _scores(row.details, "")
         if _is_of(planned.plan, row, Scores):
-            last = [name for name in row.details if name.endswith("_weighted_f1") and "quartile" not in name]
-            for name in sorted(last, key=_round, reverse=True)[:1]:
-                return _scores(row.details, name.removesuffix("weighted_f1"))
+            fitted_rounds = [name for name in ROUNDS if f"{name}_weighted_f1" in row.details]
+            if fitted_rounds:
+                return _scores(row.details, f"{fitted_rounds[-1]}_")
     return {}
 
 
@@ -243,13 +244,6 @@ def diagnostic_verdicts(ledger: Ledger, plan: ReleasePlan) -> Mapping[str, str] 
         if _is_of(plan, row, Diagnostics) and "verdicts" in row.details:
             return row.details["verdicts"]
     return None
-
-
-_ROUNDS = ("base", "weighted", "reweighted", "censored", "both")
-
-
-def _round(name: str) -> int:
-    return _ROUNDS.index(name.split("_")[0]) if name.split("_")[0] in _ROUNDS else -1
 
 
 def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
