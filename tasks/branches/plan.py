@@ -62,11 +62,7 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
 def plan_fit(
     study: Study, outcome: Outcome, claim: Claim, *, method: dict[str, Any], prefect_run_id: str | None
 ) -> PlannedRelease:
-    """Plans the release of a fit as it is.
-
-    Args:
-        method: the settings, whose digest is part of the key under which the release is found.
-    """
+    """Plans the release of a fit as it is, by these settings."""
     parameters = study.at(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,

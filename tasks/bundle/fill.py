@@ -184,10 +184,6 @@ def rehearse(
 
     The whole bundle is written as it would be released, but with the parameters from before training: its words are
     complete before the draw, which adds only numbers.
-
-    Args:
-        row: the row as it would be drawn.
-        texts: see `fill`.
     """
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)

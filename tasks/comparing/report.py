@@ -45,11 +45,7 @@ ARTIFACTS = {
 
 
 def write(decisions: Sequence[Decision]) -> Path:
-    """Writes the report and the decision page, and publishes aggregates as Prefect artifacts; returns the report.
-
-    Args:
-        decisions: the same branches under one protocol or several, each with its recommendation.
-    """
+    """Writes the report and the decision page, and publishes aggregates as Prefect artifacts; returns the report."""
     study = decisions[0].comparison.study
     sections = [_section(one, number) for number, one in enumerate(decisions)]
     text = render(

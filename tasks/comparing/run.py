@@ -81,9 +81,7 @@ def run(
     """Fits and scores what is not fitted and scored already.
 
     Args:
-        do: runs one step.
         seeds: how many, from the run's on.
-        epsilons: further targets.
         run_in_parallel: runs the fits of branches that are one fit first, if given.
         run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves out.
 

@@ -113,7 +113,6 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
     """Checks whether the plan may be released now. Nobody is asked to sign a plan that the gate would stop.
 
     Args:
-        file: its path, for errors.
         deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.
 
     Raises:

@@ -136,7 +136,7 @@ class ExpectedCharge:
             delta = default_delta(context, parameters, records=train) if delta is None else delta
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
-        elif parameters.pseudo_posterior.target_epsilon is not None:
+        else:
             epsilon = parameters.pseudo_posterior.target_epsilon
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
@@ -155,9 +155,8 @@ class ExpectedCharge:
                 sought = ReleasePlan.model_construct(
                     idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
                 )
-                names = other_population_names(
-                    sought, overlapping_releases(ledger, sought, records=records)
-                )  # of every kind of guarantee
+                overlapping = overlapping_releases(ledger, sought, records=records)  # of every kind of guarantee
+                names = other_population_names(sought, overlapping)
             # guard: the dry run tells what units have left
             projected = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records

@@ -72,11 +72,10 @@ def method_digest(parameters: RetrainParameters) -> str:
 def unprotected_inputs(
     dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
-    """Returns what reached the release from the records without protection; `weights`: risk weights were computed.
+    """Returns what reached the release from the records without protection, by figures of their ingest.
 
     Args:
-        dataset: figures of the ingest.
-        model: the model, whose prior has hyperparameters.
+        weights: risk weights were computed.
     """
     listed = {
         WEIGHTS: weights,
@@ -92,11 +91,7 @@ def unprotected_inputs(
 
 
 def public_inputs(model: ModelConfig, dataset: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Returns what reached the model from public sources, apart from the encoder.
-
-    Args:
-        dataset: figures of the ingest.
-    """
+    """Returns what reached the model from public sources, apart from the encoder, by figures of the ingest."""
     lines: list[str] = []
     if model.prior == "titles":
         lines.append("the titles of the code list, in their hierarchy, through the encoder: where the head starts")

@@ -446,11 +446,7 @@ def _outdated(context: Context, plan: CheckedPlan) -> str | None:
 
 
 def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path, url: str | None = None) -> PlanPage:
-    """Loads the page of a plan from its workspace and ledger. Changes nothing.
-
-    Args:
-        url: of the ledger, as `--ledger-url` has it.
-    """
+    """Loads the page of a plan from its workspace and ledger, by default the workspace's own. Changes nothing."""
     ledger = existing_ledger(context, LedgerParameters(ledger_url=url))
     if ledger is None:
         raise InputError(

@@ -41,11 +41,11 @@ class RetrainResult:
     """Delta after each draw, where it was measured over draws."""
 
 
-def refuse_early(context: Context, parameters: RetrainParameters, *, to_release: bool = True) -> Estimate:
+def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
     """Refuses what cannot work, before Prefect's server starts."""
     if parameters.formal is not None:
         formal.formal_branch(parameters)
-    return _with_its_fit(preflight.check(context, parameters, to_release=to_release), parameters)
+    return _with_its_fit(preflight.check(context, parameters, to_release=True), parameters)
 
 
 def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate:
