@@ -309,26 +309,17 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         return values | {"fit": fit | {"adamw": phase | {"learning_rate": HEAD_RATE}}}
 
     @model_validator(mode="after")
-    def _encoder_where_one_is_used(self) -> RetrainParameters:
-        kind, pooling = self.data.ingest.kind, self.model.pooling
+    def _the_model_reads_the_data(self) -> RetrainParameters:
+        kind, pooling, several = self.data.ingest.kind, self.model.pooling, self.data.ingest.fields
         if kind != "text" and pooling != "none":
             raise ValueError(f"data.ingest.kind `{kind}` has no encoder. Set model.pooling=none")
         if kind == "text" and pooling == "none":
             raise ValueError("model.pooling `none` does not read narratives. Set data.ingest.kind=table or images")
-        return self
-
-    @model_validator(mode="after")
-    def _values_next_to_a_mean(self) -> RetrainParameters:
         if self.data.ingest.value_columns and not self.model.reads_values:
             raise ValueError(
                 "data.ingest.value_columns: the head reads them next to the mean of the encoder's tokens. Set "
                 "model.pooling=mean, and model.trainable=head or lora"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fields_have_linear_heads(self) -> RetrainParameters:
-        several = self.data.ingest.fields
         if several and not self.model.linear_head:
             raise ValueError(
                 "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "

@@ -100,13 +100,14 @@ def fill(
         _write_codes(place / bundle.CODELIST, codes, classification, version)
         golden.write(released, codes, place / bundle.GOLDEN, score=score)
         titles = {entry.code: entry.title for entry in codes} if name else None
-        thresholds[name] = None
+        fitted = None
         if not columns:  # generated narratives have none
-            thresholds[name] = calibration.thresholds_on_generated(
+            fitted = calibration.thresholds_on_generated(
                 released, classification=classification, field=name, titles=titles, score=score
             )
-        if thresholds[name] is not None:
-            bundle.write_json(place / bundle.THRESHOLDS, thresholds[name] or {})
+        if fitted is not None:
+            bundle.write_json(place / bundle.THRESHOLDS, fitted)
+        thresholds[name] = fitted
     graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
     (folder / bundle.LICENCE).write_text(licence.text_of(licence_id), encoding="utf-8")

@@ -192,11 +192,6 @@ def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
     return claim_like(claim, event.model_copy(update={field: sensitivity}))
 
 
-def release_key(parameters: RetrainParameters, fingerprint: str) -> str:
-    """Returns the key of a retrain's release; the same records, method and label have one release."""
-    return key_of(release_method(parameters), fingerprint, parameters.release.label)
-
-
 def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
-    """Returns the key of a release by its records, method and label."""
+    """Returns the key of a release; the same records, method and label have one release."""
     return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})

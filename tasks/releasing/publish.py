@@ -41,7 +41,7 @@ from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
 from tasks.releasing.checked_plan import check
-from tasks.releasing.claims import claim_at, release_key
+from tasks.releasing.claims import claim_at, key_of, release_method
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -117,7 +117,8 @@ def existing_release(context: Context, parameters: RetrainParameters, dataset: A
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
     if dataset is None or ledger is None:
         return None
-    return ledger.find(release_key(parameters, context.store.figures(dataset)["fingerprint"]))
+    fingerprint = context.store.figures(dataset)["fingerprint"]
+    return ledger.find(key_of(release_method(parameters), fingerprint, parameters.release.label))
 
 
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
