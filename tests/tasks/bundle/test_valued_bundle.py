@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -111,9 +111,10 @@ def test_values_are_read_and_signed_as_titles_are(
     ]
     named = own_texts({}, {"value_columns": {"Industry of the employer": ["11"]}}, str(tiny_bert))
     assert "column: Industry of the employer" in named
+    (tmp_path / "unsigned").mkdir()
+    unsigned = replace(valued.refill(tmp_path / "unsigned"), unsigned_texts=listed)
     with pytest.raises(UnsoundBundle, match="texts that neither the plan lists"):
-        (tmp_path / "unsigned").mkdir()
-        inspect(valued.folder, refilled(valued, tmp_path / "unsigned", texts=()))
+        inspect(valued.folder, unsigned)
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "states.txt").write_text("".join(public_lists.entry_digest(Code(one)) + "\n" for one in VALUES["State"]))
@@ -123,16 +124,6 @@ def test_values_are_read_and_signed_as_titles_are(
         assert not [text for text in own_texts({}, facts, str(tiny_bert)) if text.startswith("value")]
     finally:
         public_lists._places.cache_clear()
-
-
-def refilled(sealed: Sealed, folder: Path, *, texts: tuple[str, ...]) -> Any:
-    """Returns what the gate expects where the plan lists these texts."""
-    from dataclasses import replace
-
-    expected = sealed.refill(folder)
-    facts = sealed.context.store.figures(sealed.candidate.dataset)
-    every = own_texts({}, facts, sealed.candidate.model.encoder)
-    return replace(expected, unsigned_texts=tuple(text for text in every if text not in texts))
 
 
 def test_the_share_of_a_value_is_exact(valued: Sealed) -> None:
