@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -159,10 +160,8 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
         if row.kind != "audit" or row.details.get("plan_digest") != plan.digest:
             continue
         for decision in from_row(row.details):
-            try:
+            with suppress(InputError):
                 return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at))
-            except InputError:
-                continue
     return None
 
 
