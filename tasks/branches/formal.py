@@ -113,7 +113,7 @@ def find_stages(
     branch, terms = formal_branch(parameters)
     model, seed, mechanism = branch.model(parameters), parameters.fit.seed, branch.mechanism
     dataset, prepared = prepare(parameters, [model], find)
-    noise: Any = None  # as an input of a step it marks one that does not exist yet
+    noise: ArtifactRef | None = None
     if dataset is None or prepared is None:  # the noise depends on the number of records, which ingest will count
         find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
     else:
@@ -122,8 +122,9 @@ def find_stages(
         noise = find(study.at(branch).plan())
     if noise is not None:
         mechanism = fits.plan_of(context.store.open(noise)).mechanism
-    made: Any = {"dataset": dataset, "prepared": prepared}
-    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, planned=noise, **made))
+    made: Any = {"dataset": dataset, "prepared": prepared}  # an input of None marks a step that does not exist yet
+    planned: Any = {"planned": noise}
+    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **made))
     predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **made))
     find(scores.score(branch.name, seed=seed, predictions=predictions, **made))
     return dataset

@@ -83,7 +83,7 @@ def test_a_table_is_prepared_measured_and_fitted(tmp_path: Path, table: Path) ->
     assert schema.names == ("length", "sex=F", "sex=I", "sex=M", "weight")
     assert schema.columns[0].bounds == (0, 2)
     assert [column.bounds_source for column in schema.columns] == ["public", "public", "records"]
-    trained = context.store.figures(made.posteriors["reweighted"])  # type: ignore[arg-type]
+    trained = context.store.figures(made.posteriors["reweighted"])
     assert trained["parameters"] == 5 * 2 + 2
 
 
