@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
@@ -251,35 +246,32 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
 
 
 Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-
-
-class Target(BaseModel, frozen=True, extra="forbid"):
-    """States what an experiment aims at: for one privacy unit, as its owner decides."""
-
-    target_epsilon: Epsilon | Literal["match"] | None = None
-    delta: float | None = Field(
-        default=None,
+Delta = Annotated[
+    float | None,
+    Field(
         gt=0,
         lt=1,
         title="Delta",
         description="Of formal claims, far below one over the number of records; empty: the profile's, or the least of "
         "1e-5, a tenth over their number and the policy's cap.",
-    )
+    ),
+]
 
 
-class FormalParameters(Target, frozen=True, title="Formal release"):
+class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal release"):
     """Releases one formally private fit, in place of a draw by SWAG-PPM."""
 
+    target_epsilon: Epsilon | None = Field(
+        default=None,
+        title="Target epsilon",
+        description="For one privacy unit. The owner of the records decides it.",
+    )
+    delta: Delta = None
     branch: str = Field(
         default="prior-descent",
         title="Branch",
         description="Which one, by its name in deployments/branches.yaml.",
         pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
-    )
-    target_epsilon: Epsilon | None = Field(
-        default=None,
-        title="Target epsilon",
-        description="For one privacy unit. The owner of the records decides it.",
     )
     mechanism: dict[str, Any] = Field(
         default={},
@@ -317,26 +309,17 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         return values | {"fit": fit | {"adamw": phase | {"learning_rate": HEAD_RATE}}}
 
     @model_validator(mode="after")
-    def _encoder_where_one_is_used(self) -> RetrainParameters:
-        kind, pooling = self.data.ingest.kind, self.model.pooling
+    def _the_model_reads_the_data(self) -> RetrainParameters:
+        kind, pooling, several = self.data.ingest.kind, self.model.pooling, self.data.ingest.fields
         if kind != "text" and pooling != "none":
             raise ValueError(f"data.ingest.kind `{kind}` has no encoder. Set model.pooling=none")
         if kind == "text" and pooling == "none":
             raise ValueError("model.pooling `none` does not read narratives. Set data.ingest.kind=table or images")
-        return self
-
-    @model_validator(mode="after")
-    def _values_next_to_a_mean(self) -> RetrainParameters:
         if self.data.ingest.value_columns and not self.model.reads_values:
             raise ValueError(
                 "data.ingest.value_columns: the head reads them next to the mean of the encoder's tokens. Set "
                 "model.pooling=mean, and model.trainable=head or lora"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fields_have_linear_heads(self) -> RetrainParameters:
-        several = self.data.ingest.fields
         if several and not self.model.linear_head:
             raise ValueError(
                 "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "
@@ -351,6 +334,11 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
         """Returns the posteriors to fit, in order; the release draws from the last."""
         config = self.pseudo_posterior
         return ROUNDS["reweighted" if config.mechanism == "weighted" and config.reweight else config.mechanism]
+
+    @property
+    def needs_search(self) -> bool:
+        """Checks whether a target epsilon leaves c and k to be searched."""
+        return self.pseudo_posterior.target_epsilon is not None and self.pseudo_posterior.mechanism == "weighted"
 
     def bounded(self, round_name: str) -> BoundedLikelihood | None:
         """Returns the bound on each record's log-likelihood in one of the rounds; None if it is not bounded.

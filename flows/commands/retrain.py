@@ -205,9 +205,7 @@ def _show_dry_run(
     preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
     """Print stages with finished outputs; records and codes; the charge; time and disk."""
-    from tasks.branches.search import needs_search
-
-    search = _search(parameters) if parameters.formal is None and needs_search(parameters) else None
+    search = _search(parameters) if parameters.formal is None and parameters.needs_search else None
     stages = {step.label: reused for step, reused in preview.steps}
     data, survey, charge, estimate = parameters.data, preview.source, preview.charge, preview.estimate
     missing = [label for label, reused in stages.items() if not reused]

@@ -124,7 +124,7 @@ def settle_parameters(
         target = terms.target_epsilon if terms.target_epsilon != "match" else released.target_epsilon
         return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
     posterior = parameters.pseudo_posterior
-    if search.needs_search(parameters):
+    if parameters.needs_search:
         parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
     elif posterior.target_epsilon is not None and terms.target_epsilon == "match":
         terms = terms.model_copy(update={"target_epsilon": posterior.target_epsilon})

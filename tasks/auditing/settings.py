@@ -79,7 +79,7 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
     if parameters.formal is not None:
         from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
 
-        released = formal.formal_settings(parameters).branch
+        released = formal.formal_branch(parameters)[0].name
     else:
         last = SwagPpm(round=parameters.rounds[-1])
         released = next(branch.name for branch in branches.values() if branch.mechanism == last)

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.config import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.catalogue import BRANCHES, branch_bodies
-from tasks.parameters import RELEASE_BRANCH, DataParameters, Epsilon, RetrainParameters, Target
+from tasks.parameters import RELEASE_BRANCH, DataParameters, Delta, Epsilon, RetrainParameters
 
 
-class Branch(BaseModel):
+class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     """Names one mechanism with its settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Branch")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")
     title: str = Field(min_length=1, max_length=200)
@@ -77,7 +75,7 @@ class Branch(BaseModel):
         return getattr(self.mechanism_for(parameters, terms), "epochs", None) or terms.epochs
 
 
-class Terms(Target, frozen=True):
+class Terms(BaseModel, frozen=True, extra="forbid"):
     """Holds what all experiments of one run share: their target, the settings that branches leave open, and the user's
     branches.
     """
@@ -88,6 +86,7 @@ class Terms(Target, frozen=True):
         description="Of the formal and the bounded branches. `match`: the largest that SWAG-PPM claims over the seeds, "
         "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
     )
+    delta: Delta = None
     epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
     batch_size: int = Field(
         default=512,
@@ -102,12 +101,13 @@ class Terms(Target, frozen=True):
     )
 
     @property
-    def all_branches(self) -> Mapping[str, Branch]:
-        """Returns the standard branches and the user's, which replace those of the same name.
+    def given_epsilon(self) -> float | None:
+        """Returns the target epsilon where it is a number; None where it is matched."""
+        return None if self.target_epsilon == "match" else self.target_epsilon
 
-        Raises:
-            InputError: a branch is invalid; names it.
-        """
+    @property
+    def all_branches(self) -> Mapping[str, Branch]:
+        """Returns the standard branches and the user's, which replace those of the same name."""
         return standard_branches() | parse_branches(self.branches, "branches")
 
 
@@ -132,11 +132,7 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
 
 
 def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
-    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to.
-
-    Raises:
-        InputError: names the branch and the field.
-    """
+    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to."""
     branches = {}
     for name, body in content.items():
         if str(name).startswith("x-"):
@@ -166,9 +162,6 @@ def choose(
     Args:
         data: whether it codes several fields, which few mechanisms fit at once, and has a code list; None: one field
             with a list.
-
-    Raises:
-        InputError: a branch does not exist, or its mechanism does not fit this model or these records.
     """
     branches, form = standard_branches() if branches is None else branches, form_of(model)
     several, listed = data is not None and bool(data.ingest.fields), data is None or data.has_codelists

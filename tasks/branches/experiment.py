@@ -1,49 +1,35 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
 A retrain is one experiment, a comparison many, and an audit attacks one. Most mechanisms are one fit: plan its noise,
-fit, score on the test half. A mechanism of several stages registers a runner (`register_runner`).
+fit, score on the test half. SWAG-PPM is a chain of fits, and one repeatable draw is scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
 from mechanisms.mechanism import Mechanism, Task
 from mechanisms.model.config import ModelConfig
+from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy import claims
 from mechanisms.privacy.events import Claim, Event
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from tasks.branches.branch import Branch, Terms
-from tasks.fitting import data, fits, prior, scores
-from tasks.fitting.ingest import ingest_records
+from tasks.branches.swag_chain import Chain, prepare, run_chain
+from tasks.fitting import fits, scores
 from tasks.parameters import FitParameters, RetrainParameters
 from tasks.releasing import ledger_access
-from tasks.releasing.claims import MATCHED, privacy_unit, public_inputs, unprotected_inputs
+from tasks.releasing.claims import MATCHED, claim_on, privacy_unit
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
-Ref = TypeVar("Ref", ArtifactRef, ArtifactRef | None)
 SMALLEST_EPSILON = 1e-4
 """Stated instead of less: at a delta near 1 epsilon 0 suffices, and a ledger's amount is above zero. A claim with a
 larger epsilon holds as well."""
-
-# Seeds of a branch share one event, and accounting for it takes seconds.
-_claim_of = lru_cache(maxsize=64)(claims.claim_of)
-
-
-def prepare(
-    parameters: RetrainParameters, models: Iterable[ModelConfig], do: Callable[[Step], Ref], *, seed: int | None = None
-) -> tuple[Ref, Ref]:
-    """Returns the records and their features or tokens, after the titles that these models start from."""
-    dataset = do(ingest_records(parameters.data))
-    for model in dict.fromkeys(models):
-        for step in prior.stages(model, parameters.data.complete_codelists):
-            do(step)
-    return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed if seed is None else seed))
 
 
 @dataclass(frozen=True)
@@ -62,24 +48,12 @@ class Study:
     """Epsilon of one unit, for branches that aim at one."""
 
     @staticmethod
-    def of(
-        context: Context,
-        parameters: RetrainParameters,
-        terms: Terms,
-        chosen: Iterable[Branch],
-        do: Do,
-        *,
-        target: float | None = None,
-    ) -> Study:
-        """Prepares the records for these branches.
-
-        Raises:
-            InputError, MechanismError: a branch cannot be fitted on them.
-        """
-        branches = tuple(chosen)
-        dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in branches), do)
-        study = Study(context, parameters, terms, dataset, prepared, context.store.figures(dataset), do, target)
-        for branch in branches:
+    def of(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], do: Do) -> Study:
+        """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
+        dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in chosen), do)
+        facts = context.store.figures(dataset)
+        study = Study(context, parameters, terms, dataset, prepared, facts, do, terms.given_epsilon)
+        for branch in chosen:
             experiment = study.at(branch)
             experiment.mechanism.check(experiment.task)
         return study
@@ -87,10 +61,6 @@ class Study:
     def at(self, branch: Branch, seed: int | None = None) -> Experiment:
         """Returns the experiment of a branch at a seed; the run's, if none is given."""
         return Experiment(self, branch, self.parameters.fit.seed if seed is None else seed)
-
-    def with_target(self, target: float | None) -> Study:
-        """Returns the same study with this target."""
-        return replace(self, target=target)
 
     def retargeted(self, epsilon: float) -> Study:
         """Returns the study at another given target."""
@@ -171,18 +141,15 @@ class Experiment:
 
     def claim(self, event: Event) -> Claim:
         """Returns the claim that an event of this experiment supports."""
-        unit, most = privacy_unit(self.study.parameters.data.ingest)
-        claim = _claim_of(
+        study = self.study
+        matched = (MATCHED,) if self.branch.takes_target_from_records(study.terms) else ()
+        claim = claim_on(
+            study.facts,
+            study.parameters.data.ingest,
+            self.model,
             event,
             delta=self.delta if claims.formal(event) else None,
-            privacy_unit=unit,
-            max_records_per_unit=most,
-            unprotected_inputs=(
-                *unprotected_inputs(self.study.facts, weights=event.risk_weights, model=self.model),
-                *((MATCHED,) if self.branch.takes_target_from_records(self.study.terms) else ()),
-                *self.branch.unprotected,
-            ),
-            public_inputs=public_inputs(self.model, self.study.facts),
+            also_unprotected=(*matched, *self.branch.unprotected),
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
@@ -203,16 +170,54 @@ class Experiment:
         where: Any = {"seed": self.seed, "fitted": fitted, **self.study.records, **options}
         return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
 
-    def score(self, mechanism: Mechanism, fitted: ArtifactRef) -> ArtifactRef:
-        """Scores a fit, or one repeatable draw of a posterior, on the test half."""
-        predictions = self.predict(mechanism, fitted)
-        return self.study.do(
-            scores.score(self.branch.name, seed=self.seed, predictions=predictions, **self.study.records)
-        )
-
     def run(self) -> Outcome:
         """Runs every stage up to the scores on the test half."""
-        return _RUNNERS.get(type(self.branch.mechanism), run_fit)(self)
+        if self.swag_ppm is not None:
+            chain, event = self.fit_rounds()
+            name = self.swag_ppm.round
+            return self._outcome(self.swag_ppm, event, chain.posteriors[name], sensitivity=chain.measured[name])
+        study, store = self.study, self.study.context.store
+        planned = study.do(self.plan())
+        fitted = study.do(self.fit(planned=planned))
+        mechanism, event = fits.plan_of(store.open(planned)).mechanism, fits.event_of(store.open(fitted))
+        return self._outcome(mechanism, event, fitted, cost=store.figures(planned))
+
+    def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
+        """Runs SWAG-PPM's chain as far as the branch's round, and returns that round's event.
+
+        A comparison and a retrain reuse each other's finished stages.
+        """
+        assert self.swag_ppm is not None
+        study, parameters, name = self.study, self.parameters, self.swag_ppm.round
+        chain = run_chain(parameters, study.do, rounds=ROUNDS[name], ingested=study.dataset)
+        return chain, chain.event(study.context.store, parameters, name)
+
+    def _outcome(
+        self,
+        mechanism: Mechanism,
+        event: Event,
+        fitted: ArtifactRef,
+        *,
+        cost: Mapping[str, Any] | None = None,
+        sensitivity: ArtifactRef | None = None,
+    ) -> Outcome:
+        """Scores a fit, or one repeatable draw of a posterior, on the test half, and states its claim."""
+        study, store = self.study, self.study.context.store
+        predictions = self.predict(mechanism, fitted)
+        measured = study.do(scores.score(self.branch.name, seed=self.seed, predictions=predictions, **study.records))
+        return Outcome(
+            branch=self.branch,
+            seed=self.seed,
+            mechanism=mechanism,
+            event=event,
+            claim=self.claim(event),
+            fitted=fitted,
+            measured=measured,
+            figures=store.figures(measured),
+            losses=store.figures(fitted).get("losses", []),
+            cost=cost or {},
+            sensitivity=sensitivity,
+        )
 
 
 @dataclass(frozen=True)
@@ -236,44 +241,6 @@ class Outcome:
     """The stage that measured risks or Delta over draws of a posterior; None where the fit itself is the candidate."""
 
 
-Runner = Callable[[Experiment], Outcome]
-
-
-def run_fit(experiment: Experiment) -> Outcome:
-    """Plans the noise, fits at the seed and scores on the test half."""
-    study, store = experiment.study, experiment.study.context.store
-    planned = study.do(experiment.plan())
-    fitted = study.do(experiment.fit(planned=planned))
-    mechanism = fits.plan_of(store.open(planned)).mechanism
-    event, figures = fits.event_of(store.open(fitted)), store.figures(fitted)
-    measured = experiment.score(mechanism, fitted)
-    return Outcome(
-        branch=experiment.branch,
-        seed=experiment.seed,
-        mechanism=mechanism,
-        event=event,
-        claim=experiment.claim(event),
-        fitted=fitted,
-        measured=measured,
-        figures=store.figures(measured),
-        losses=figures.get("losses", []),
-        cost=store.figures(planned),
-    )
-
-
-_RUNNERS: dict[type[Mechanism], Runner] = {}
-
-
-def register_runner(mechanism: type[Mechanism]) -> Callable[[Runner], Runner]:
-    """Registers the decorated function for mechanisms whose fit is more than one stage."""
-
-    def register(runner: Runner) -> Runner:
-        _RUNNERS[mechanism] = runner
-        return runner
-
-    return register
-
-
 def has_one_fit(mechanism: Mechanism) -> bool:
     """Checks whether a branch of this mechanism is one fit."""
-    return type(mechanism) not in _RUNNERS
+    return not isinstance(mechanism, SwagPpm)

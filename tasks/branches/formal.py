@@ -16,7 +16,8 @@ from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import plan
 from tasks.branches.branch import Branch, Terms, choose, standard_branches
-from tasks.branches.experiment import Outcome, Study, has_one_fit, prepare
+from tasks.branches.experiment import Outcome, Study, has_one_fit
+from tasks.branches.swag_chain import prepare
 from tasks.fitting import fits, scores
 from tasks.parameters import FormalParameters, RetrainParameters
 from tasks.releasing.claims import privacy_unit, release_method
@@ -28,11 +29,11 @@ _GIVEN_BY_BRANCH_AND_TARGET = frozenset({"kind", "target_epsilon"})
 """Settings that `formal.branch` and `formal.target_epsilon` fix."""
 
 
-def formal_settings(parameters: RetrainParameters) -> FormalParameters:
-    """Returns the formal release's settings of a retrain that has one.
+def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
+    """Returns the branch that a formal retrain releases, with its settings, and its terms.
 
     Raises:
-        InputError: the branch does not exist or cannot be released so, or no epsilon is given.
+        InputError: the branch does not exist or cannot be released so, a setting is wrong, or no epsilon is given.
     """
     release = parameters.formal
     assert release is not None
@@ -44,28 +45,11 @@ def formal_settings(parameters: RetrainParameters) -> FormalParameters:
     (branch,) = choose(release.branch, model=parameters.model, data=parameters.data)
     if not branch.releasable or not branch.mechanism.has_target or not has_one_fit(branch.mechanism):
         raise InputError(f"formal.branch: {release.branch} cannot be released formally. Choose another branch")
-    _with_release_settings(branch, release)
-    return release
-
-
-def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
-    """Returns the branch that is released, and its terms.
-
-    Raises:
-        InputError: `formal_settings` refuses.
-    """
-    release = formal_settings(parameters)
-    assert release.target_epsilon is not None
-    terms = Terms(target_epsilon=release.target_epsilon, delta=release.delta)
-    return _with_release_settings(standard_branches()[release.branch], release), terms
+    return _with_release_settings(branch, release), Terms(target_epsilon=release.target_epsilon, delta=release.delta)
 
 
 def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
-    """Returns the branch with the release's settings of its mechanism.
-
-    Raises:
-        InputError: names the setting.
-    """
+    """Returns the branch with the release's settings of its mechanism."""
     mechanism = branch.mechanism
     if not release.mechanism:
         return branch
@@ -89,13 +73,9 @@ def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
 
 
 def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> tuple[Study, Outcome]:
-    """Fits and scores what is not fitted and scored already.
-
-    Raises:
-        InputError: `formal_branch` refuses.
-    """
+    """Fits and scores what is not fitted and scored already."""
     branch, terms = formal_branch(parameters)
-    study = Study.of(context, parameters, terms, [branch], do, target=_target(terms))
+    study = Study.of(context, parameters, terms, [branch], do)
     return study, study.at(branch).run()
 
 
@@ -111,7 +91,7 @@ def price_separately(context: Context, parameters: RetrainParameters, *, records
         records=records,
         classes=len(fields),
         records_per_unit=privacy_unit(parameters.data.ingest)[1],
-        target_epsilon=_target(terms),
+        target_epsilon=terms.given_epsilon,
         delta=terms.delta or default_delta(context, parameters, records=records),
         fields=(1,) * len(fields),
     )
@@ -138,25 +118,16 @@ def find_stages(
         find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
     else:
         facts = context.store.figures(dataset)
-        study = Study(context, parameters, terms, dataset, prepared, facts, _never, _target(terms))
+        study = Study(context, parameters, terms, dataset, prepared, facts, _never, terms.given_epsilon)
         noise = find(study.at(branch).plan())
     if noise is not None:
         mechanism = fits.plan_of(context.store.open(noise)).mechanism
-    made: Any = {"dataset": dataset, "prepared": prepared}
-    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, planned=_any(noise), **made))
+    made: Any = {"dataset": dataset, "prepared": prepared}  # an input of None marks a step that does not exist yet
+    planned: Any = {"planned": noise}
+    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **made))
     predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **made))
     find(scores.score(branch.name, seed=seed, predictions=predictions, **made))
     return dataset
-
-
-def _target(terms: Terms) -> float:
-    assert terms.target_epsilon != "match"
-    return terms.target_epsilon
-
-
-def _any(ref: ArtifactRef | None) -> Any:
-    """Returns the reference, typed for steps: an input of None marks a step that does not exist yet."""
-    return ref
 
 
 def _never(work: object) -> Any:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
@@ -36,10 +36,11 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
         )
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
+    parameters = study.at(outcome.branch, outcome.seed).parameters
     if outcome.sensitivity is not None:
         plan = PlannedRelease.of_posterior(
             study.context,
-            study.at(outcome.branch, outcome.seed).parameters,
+            parameters,
             dataset=study.dataset,
             prepared=study.prepared,
             posterior=outcome.fitted,
@@ -47,7 +48,6 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
             prefect_run_id=prefect_run_id,
         )
         return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
-    parameters = study.at(outcome.branch, outcome.seed).parameters
     method = {
         "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
         "branch": outcome.branch.name,
@@ -62,11 +62,7 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
 def plan_fit(
     study: Study, outcome: Outcome, claim: Claim, *, method: dict[str, Any], prefect_run_id: str | None
 ) -> PlannedRelease:
-    """Plans the release of a fit as it is.
-
-    Args:
-        method: the settings, whose digest is part of the key under which the release is found.
-    """
+    """Plans the release of a fit as it is, by these settings."""
     parameters = study.at(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
@@ -88,21 +84,15 @@ def plan_fit(
     )
 
 
-class Origin(BaseModel):
+class Origin(BaseModel, frozen=True, extra="forbid"):
     """Holds the settings of the run that made a plan, and the branch that the plan releases."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parameters: RetrainParameters
     terms: Terms = Terms()
     branch: str = RELEASE_BRANCH
 
     def require_retrain(self, plan: Path) -> None:
-        """Refuses all plans but those of a retrain's posterior.
-
-        Raises:
-            InputError: the plan is of a formal fit, or of a branch of a comparison.
-        """
+        """Refuses a plan of a formal fit, or of a branch of a comparison."""
         if self.parameters.formal is not None or self.branch != RELEASE_BRANCH:
             raise InputError(
                 f"plan {plan}: it is of branch {self.branch if self.parameters.formal is None else 'formal'}. "
@@ -119,11 +109,7 @@ class Origin(BaseModel):
 
     @staticmethod
     def of(plan: Path) -> tuple[PlannedRelease, Origin]:
-        """Loads a plan and its settings, without the policy: the plan's ledger has one in force.
-
-        Raises:
-            InputError: the plan, or the file of its settings, cannot be read.
-        """
+        """Loads a plan and its settings, without the policy: the plan's ledger has one in force."""
         plan = plan.expanduser()
         planned, file = PlannedRelease.load(plan), _settings_file(plan)
         try:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms.model import encoder_files, export, onnx_graph
+from mechanisms.model import export, onnx_graph
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.encoder_files import PACKAGED
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_spaces
@@ -32,7 +33,7 @@ from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
-from tasks.bundle.texts import encoder_digest, known_settings, known_words, own_texts
+from tasks.bundle.texts import encoder_digest, known_settings, known_words, name_of, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.prior import lexicon_of
 from tasks.pages.render import render
@@ -99,27 +100,28 @@ def fill(
         _write_codes(place / bundle.CODELIST, codes, classification, version)
         golden.write(released, codes, place / bundle.GOLDEN, score=score)
         titles = {entry.code: entry.title for entry in codes} if name else None
-        thresholds[name] = None
+        fitted = None
         if not columns:  # generated narratives have none
-            thresholds[name] = calibration.thresholds_on_generated(
+            fitted = calibration.thresholds_on_generated(
                 released, classification=classification, field=name, titles=titles, score=score
             )
-        if thresholds[name] is not None:
-            bundle.write_json(place / bundle.THRESHOLDS, thresholds[name] or {})
+        if fitted is not None:
+            bundle.write_json(place / bundle.THRESHOLDS, fitted)
+        thresholds[name] = fitted
     graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
-    text = licence.text_of(licence_id)
-    (folder / bundle.LICENCE).write_text(text, encoding="utf-8")
+    (folder / bundle.LICENCE).write_text(licence.text_of(licence_id), encoding="utf-8")
+    encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
+    training = describe_training(candidate.model, precision=settings.precision)
+    listed = json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
     text = render(
         "card.md",
         statement=claimed,
-        encoder=_encoder_name(candidate.model),
-        training=describe_training(candidate.model, precision=settings.precision),
+        encoder=encoder_name,
+        training=training,
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
-        columns=json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
-        if columns
-        else "",
+        columns=listed if columns else "",
         example=golden.texts(next(iter(spaces.values())))[0],
         labels={name: len(codes) for name, codes in spaces.items()},
         classification=f"{classification} {version}".strip(),
@@ -135,8 +137,8 @@ def fill(
     bill = bill_of_materials(
         folder,
         claimed,
-        encoder=_encoder_name(candidate.model),
-        training=describe_training(candidate.model, precision=settings.precision),
+        encoder=encoder_name,
+        training=training,
         family=config["model_type"],
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
@@ -161,13 +163,6 @@ def _write_graph(folder: Path, texts: Sequence[str]) -> str:
     return hashlib.sha256(onnx_graph.graph(export.load(folder), folder)).hexdigest()
 
 
-def _encoder_name(model: ModelConfig) -> str:
-    """Returns the encoder's name without its folder."""
-    return (
-        "all-MiniLM-L6-v2" if model.encoder == encoder_files.PACKAGED else model.encoder.rstrip("/").rpartition("/")[2]
-    )
-
-
 def describe_training(model: ModelConfig, *, precision: str) -> str:
     """Describes what training did to the public encoder that a bundle holds."""
     if model.trainable == "full":
@@ -190,13 +185,6 @@ def rehearse(
 
     The whole bundle is written as it would be released, but with the parameters from before training: its words are
     complete before the draw, which adds only numbers.
-
-    Args:
-        row: the row as it would be drawn.
-        texts: see `fill`.
-
-    Raises:
-        MechanismError, StorageError: something cannot leave; names it.
     """
     folder = context.workspace.private / "rehearsal" / candidate.fitted.sha256[:32]
     shutil.rmtree(folder, ignore_errors=True)

@@ -17,11 +17,7 @@ SPDX = (
 
 
 def resolve(name: str | None) -> str:
-    """Returns the licence's SPDX name; the project's where none is given.
-
-    Raises:
-        InputError: the name is not supported.
-    """
+    """Returns the licence's SPDX name, the project's where none is given; refuses a name that is not supported."""
     if name is None:
         return OURS
     if name not in SPDX:
@@ -32,11 +28,7 @@ def resolve(name: str | None) -> str:
 
 
 def text_of(name: str) -> str:
-    """Returns the text that a bundle has of a licence.
-
-    Raises:
-        InputError: the name is not supported.
-    """
+    """Returns the text that a bundle has of a licence."""
     if resolve(name) == OURS:
         ours = metadata.distribution("swag-ppm-autocoder").read_text("licenses/LICENSE")
         if ours is None:

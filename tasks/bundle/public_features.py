@@ -27,11 +27,7 @@ PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
 def logits(released: Released, texts: Sequence[str], *, folder: Path, encoder: str | None = None) -> Tensor:
-    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a mean in float32.
-
-    Args:
-        encoder: `encoder_digest(released)`, where it is known.
-    """
+    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a mean in float32."""
     model = released.model
     if not isinstance(model, MeanPooled) or released.precision != "float32":
         return released.logits(texts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from mechanisms.privacy.events import describe_guarantee
@@ -83,20 +84,12 @@ class Section:
     sentences: tuple[Sentence, ...]
 
 
-def proved(text: str, basis: str, when: str = "") -> Sentence:
-    """Makes a sentence that a theorem proves, or that the program ensures and a test checks."""
-    return Sentence("proved", text, basis, when)
-
-
-def measured(text: str, basis: str, when: str = "") -> Sentence:
-    """Makes a sentence with a figure of this release or of a similar one."""
-    return Sentence("measured", text, basis, when)
-
-
-def assumed(text: str, basis: str, when: str = "") -> Sentence:
-    """Makes a sentence that nobody checked or can check."""
-    return Sentence("assumed", text, basis, when)
-
+proved = partial(Sentence, "proved")
+"""Makes a sentence that a theorem proves, or that the program ensures and a test checks."""
+measured = partial(Sentence, "measured")
+"""Makes a sentence with a figure of this release or of a similar one."""
+assumed = partial(Sentence, "assumed")
+"""Makes a sentence that nobody checked or can check."""
 
 _ONE_DRAW = proved(
     "The draw was taken once, without a seed, after the ledger had reserved its cost.",

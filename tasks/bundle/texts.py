@@ -48,8 +48,8 @@ def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], en
     if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
         texts.append(f"classification: {named}")
     texts += [f"cohort: {one}" for one in facts.get("cohorts", ()) if not _NAME.fullmatch(one)]
-    if not _ENCODER.fullmatch(name := encoder.rstrip("/").rpartition("/")[2]):
-        texts.append(f"encoder: {name}")
+    if not _ENCODER.fullmatch(name_of(encoder)):
+        texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
         texts += _texts_of_encoder(encoder)
     return tuple(texts)
@@ -64,6 +64,11 @@ def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
 def value_texts(name: str, values: Sequence[Code]) -> list[str]:
     """Lists the values of a column; a number is none."""
     return [f"value of {name}: {one.code}" for one in values if not _NUMBER.fullmatch(one.code)]
+
+
+def name_of(encoder: str) -> str:
+    """Returns an encoder's name without its folder."""
+    return encoder.rstrip("/").rpartition("/")[2]
 
 
 def encoder_digest(encoder: str) -> str:
@@ -94,12 +99,9 @@ def _texts_of_encoder(encoder: str) -> Iterator[str]:
     """Yields added tokens and settings of an encoder that nobody reviewed, where they are more than usual ones."""
     tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
     yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
-    settings = (one for one in sorted(encoder_settings(encoder)) if one not in LIBRARY_SETTINGS)
-    yield from (
-        f"setting of the encoder: {one}"
-        for one in settings
-        if not (_SPECIAL.fullmatch(one) or encoder_files.is_usual(one))
-    )
+    for one in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):
+        if not (_SPECIAL.fullmatch(one) or encoder_files.is_usual(one)):
+            yield f"setting of the encoder: {one}"
 
 
 LIBRARY_SETTINGS = frozenset({
@@ -113,19 +115,12 @@ LIBRARY_SETTINGS = frozenset({
 """Texts that the libraries write into the configuration of any model."""
 
 
-def encoder_settings(encoder: str) -> frozenset[str]:
-    """Returns the texts of an encoder's configuration and its special tokens."""
-    return frozenset(encoder_files.settings(encoder))
-
-
 def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozenset[str]:
     """Returns the texts that a model's configuration may contain: the encoder's, the libraries' and the codes."""
     versions = (importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers"))
     codes = (one.code for listed in spaces.values() for one in listed)
-    return (
-        encoder_settings(encoder)
-        | LIBRARY_SETTINGS
-        | frozenset((*versions, *encoder_files.architectures(encoder), *codes, *spaces))
+    return LIBRARY_SETTINGS.union(
+        encoder_files.settings(encoder), encoder_files.architectures(encoder), versions, codes, spaces
     )
 
 
@@ -145,8 +140,8 @@ def known_words(
             *_leaves(facts.get("value_columns", {})),
             facts.get("classification", ""),
             facts.get("classification_version", ""),
-            encoder.rstrip("/").rpartition("/")[2],
-            *encoder_settings(encoder),
+            name_of(encoder),
+            *encoder_files.settings(encoder),
             *encoder_files.architectures(encoder),
         )
     )

@@ -29,7 +29,6 @@ from storage.demo_data import write_demo_data
 from storage.tables.reader import pieces, survey
 from tasks.running import progress
 
-THRESHOLDS = "thresholds.json"
 _GENERATED, _GENERATED_SEED = 800, 20260102
 _INJURIES = "OIICS"
 """Classification of the generated narratives, which are useless for other tasks."""

@@ -20,11 +20,11 @@ from mechanisms.model.config import Choice
 from mechanisms.model.conformal import Sets
 from mechanisms.model.precision import resolved
 from storage.artifacts import file_digest
-from storage.bundle.folder import CODELIST, PROOF, STATEMENT, bundle_digest
+from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle_digest
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
-from tasks.bundle.thresholds import NONE_FOR_OTHERS, THRESHOLDS, are_generated_for, best_accuracy, read_thresholds
+from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for, best_accuracy, read_thresholds
 from tasks.coding.bfloat16 import near_tie
 from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.groups import Groups, groups_of

@@ -15,7 +15,7 @@ from tasks.releasing import ledger_access, ledger_records
 from tasks.releasing.claims import MATCHED
 from tasks.releasing.evidence import measurement_of
 from tasks.releasing.ledger_records import save_record_set
-from tasks.releasing.recommendation import Figures, exclusion_reason
+from tasks.releasing.recommendation import Figures
 
 STUDY = "its epsilon comes from these records, for study only"
 NEVER = "never released: it is for comparison only"
@@ -31,16 +31,6 @@ class BranchAssessment:
     """Of the strongest membership test; None without an audit."""
     plan: str | None = None
     """The file of its release plan."""
-
-    @property
-    def name(self) -> str:
-        """Returns the branch's name."""
-        return self.figures.name
-
-    @property
-    def exclusion_reason(self) -> str:
-        """Returns why it cannot be recommended, whatever its figures; empty if it can."""
-        return exclusion_reason(self.figures)
 
 
 def assess(comparison: Comparison, plans: Mapping[str, str]) -> list[BranchAssessment]:
@@ -84,7 +74,7 @@ def _assess_branch(
         relation=first.claim.neighbouring_relation,
         epsilon_replaced=summary.epsilon_replaced,
         resampled=resampled_scores(study.context, outcomes),
-        audit=ledger_records.audit_verdict(worst),
+        audit=None if worst is None else worst.verdict,
         lower_bound=None if worst is None else worst.epsilon_lower_bound,
         refused=_refusal(study, ledger, records, first, summary),
     )

@@ -20,7 +20,7 @@ from tasks.comparing.run import Comparison
 from tasks.pages.render import Table, render
 from tasks.releasing import ledger_access
 from tasks.releasing.budgets import budget_table
-from tasks.releasing.recommendation import Recommendation, Verdict, recommend
+from tasks.releasing.recommendation import Recommendation, Verdict, exclusion_reason, recommend
 
 NOTICE = (
     "Internal. These figures are computed from private records without protection. Keep this file in the private "
@@ -69,31 +69,25 @@ class Decision:
         return Decision(comparison, tuple(rows), recommend([row.figures for row in rows]))
 
 
-def write(folder: Path, decisions: Sequence[Decision], *, kinds: str) -> Path:
-    """Writes the page next to a comparison's report and returns the file."""
-    file = folder / "decision.html"
-    write_atomically(file, page(decisions, kinds=kinds).encode())
-    return file
-
-
-def page(decisions: Sequence[Decision], *, kinds: str) -> str:
-    """Renders the page as self-contained HTML."""
-    study = decisions[0].comparison.study
-    return render(
+def write(folder: Path, decisions: Sequence[Decision], *, kinds: str) -> None:
+    """Writes the page, self-contained HTML, next to a comparison's report."""
+    text = render(
         "decision.html",
         notice=NOTICE,
         kinds=kinds,
-        population=study.parameters.data.population,
+        population=decisions[0].comparison.study.parameters.data.population,
         seeds=len(decisions[0].comparison.seeds),
         parts=[_part(one, number) for number, one in enumerate(decisions)],
-        plans=[plan for number, one in enumerate(decisions) for plan in plan_entries(one, number)],
+        plans=plan_entries(decisions),
     )
+    write_atomically(folder / "decision.html", text.encode())
 
 
-def plan_entries(one: Decision, number: int) -> list[Mapping[str, str]]:
+def plan_entries(decisions: Sequence[Decision]) -> list[Mapping[str, str]]:
     """Returns name, anchor, file and shell-quoted file of every plan, in the order of the rows."""
     return [
         {"name": _titled(row), "anchor": _anchor(row, number), "file": row.plan, "shown": shlex.quote(row.plan)}
+        for number, one in enumerate(decisions)
         for row in one.rows
         if row.plan is not None
     ]
@@ -141,11 +135,7 @@ def _losses(one: Decision, number: int) -> Answer:
             f"ε {epsilon:.3g}: {_loss(best[epsilon], one.recommendation)} ({best[epsilon].figures.title})"
             for epsilon in sorted(best)
         ]
-        text = (
-            f"Of {reference.weighted_f1:.3f} without privacy the best formal branch loses, at "
-            + "; ".join(losses)
-            + "."
-        )
+        text = f"Of {reference.weighted_f1:.3f} without privacy the best formal branch loses, at {'; '.join(losses)}."
     fault = reference_fault(one)
     return Answer(
         "losses",
@@ -195,10 +185,8 @@ def _refuted(one: Decision) -> Answer:
         text = f"An audit contradicts {_named(refuted)}: they leak more than they claim. The gate refuses them."
         verdict: Verdict = "warning"
     elif len(unaudited) == len(claimed):
-        text, verdict = (
-            "No claim was audited, so leakage is unknown. Run `autocoder audit` with the same options.",
-            "investigate",
-        )
+        text = "No claim was audited, so leakage is unknown. Run `autocoder audit` with the same options."
+        verdict = "investigate"
     else:
         text = "None of the audited ones. A small bound does not prove privacy."
         verdict = "investigate" if unaudited else "fine"
@@ -219,13 +207,8 @@ def _budget(one: Decision) -> Answer:
     text = f"Under policy {ledger.policy().name}" + (
         f" the budget is too small for {_named(over)}." if over else " each claim alone fits the budget."
     )
-    return Answer(
-        "budget",
-        "What does the budget allow?",
-        "investigate" if over else "fine",
-        text,
-        table=budget_table(lines),
-    )
+    verdict = "investigate" if over else "fine"
+    return Answer("budget", "What does the budget allow?", verdict, text, table=budget_table(lines))
 
 
 def _missing(one: Decision) -> Answer:
@@ -247,8 +230,8 @@ def _missing(one: Decision) -> Answer:
 
 def _row(row: BranchAssessment, recommendation: Recommendation, number: int) -> Row:
     one = row.figures
-    chosen = one == recommendation.chosen
-    verdict = "recommended" if chosen else row.exclusion_reason or "possible"
+    chosen, excluded = one == recommendation.chosen, exclusion_reason(one)
+    verdict = "recommended" if chosen else excluded or "possible"
     cells = (
         one.title,
         verdict,
@@ -264,7 +247,7 @@ def _row(row: BranchAssessment, recommendation: Recommendation, number: int) -> 
         "–" if row.auc is None else f"{row.auc:.3f}",
         "–" if one.kind == "none" else one.audit or "not audited",
     )
-    return Row(cells, chosen, bool(row.exclusion_reason), None if row.plan is None else _anchor(row, number))
+    return Row(cells, chosen, bool(excluded), None if row.plan is None else _anchor(row, number))
 
 
 def _loss(row: BranchAssessment, recommendation: Recommendation) -> str:
@@ -287,4 +270,4 @@ def _named(rows: Sequence[BranchAssessment]) -> str:
 
 
 def _anchor(row: BranchAssessment, number: int) -> str:
-    return f"plan-{number}-{row.name}-{row.figures.epsilon or 0:.4f}".replace(".", "-")
+    return f"plan-{number}-{row.figures.name}-{row.figures.epsilon or 0:.4f}".replace(".", "-")

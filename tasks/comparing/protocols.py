@@ -26,11 +26,7 @@ _SAMPLING: dict[Protocol, dict[str, Any]] = {
 
 
 def apply_protocol(parameters: RetrainParameters, protocol: Protocol) -> RetrainParameters:
-    """Returns the same run on the protocol's records. With all records, a date that splits training from test stays.
-
-    Raises:
-        InputError: the protocol cannot take these records.
-    """
+    """Returns the same run on the protocol's records. With all records, a date that splits training from test stays."""
     if protocol == "paper" and parameters.data.ingest.fields:
         raise InputError("--protocols: `paper` samples by the code of one field. For several fields use `all-records`")
     sampling = parameters.data.ingest.model_dump() | _SAMPLING[protocol]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from storage import strict_yaml
 from storage.errors import InputError
@@ -13,18 +13,14 @@ from tasks.catalogue import PUBLISHED
 from tasks.parameters import DataParameters
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Quartiles(_Strict):
+class Quartiles(BaseModel, frozen=True, extra="forbid"):
     """Holds weighted and macro F1 of the codes in the largest and in the smallest quarter of class sizes."""
 
     top: tuple[float, float]
     bottom: tuple[float, float]
 
 
-class Reported(_Strict):
+class Reported(BaseModel, frozen=True, extra="forbid"):
     """Holds the reported figures of one branch."""
 
     epsilon: float | None = None
@@ -33,7 +29,7 @@ class Reported(_Strict):
     quartiles: Quartiles | None = None
 
 
-class Ordering(_Strict):
+class Ordering(BaseModel, frozen=True, extra="forbid"):
     """Expects one branch's weighted F1 above another's."""
 
     higher: str
@@ -41,17 +37,15 @@ class Ordering(_Strict):
     why: str
 
 
-class Effect(_Strict):
+class Effect(BaseModel, frozen=True, extra="forbid", populate_by_name=True):
     """Names two branches that differ in one thing, `of`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     of: str
     without: str
     within: str = Field(alias="with")
 
 
-class Publication(_Strict):
+class Publication(BaseModel, frozen=True, extra="forbid"):
     """Holds one file: figures of one population's records, or, without figures, expectations of any records."""
 
     label: str
@@ -94,11 +88,7 @@ class Publication(_Strict):
 
 
 def publications_for(data: DataParameters) -> list[Publication]:
-    """Reads the publications that concern these records, by file name.
-
-    Raises:
-        InputError: a file is invalid; names it and the field.
-    """
+    """Reads the publications that concern these records, by file name."""
     read = []
     for file in sorted(PUBLISHED.glob("*.yaml")):
         try:

@@ -45,11 +45,7 @@ ARTIFACTS = {
 
 
 def write(decisions: Sequence[Decision]) -> Path:
-    """Writes the report and the decision page, and publishes aggregates as Prefect artifacts; returns the report.
-
-    Args:
-        decisions: the same branches under one protocol or several, each with its recommendation.
-    """
+    """Writes the report and the decision page, and publishes aggregates as Prefect artifacts; returns the report."""
     study = decisions[0].comparison.study
     sections = [_section(one, number) for number, one in enumerate(decisions)]
     text = render(
@@ -62,7 +58,7 @@ def write(decisions: Sequence[Decision]) -> Path:
         source=provenance(),
         encoder=Path(study.parameters.model.encoder).name,
         sections=sections,
-        plans=[plan for number, one in enumerate(decisions) for plan in decision.plan_entries(one, number)],
+        plans=decision.plan_entries(decisions),
         unprotected=sorted({line for one in decisions for line in tables.unprotected(_summaries(one.comparison))}),
     )
     outcomes = [outcome for one in decisions for outcome in one.comparison.outcomes]

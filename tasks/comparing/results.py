@@ -24,9 +24,6 @@ def write(file: Path, report: str, summaries: Sequence[BranchSummary], **facts: 
     """Writes `file`, and the figures of the report to a folder of the same name next to it.
 
     What a person adds is in a file next to it (`results.notes.md` for `results.md`), which the page ends with.
-
-    Args:
-        facts: the other arguments of `page`.
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mechanisms.errors import DrawsRefused
+from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import plan as branch_plan
-from tasks.branches import swag_chain
 from tasks.branches.branch import Branch, CompareParameters, Terms, standard_branches
 from tasks.branches.experiment import Do, Experiment, Outcome, Study, has_one_fit
 from tasks.branches.plan import Origin
@@ -42,22 +42,19 @@ class Comparison:
 def refuse_early(
     context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], *, slots: int = 1
 ) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate.
-
-    Raises:
-        InputError, MechanismError, StorageError: name the option, file or column and what to do.
-    """
+    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate."""
     if slots > 1 and not parameters.model.linear_head:
         raise InputError("--slots above 1 needs model.trainable=head and pooling=mean. Set them, or --slots 1")
-    if not parameters.pseudo_posterior.reweight and any(swag_chain.draws_from_reweighted(branch) for branch in chosen):
+    reweighted = [b for b in chosen if isinstance(b.mechanism, SwagPpm) and b.mechanism.round == "reweighted"]
+    if reweighted and not parameters.pseudo_posterior.reweight:
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it")
-    single = [branch.name for branch in chosen if has_one_fit(branch.mechanism)]
     refused = [branch.name for branch in chosen if not branch.mechanism.several]
     if parameters.data.ingest.fields and refused:
         raise InputError(
             f"--branches: {refused[0]} codes one field, and data.ingest.fields names several. Leave it out"
         )
-    passes = {branch.name: branch.epochs_for(parameters, terms) for branch in chosen if branch.name in single}
+    single = [branch for branch in chosen if has_one_fit(branch.mechanism)]
+    passes = {branch.name: branch.epochs_for(parameters, terms) for branch in single}
     return preflight.check(context, parameters).with_fits(passes)
 
 
@@ -84,9 +81,7 @@ def run(
     """Fits and scores what is not fitted and scored already.
 
     Args:
-        do: runs one step.
         seeds: how many, from the run's on.
-        epsilons: further targets.
         run_in_parallel: runs the fits of branches that are one fit first, if given.
         run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves out.
 
@@ -97,7 +92,7 @@ def run(
     refuse_early(context, parameters, terms, chosen)
     study, first = Study.of(context, parameters, terms, chosen, _once(context, do)), parameters.fit.seed
     numbers = tuple(range(first, first + seeds))
-    study = study.with_target(_target(study, chosen, numbers, run_on_workers))
+    study = replace(study, target=_target(study, chosen, numbers, run_on_workers))
     experiments = [study.at(branch, seed) for branch in chosen for seed in numbers]
     if run_on_workers is not None:
         run_on_workers(experiments)
@@ -115,11 +110,7 @@ def run(
 def _outcomes(
     study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, suffix: str = ""
 ) -> tuple[list[Outcome], dict[str, str]]:
-    """Returns the outcomes of every branch at every seed, and the reasons by title of branches whose draws are refused.
-
-    Raises:
-        DrawsRefused: every branch was refused.
-    """
+    """Returns the outcomes of every branch at every seed, and by title why draws were refused; refuses if all were."""
     outcomes: list[Outcome] = []
     refused: dict[str, str] = {}
     for branch in chosen:
@@ -167,16 +158,15 @@ def write_plans(comparison: Comparison, *, prefect_run_id: str | None) -> dict[s
     study = comparison.study
     files: dict[str, str] = {}
     for outcome in comparison.outcomes:
-        claimed = outcome.claim.guarantee_kind != "none" and outcome.branch.releasable
-        if outcome.branch.takes_target_from_records(study.terms):
+        branch, claimed = outcome.branch, outcome.claim.guarantee_kind != "none"
+        possible = claimed and branch.releasable and not branch.takes_target_from_records(study.terms)
+        if not possible or outcome.seed != comparison.seeds[0]:
             continue
-        if claimed and outcome.seed == comparison.seeds[0]:
-            plan = branch_plan.plan_release(study, outcome, prefect_run_id=prefect_run_id)
-            if not plan.has_bundle(study.context.store):
-                continue
+        plan = branch_plan.plan_release(study, outcome, prefect_run_id=prefect_run_id)
+        if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
-            Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(file)
-            files[outcome.branch.name] = str(file)
+            Origin(parameters=study.parameters, terms=study.terms, branch=branch.name).save(file)
+            files[branch.name] = str(file)
     for epsilon, outcomes in comparison.further.items():
         at = Comparison(study.retargeted(epsilon), comparison.seeds, outcomes)
         further_plans = write_plans(at, prefect_run_id=prefect_run_id)
@@ -208,10 +198,10 @@ def _target(
     """Returns the target epsilon: as given, or the largest that SWAG-PPM claims, rounded up."""
     if not any(study.at(branch).mechanism.has_target for branch in chosen):
         return None
-    if study.terms.target_epsilon != "match":
-        return study.terms.target_epsilon
+    if study.target is not None:
+        return study.target
     weighted = [study.at(standard_branches()["swag-ppm"], seed) for seed in seeds]
     if run_on_workers is not None:
         run_on_workers(weighted)
-    claims = [swag_chain.fit_round(one).claim.epsilon for one in weighted]
+    claims = [one.claim(one.fit_rounds()[1]).epsilon for one in weighted]
     return round_up_target([epsilon for epsilon in claims if epsilon is not None])

@@ -48,11 +48,7 @@ class _Settings(BaseModel, frozen=True, extra="forbid"):
 
 
 def preflight(context: Context, *, slots: int = 1) -> None:
-    """Refuses what cannot be spread, before any work.
-
-    Raises:
-        InputError: no server is named, the deployment is missing on it, or --slots is above 1.
-    """
+    """Refuses what cannot be spread, before any work."""
     if slots > 1:
         raise InputError("slots must be 1 when branches go to workers. Leave it at 1")
     with ShardRuns.connect(DEPLOYMENT, spreading.place_of(context)):

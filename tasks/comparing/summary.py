@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from mechanisms.privacy.events import describe_guarantee
 from storage.artifacts import digest
@@ -15,14 +15,12 @@ from storage.ledger import ComparisonFit
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.scores import resampled_of
 from tasks.releasing import ledger_records
-from tasks.releasing.difference import Difference, Resampled
+from tasks.releasing.recommendation import Difference, Resampled
 from tasks.running.stage import Context
 
 
-class BranchSummary(BaseModel):
+class BranchSummary(BaseModel, frozen=True):
     """Aggregates one branch over its seeds: means, and sample standard deviations (0 for one seed)."""
-
-    model_config = ConfigDict(frozen=True)
 
     branch: str
     title: str

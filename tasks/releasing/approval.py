@@ -48,11 +48,7 @@ def decisions_folder(context: Context, planned: PlannedRelease) -> Path:
 
 
 def saved_decisions(context: Context, planned: PlannedRelease) -> tuple[Decision, ...]:
-    """Returns the saved decisions on a plan, in the order of their key ids.
-
-    Raises:
-        InputError: a file is not a decision.
-    """
+    """Returns the saved decisions on a plan, in the order of their key ids."""
     files = sorted(decisions_folder(context, planned).glob("*.json"))
     return tuple(Decision.read(file.read_text(encoding="utf-8")) for file in files)
 
@@ -91,11 +87,7 @@ def approval_status(context: Context, plan: CheckedPlan) -> ApprovalStatus:
 
 
 def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
-    """Returns the status of a plan without a refusal; records a saved refusal in the ledger first.
-
-    Raises:
-        StorageError: it is refused.
-    """
+    """Returns the status of a plan without a refusal; records a saved refusal in the ledger first."""
     status = approval_status(context, plan)
     if status.refusal is not None:
         plan.ledger.refuse(plan.plan, status.refusal)
@@ -106,11 +98,7 @@ def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
 
 
 def require_read(plan: CheckedPlan, accepted: str | None) -> None:
-    """Refuses texts that no published list has, unless the policy asks for signatures or somebody states their digest.
-
-    Raises:
-        StorageError: says how many there are, and what to do; the plan's page lists them.
-    """
+    """Refuses texts of no published list, unless the policy asks for signatures or somebody states their digest."""
     output = plan.planned.output
     # guard: texts are signed or read
     if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:
@@ -125,7 +113,6 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
     """Checks whether the plan may be released now. Nobody is asked to sign a plan that the gate would stop.
 
     Args:
-        file: its path, for errors.
         deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.
 
     Raises:

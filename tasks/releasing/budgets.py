@@ -128,9 +128,6 @@ class ExpectedCharge:
             train: about how many records train, which the default delta follows.
             claim: the claim, once it is measured.
             dataset: the records, where they were ingested already: releases of them under other names count, too.
-
-        Raises:
-            StorageError: the ledger does not answer.
         """
         epsilon = delta = None
         kind: GuaranteeKind = "asymptotic-local"
@@ -139,7 +136,7 @@ class ExpectedCharge:
             delta = default_delta(context, parameters, records=train) if delta is None else delta
         elif claim is not None:
             kind, epsilon, delta = claim.guarantee_kind, claim.epsilon, claim.delta
-        elif parameters.pseudo_posterior.target_epsilon is not None:
+        else:
             epsilon = parameters.pseudo_posterior.target_epsilon
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
@@ -158,9 +155,8 @@ class ExpectedCharge:
                 sought = ReleasePlan.model_construct(
                     idempotency_key="", population=population, cohorts=tuple(cohorts), data_fingerprint=fingerprint
                 )
-                names = other_population_names(
-                    sought, overlapping_releases(ledger, sought, records=records)
-                )  # of every kind of guarantee
+                overlapping = overlapping_releases(ledger, sought, records=records)  # of every kind of guarantee
+                names = other_population_names(sought, overlapping)
             # guard: the dry run tells what units have left
             projected = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
@@ -198,38 +194,8 @@ def describe_successors(more: int, remains: Sequence[tuple[int, Decimal]]) -> st
     return f"{', '.join(left)}; about {more} more of its size fit"
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """Holds the state of a plan without a release."""
-
-    file: str
-    population: str
-    label: str
-    epsilon: float | None
-    approved_by: tuple[str, ...]
-    missing: int
-    refused: str | None
-    obstacle: str | None
-    """Why the gate would refuse it, such as a missing audit."""
-    unaudited: bool
-
-    @property
-    def remedy(self) -> str:
-        """Returns the command to type next; empty for a refused plan."""
-        if self.refused is not None:
-            return ""
-        file = shlex.quote(self.file)
-        if self.obstacle is not None:
-            return f"autocoder {'audit' if self.unaudited else 'plan show'} {file}"
-        return f"autocoder approve {file} --key YOUR-KEY.pem" if self.missing else f"autocoder release {file}"
-
-
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
-    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages.
-
-    Raises:
-        StorageError: the ledger does not answer, or is damaged.
-    """
+    """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages."""
     stages = [asdict(stage) for stage in running_stages(context.workspace.private)]
     ledger = ledger_access.existing_ledger(context, settings)
     if ledger is None:
@@ -241,12 +207,13 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
         "open_releases": [
             {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
         ],
-        "plans": [asdict(plan) | {"remedy": plan.remedy} for plan in _plans(context, ledger)],
+        "plans": _plans(context, ledger),
         "stages": stages,
     }
 
 
-def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
+def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
+    """Returns the state of each plan without a release, with the command to type next; empty for a refused one."""
     plans = []
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:
@@ -257,19 +224,29 @@ def _plans(context: Context, ledger: Ledger) -> list[PlanStatus]:
         if checked.released is not None:
             continue
         status = approval.approval_status(context, checked)
-        refusal = ledger.refusal(planned.plan)
+        refusal, obstacle = ledger.refusal(planned.plan), gate.obstacle(checked)
+        unaudited, quoted = checked.measurement is None, shlex.quote(str(file))
+        if refusal is not None:
+            remedy = ""
+        elif obstacle is not None:
+            remedy = f"autocoder {'audit' if unaudited else 'plan show'} {quoted}"
+        elif status.missing:
+            remedy = f"autocoder approve {quoted} --key YOUR-KEY.pem"
+        else:
+            remedy = f"autocoder release {quoted}"
         plans.append(
-            PlanStatus(
-                file=str(file),
-                population=planned.plan.population,
-                label=planned.plan.release_label,
-                epsilon=planned.plan.claim.epsilon,
-                approved_by=status.approved,
-                missing=status.missing,
-                refused=None if refusal is None else refusal.reason,
-                obstacle=gate.obstacle(checked),
-                unaudited=checked.measurement is None,
-            )
+            {
+                "file": str(file),
+                "population": planned.plan.population,
+                "label": planned.plan.release_label,
+                "epsilon": planned.plan.claim.epsilon,
+                "approved_by": status.approved,
+                "missing": status.missing,
+                "refused": None if refusal is None else refusal.reason,
+                "obstacle": obstacle,
+                "unaudited": unaudited,
+                "remedy": remedy,
+            }
         )
     return plans
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from mechanisms.model.config import ModelConfig
@@ -31,14 +32,16 @@ LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
 
+SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
+
 NOT_METHOD: Any = {
     "release": True,
     "data": {"source": True, "codelist": True, "classification": True, "classification_version": True, "public": True},
 }
 """Parameters about paths and requester, which do not affect the training."""
 
-
-SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
+# Seeds of a branch share one event, and accounting for it takes seconds.
+_claim_of = lru_cache(maxsize=64)(claim_of)
 
 
 def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
@@ -55,12 +58,10 @@ def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict
 
 def release_method(parameters: RetrainParameters) -> dict[str, Any]:
     """Returns the method of a retrain, without paths, requester, or c, g and k where a search sets them."""
-    config = parameters.pseudo_posterior
     if parameters.formal is not None:
         return method_of(parameters, NOT_METHOD | {"pseudo_posterior": True})
-    searched = config.mechanism == "weighted" and config.target_epsilon is not None
-    left_out = NOT_METHOD | ({"pseudo_posterior": {"c": True, "g": True, "k": True}} if searched else {})
-    return method_of(parameters, left_out)
+    searched = {"pseudo_posterior": {"c": True, "g": True, "k": True}} if parameters.needs_search else {}
+    return method_of(parameters, NOT_METHOD | searched)
 
 
 def method_digest(parameters: RetrainParameters) -> str:
@@ -71,11 +72,10 @@ def method_digest(parameters: RetrainParameters) -> str:
 def unprotected_inputs(
     dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
-    """Returns what reached the release from the records without protection; `weights`: risk weights were computed.
+    """Returns what reached the release from the records without protection, by figures of their ingest.
 
     Args:
-        dataset: figures of the ingest.
-        model: the model, whose prior has hyperparameters.
+        weights: risk weights were computed.
     """
     listed = {
         WEIGHTS: weights,
@@ -91,11 +91,7 @@ def unprotected_inputs(
 
 
 def public_inputs(model: ModelConfig, dataset: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Returns what reached the model from public sources, apart from the encoder.
-
-    Args:
-        dataset: figures of the ingest.
-    """
+    """Returns what reached the model from public sources, apart from the encoder, by figures of the ingest."""
     lines: list[str] = []
     if model.prior == "titles":
         lines.append("the titles of the code list, in their hierarchy, through the encoder: where the head starts")
@@ -125,14 +121,14 @@ def _prior_settings(model: ModelConfig) -> str:
 
 
 def swag_event(
-    parameters: RetrainParameters, round_name: str, *, snapshots: int, rank: int, figures: Mapping[str, Any]
+    parameters: RetrainParameters, round_name: str, moments: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> SwagPpmEvent | BoundedSwagEvent:
-    """Returns the event of one round, from the figures of its sensitivity (of its risks, for the base round)."""
+    """Returns the event of one round, from the figures of its posterior and its sensitivity (the base round: risks)."""
     return event_of(
         round_name,
         parameters.bounded(round_name),
-        snapshots=snapshots,
-        rank=rank,
+        snapshots=moments["snapshots"],
+        rank=moments["rank"],
         sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
         draws=figures["draws"],
     )
@@ -146,41 +142,56 @@ def privacy_unit(ingest: IngestConfig) -> tuple[str, int]:
 
 
 def claim(parameters: RetrainParameters, event: Event, dataset: dict[str, Any]) -> Claim:
-    """Returns the claim of this event on these records."""
-    ingest = parameters.data.ingest
-    config = parameters.pseudo_posterior
-    searched = (SEARCHED,) if config.mechanism == "weighted" and config.target_epsilon is not None else ()
+    """Returns the claim of a retrain's event on these records."""
+    searched = (SEARCHED,) if parameters.needs_search else ()
+    return claim_on(dataset, parameters.data.ingest, parameters.model, event, delta=None, also_unprotected=searched)
+
+
+def claim_on(
+    dataset: Mapping[str, Any],
+    ingest: IngestConfig,
+    model: ModelConfig,
+    event: Event,
+    *,
+    delta: float | None,
+    also_unprotected: tuple[str, ...],
+) -> Claim:
+    """Returns the claim of an event on records, with all that reached the model outside the mechanism.
+
+    Args:
+        dataset: figures of the ingest.
+        also_unprotected: what does not follow from records and model.
+    """
     unit, most = privacy_unit(ingest)
-    return claim_of(
+    inputs = unprotected_inputs(dataset, weights=event.risk_weights, model=model)
+    return _claim_of(
         event,
-        delta=None,
+        delta=delta,
         privacy_unit=unit,
         max_records_per_unit=most,
-        unprotected_inputs=(
-            *unprotected_inputs(dataset, weights=event.risk_weights, model=parameters.model),
-            *searched,
-        ),
-        public_inputs=public_inputs(parameters.model, dataset),
+        unprotected_inputs=(*inputs, *also_unprotected),
+        public_inputs=public_inputs(model, dataset),
+    )
+
+
+def claim_like(claim: Claim, event: Event, *, public_inputs: tuple[str, ...] = ()) -> Claim:
+    """Returns the claim of another event for the same unit, at the same delta and with the same unprotected inputs."""
+    return claim_of(
+        event,
+        delta=claim.delta,
+        privacy_unit=claim.privacy_unit,
+        max_records_per_unit=claim.max_records_per_unit,
+        unprotected_inputs=claim.unprotected_inputs,
+        public_inputs=public_inputs,
     )
 
 
 def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
     """Returns the claim for the same unit at another sensitivity (or bound) of the event, in nats."""
     field = "bound" if isinstance(event, BoundedSwagEvent) else "sensitivity"
-    return claim_of(
-        event.model_copy(update={field: sensitivity}),
-        delta=claim.delta,
-        privacy_unit=claim.privacy_unit,
-        max_records_per_unit=claim.max_records_per_unit,
-        unprotected_inputs=claim.unprotected_inputs,
-    )
-
-
-def release_key(parameters: RetrainParameters, fingerprint: str) -> str:
-    """Returns the key of a retrain's release; the same records, method and label have one release."""
-    return key_of(release_method(parameters), fingerprint, parameters.release.label)
+    return claim_like(claim, event.model_copy(update={field: sensitivity}))
 
 
 def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
-    """Returns the key of a release by its records, method and label."""
+    """Returns the key of a release; the same records, method and label have one release."""
     return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})

@@ -13,7 +13,6 @@ from storage.egress.public_lists import advice, published_name
 from tasks.bundle.texts import code_texts
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
-from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 Verdict = Literal["published", "numbers", "to be signed"]
@@ -55,9 +54,6 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
     """Assesses a retrain's lists: those of its records where an earlier run ingested them, otherwise the files.
 
     None of data that no bundle is made for, nor, before there are records, of codes without a list.
-
-    Raises:
-        InputError: a code list cannot be read; names the option, file and row.
     """
     given = parameters.data
     if given.ingest.kind != "text":
@@ -73,11 +69,6 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
 def assess_dataset(context: Context, dataset: ArtifactRef) -> tuple[CodeListVerdict, ...]:
     """Assesses the lists of ingested records."""
     return _verdicts(load_spaces(context.store.open(dataset)))
-
-
-def assess_plan(context: Context, planned: PlannedRelease) -> tuple[CodeListVerdict, ...] | None:
-    """Assesses the lists of a planned release whose records are available; None where no bundle can hold its model."""
-    return assess_dataset(context, planned.candidate.dataset) if planned.has_bundle(context.store) else None
 
 
 def _option(field: str) -> str:

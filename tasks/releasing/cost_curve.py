@@ -23,11 +23,7 @@ class CostPoint:
 
 
 def cost_curve(event: Event, deltas: Sequence[float], *, records_per_unit: int = 1) -> list[CostPoint]:
-    """Returns a point at each delta, the largest delta first.
-
-    Raises:
-        MechanismError: the event's claim has no delta that one could choose.
-    """
+    """Returns a point at each delta, the largest delta first."""
     points = []
     for delta in sorted(set(deltas), reverse=True):
         claim = claim_of(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from storage.bundle.seal import workspace_signer
 from storage.durable import write_atomically
@@ -38,10 +38,8 @@ NAME, PLAN, POLICY, HEAD, KEY, PAGE = (
 )
 
 
-class Statement(BaseModel):
+class Statement(BaseModel, frozen=True, extra="forbid"):
     """Holds what the agency's system said of a plan at some moment, signed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     statement: Literal["autocoder dossier"] = "autocoder dossier"
     version: Literal[1] = 1
@@ -62,15 +60,11 @@ def write(context: Context, page: PlanPage, ledger: Ledger, out: Path, *, key: P
 
     Args:
         key: private key that signs; by default that of the machine ($AUTOCODER_SIGNING_KEY) or of the workspace.
-
-    Raises:
-        InputError: `out` is there already, or the key cannot be used.
     """
     if out.exists():
         raise InputError(f"--out: {out} is there already. Name another folder or .zip.")
     machine_key = os.environ.get("AUTOCODER_SIGNING_KEY")
-    if key is None and machine_key:
-        key = Path(machine_key)
+    key = key or (Path(machine_key) if machine_key else None)
     if key is None:
         key = workspace_signer(context.workspace.private, context.workspace.home).key
     private = heads.load_private_key(key.expanduser())
@@ -141,17 +135,10 @@ class Dossier:
         Raises:
             InputError: the policy in force does not name this key, or the signer requested the plan.
         """
-        plan = self.planned.plan
-        terms = release_terms(plan)
-        decision = sign(
-            heads.load_private_key(key),
-            subject="release",
-            decision=answer,
-            digest=self.planned.digest,
-            terms=terms,
-            reason=reason,
-        )
-        matter = Matter("release", self.planned.digest, terms, plan.requester)
+        plan, digest = self.planned.plan, self.planned.digest
+        matter = Matter("release", digest, release_terms(plan), plan.requester)
+        private = heads.load_private_key(key)
+        decision = sign(private, subject="release", decision=answer, digest=digest, terms=matter.terms, reason=reason)
         name = signer(decision, self.policy.approvals, matter)
         file = self.folder / f"{answer}-{decision.key_id[:16]}.json"
         content = json.loads(chain.canonical(decision.model_dump(mode="json")))
@@ -160,11 +147,7 @@ class Dossier:
 
 
 def accept(context: Context, ledger: Ledger, decision: Decision) -> tuple[str, CheckedPlan]:
-    """Saves a decision that came back next to the plan that it is about; returns the signer and that plan.
-
-    Raises:
-        InputError: no plan of this workspace has the digest, or the decision does not count.
-    """
+    """Saves a decision that came back next to the plan that it is about; returns the signer and that plan."""
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         planned = PlannedRelease.load(file)
         if planned.digest == decision.digest:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
@@ -23,7 +23,7 @@ USUAL_CONFIDENCE = 0.95
 """An audit at more than this bounds less: enough more, and it can contradict nothing."""
 AUDITED_ARTIFACT = "audited"
 """Name, among a row's artifacts, of the fit or posterior of an audit."""
-CONTRADICTED, INCONCLUSIVE = "contradicted", "inconclusive"
+CONTRADICTED, NOT_CONTRADICTED, INCONCLUSIVE = "contradicted", "not contradicted", "inconclusive"
 
 
 class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
@@ -75,8 +75,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         return self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
-        """Returns the verdict on a claim: contradicted, not contradicted, or inconclusive where no audit could refute
-        it.
+        """Returns the verdict on a claim; inconclusive is an audit that could not have refuted it.
 
         Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
 
@@ -89,7 +88,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         by_densities = self._covers(claimed) and ((self.refuted_delta_by_densities or 0) > (self.delta_rate or 1))
         if self.epsilon_lower_bound > claimed or by_densities:
             return CONTRADICTED
-        return "not contradicted" if self.reach > minimum * claimed else INCONCLUSIVE
+        return NOT_CONTRADICTED if self.reach > minimum * claimed else INCONCLUSIVE
 
 
 def has_reruns(audit: Evidence | Measurement) -> bool:
@@ -98,10 +97,8 @@ def has_reruns(audit: Evidence | Measurement) -> bool:
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
 
-class Measurement(BaseModel):
+class Measurement(BaseModel, frozen=True):
     """Holds the strongest audit result of one candidate, as the statement prints it."""
-
-    model_config = ConfigDict(frozen=True)
 
     epsilon_claimed: float | None
     epsilon_claimed_add_remove: float | None
@@ -267,20 +264,11 @@ def measurement_of(
     return Measurement(
         epsilon_claimed=claim.epsilon,
         epsilon_claimed_add_remove=claimed,
-        epsilon_lower_bound=strongest.epsilon_lower_bound,
         epsilon_reach=strongest.reach,
-        noise_at_most=strongest.noise_at_most,
-        epsilon_of_any=strongest.epsilon_of_any,
-        confidence=strongest.confidence,
         delta_refuted=None if claimed is None else strongest.delta_refuted(claimed),
-        attack=strongest.attack,
-        coin=strongest.coin,
-        auc=strongest.auc,
         tpr_at_fpr_0001=strongest.tpr,
-        trials=strongest.trials,
-        gradient_runs=strongest.gradient_runs,
         look=strongest.attempt,
-        withheld=strongest.withheld,
         verdict=strongest.verdict(claim, minimum=minimum),
         ledger_sequence=number,
+        **strongest.model_dump(include=set(Measurement.model_fields)),  # the others have the same names
     )

@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -44,13 +45,9 @@ def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, A
     """
     measurement = plan.measurement
     details = None if measurement is None else measurement.model_dump(mode="json") | {"line": measurement.line}
-    overridden = None if measurement is None else _overridden(plan, measurement)
-    if measurement is not None and overridden is not None:
-        by = overridden[0]  # the reason, which is free text, stays in the ledger
-        return (details or {}) | {
-            "line": f"{measurement.line}; overridden by {by}",
-            "overridden_by": by,
-        }
+    by = None if measurement is None else _overridden(plan, measurement)
+    if details is not None and by is not None:  # the reason, which is free text, stays in the ledger
+        return details | {"line": f"{details['line']}; overridden by {by}", "overridden_by": by}
     if measurement is None or measurement.verdict != CONTRADICTED:
         if plan.policy.require_audit:
             _require_audit(plan, measurement)
@@ -155,7 +152,7 @@ def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
     return measurement.verdict == CONTRADICTED or (plan.policy.require_audit and measurement.verdict == INCONCLUSIVE)
 
 
-def _overridden(plan: CheckedPlan, measurement: Measurement) -> tuple[str, Decision] | None:
+def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
     """Returns who overrode this measurement of this plan. Checks the signature again; a row alone is not enough."""
     if not _blocks(plan, measurement):
         return None
@@ -163,10 +160,8 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> tuple[str, Decis
         if row.kind != "audit" or row.details.get("plan_digest") != plan.digest:
             continue
         for decision in from_row(row.details):
-            try:
-                return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at)), decision
-            except InputError:
-                continue
+            with suppress(InputError):
+                return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at))
     return None
 
 

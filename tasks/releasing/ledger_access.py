@@ -50,9 +50,6 @@ def default_delta(context: Context, parameters: RetrainParameters, *, records: i
     """Returns the delta of a formal claim without a given one, so that one release fits under the policy's caps.
 
     It depends on the policy and not on what is spent: the same command plans the same release, however often it is run.
-
-    Args:
-        records: number of training records.
     """
     return allowed_delta(current_policy(context, parameters.release), parameters.data.population, records=records)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from mechanisms.model.config import TARGETS
-from mechanisms.privacy.claims import claim_of
+from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
@@ -33,19 +33,11 @@ from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
 from storage.ledger.rollback import save_marks
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import (
-    TRUST_MODEL,
-    method_of,
-    privacy_unit,
-    swag_event,
-)
+from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, Measurement, measurement_of
 from tasks.releasing.ledger_access import open_ledger
-from tasks.releasing.plan import (
-    PlannedRelease,
-    decode_event,
-)
-from tasks.releasing.recommendation import AuditVerdict, Figures
+from tasks.releasing.plan import PlannedRelease, decode_event
+from tasks.releasing.recommendation import Figures
 from tasks.running import progress
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -187,11 +179,6 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
     return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
 
 
-def audit_verdict(measurement: Measurement | None) -> AuditVerdict | None:
-    """Returns the verdict of a measurement, None without one."""
-    return None if measurement is None else cast(AuditVerdict, measurement.verdict)
-
-
 def comparison_figures(ledger: Ledger, fingerprint: str) -> list[Figures]:
     """Returns the compared branches on these records, one entry per claim, with mean and spread over seeds.
 
@@ -220,9 +207,9 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
         if compared and "weighted_f1" in row.details:
             return _scores(row.details, "")
         if _is_of(planned.plan, row, Scores):
-            last = [name for name in row.details if name.endswith("_weighted_f1") and "quartile" not in name]
-            for name in sorted(last, key=_round, reverse=True)[:1]:
-                return _scores(row.details, name.removesuffix("weighted_f1"))
+            fitted_rounds = [name for name in ROUNDS if f"{name}_weighted_f1" in row.details]
+            if fitted_rounds:
+                return _scores(row.details, f"{fitted_rounds[-1]}_")
     return {}
 
 
@@ -259,13 +246,6 @@ def diagnostic_verdicts(ledger: Ledger, plan: ReleasePlan) -> Mapping[str, str] 
     return None
 
 
-_ROUNDS = ("base", "weighted", "reweighted", "censored", "both")
-
-
-def _round(name: str) -> int:
-    return _ROUNDS.index(name.split("_")[0]) if name.split("_")[0] in _ROUNDS else -1
-
-
 def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
     f1 = [float(row.details["weighted_f1"]) for row in rows]
     epsilons = [float(row.epsilon) for row in rows if row.epsilon is not None]
@@ -284,7 +264,7 @@ def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
         epsilon=max(epsilons, default=None),
         delta=None if first.delta is None else float(first.delta),
         relation=first.neighbouring_relation or "add-remove",
-        audit=audit_verdict(worst),
+        audit=None if worst is None else worst.verdict,
         lower_bound=None if worst is None else worst.epsilon_lower_bound,
     )
 
@@ -330,7 +310,7 @@ def record_retrain(
     *,
     dataset: ArtifactRef,
     evaluated: ArtifactRef,
-    measured: Mapping[str, ArtifactRef | None],
+    measured: Mapping[str, ArtifactRef],
 ) -> None:
     """Records the internal figures of a retrain: scores on the test half, and each round's epsilon and Delta."""
     copied = plan.model_dump(
@@ -351,18 +331,8 @@ def record_retrain(
     ledger, store = open_ledger(context, parameters.release), context.store
     sample = {SAMPLE: sample_of(context, dataset)}
     for name, ref in measured.items():
-        if ref is None:
-            continue
-        figures = store.figures(ref)
-        moments = plan.event.model_dump(include={"snapshots", "rank"})
-        event = swag_event(parameters, name, **moments, figures=figures)
-        claim = claim_of(
-            event,
-            delta=None,
-            privacy_unit=plan.claim.privacy_unit,
-            max_records_per_unit=plan.claim.max_records_per_unit,
-            unprotected_inputs=plan.claim.unprotected_inputs,
-        )
+        event = swag_event(parameters, name, plan.event.model_dump(), store.figures(ref))
+        claim = claim_like(plan.claim, event)
         ledger.record(
             Evaluation(
                 **copied,

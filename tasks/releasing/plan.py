@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import NO_ENCODER, Precision
-from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event, decode
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.datasets import load_spaces
@@ -33,6 +32,7 @@ from tasks.releasing.claims import (
     RANDOMNESS,
     TRUST_MODEL,
     claim,
+    claim_like,
     key_of,
     public_inputs,
     release_method,
@@ -59,10 +59,8 @@ def describe_selection(fits: int) -> str:
 CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
 
 
-class Output(BaseModel):
+class Output(BaseModel, frozen=True, extra="forbid"):
     """Holds the settings of the released files other than the model; signed with the plan."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Precision = "float32"
     onnx: bool = False
@@ -93,11 +91,7 @@ class Output(BaseModel):
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:
-        """Applies the planned output to the settings of the releasing run.
-
-        Raises:
-            InputError: they ask for another output than was signed.
-        """
+        """Applies the planned output to the settings of the releasing run; refuses settings that ask for another."""
         if settings.precision not in ("float32", self.precision):
             raise InputError(f"precision: the approved plan has {self.precision}. Plan again to change it")
         if settings.onnx and not self.onnx:
@@ -110,10 +104,8 @@ class Output(BaseModel):
         return settings.model_copy(update={"precision": self.precision, "onnx": self.onnx, "licence": self.licence})
 
 
-class PlannedRelease(BaseModel):
+class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     """Holds a plan with the candidate that it releases."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
     plan: ReleasePlan
@@ -141,11 +133,9 @@ class PlannedRelease(BaseModel):
         prefect_run_id: str | None,
     ) -> PlannedRelease:
         """Plans one draw of a SWAG posterior."""
-        store = context.store
-        facts, moments, figures = store.figures(dataset), store.figures(posterior), store.figures(measured)
-        last = parameters.rounds[-1]
-        bounded = parameters.bounded(last)
-        event = swag_event(parameters, last, snapshots=moments["snapshots"], rank=moments["rank"], figures=figures)
+        store, last = context.store, parameters.rounds[-1]
+        facts, bounded = store.figures(dataset), parameters.bounded(last)
+        event = swag_event(parameters, last, store.figures(posterior), store.figures(measured))
         candidate = Candidate(
             dataset=dataset,
             prepared=prepared,
@@ -275,14 +265,8 @@ class PlannedRelease(BaseModel):
             wrong.append("output: the encoder or the texts of the bundle")
         if wrong:
             raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured. Plan again")
-        again = claim_of(
-            plan.event,
-            delta=plan.claim.delta,
-            privacy_unit=plan.claim.privacy_unit,
-            max_records_per_unit=plan.claim.max_records_per_unit,
-            unprotected_inputs=plan.claim.unprotected_inputs,
-            public_inputs=public_inputs(made.model, store.figures(made.dataset)),
-        )
+        public = public_inputs(made.model, store.figures(made.dataset))
+        again = claim_like(plan.claim, plan.event, public_inputs=public)
         # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
         less = any(_number(again, name) > _number(plan.claim, name) for name in _AMOUNTS)
         if less or _terms(again) != _terms(plan.claim):
@@ -326,11 +310,7 @@ class PlannedRelease(BaseModel):
 
     @staticmethod
     def reserved(context: Context, row: Row) -> PlannedRelease:
-        """Loads the plan that a release was reserved for.
-
-        Raises:
-            InputError, StorageError: it is missing, or was changed.
-        """
+        """Loads the plan that a release was reserved for; refuses one that was changed."""
         sha256 = str(row.details.get("plan_digest"))
         file = _reserved_file(context, sha256)
         planned = PlannedRelease.load(file)
@@ -342,11 +322,7 @@ class PlannedRelease(BaseModel):
 
     @staticmethod
     def load(file: Path) -> PlannedRelease:
-        """Reads a plan.
-
-        Raises:
-            InputError: the file is missing or not a plan.
-        """
+        """Reads a plan."""
         try:
             return PlannedRelease.model_validate_json(file.read_bytes())
         except OSError as error:
@@ -362,11 +338,7 @@ def _reserved_file(context: Context, sha256: str) -> Path:
 
 
 def decode_event(value: Any) -> Any:
-    """Decodes an event of any registered mechanism from JSON.
-
-    Raises:
-        ValueError: no event has this tag.
-    """
+    """Decodes an event of any registered mechanism from JSON."""
     if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
         from mechanisms.mechanism import kinds
 

@@ -107,25 +107,19 @@ class PlanPage:
         if self.released is not None:
             at = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
             return f"released already ({at}); nothing has to be decided"
-        against = [answer.question for answer in self.answers if answer.verdict == "warning"]
-        open_ = [answer.question for answer in self.answers if answer.verdict == "investigate"]
+        verdicts = [answer.verdict for answer in self.answers]
+        against, open_ = verdicts.count("warning"), verdicts.count("investigate")
         if against:
-            return f"{len(against)} of {len(self.answers)} answers speak against this release"
-        return (
-            f"nothing speaks against it; {len(open_)} of {len(self.answers)} answers need review"
-            if open_
-            else "nothing speaks against it"
-        )
+            return f"{against} of {len(verdicts)} answers speak against this release"
+        return "nothing speaks against it" + (f"; {open_} of {len(verdicts)} answers need review" if open_ else "")
 
 
-def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:
+def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext) -> PlanPage:
     """Answers all questions that an officer would ask about a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
-        context: the plan's context in its workspace; None: the records are not available.
     """
-    context = context or PlanContext()
     records, planned, ledger = context.records, plan.planned, plan.ledger
     claim = planned.plan.claim
     statements = sentences_of(
@@ -146,7 +140,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _leakage(plan, file),
         _promise(planned),
         _cost(plan, records),
-        _accuracy(scores, _better(recommended.reference, ledger_records.unweighted_reference(ledger, planned))),
+        _accuracy(scores, recommended.reference, ledger_records.unweighted_reference(ledger, planned)),
         _alone(scores),
         *([] if context.lists is None else [_lists(context.lists)]),
         *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
@@ -229,12 +223,10 @@ def _leakage(plan: CheckedPlan, file: str) -> Answer:
 
 def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
+    large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
     figures: dict[str, Any] = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
-    figures |= {
-        "fields": planned.fields,
-        "large_delta": describe_large_delta(planned.plan.records_rounded, claim.delta),
-    }
-    return Answer("promise", "fine" if formal and not figures["large_delta"] else "investigate", figures)
+    figures |= {"fields": planned.fields, "large_delta": large_delta}
+    return Answer("promise", "fine" if formal and not large_delta else "investigate", figures)
 
 
 def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
@@ -255,8 +247,8 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     tightest = min(charges, key=_left)
     forecast = min((_further(charge, checked) for charge in charges), key=lambda one: one.releases)
     figures["further"] = describe_successors(forecast.releases, ((0, _left(tightest)), *forecast.remains))
-    figures["after"] = min((c.epsilon_cap - c.epsilon_after, c.epsilon_after, c.epsilon_cap) for c in charges)[1:]
-    figures["after"] = [up(value) for value in figures["after"]]
+    _, after, cap = min((_left(charge), charge.epsilon_after, charge.epsilon_cap) for charge in charges)
+    figures["after"] = [up(after), up(cap)]
     figures["delta_spent"] = [
         c.account
         for c in charges
@@ -308,20 +300,16 @@ def _left(charge: Charge) -> Decimal:
     return charge.epsilon_cap - charge.epsilon_after
 
 
-def _better(*references: Figures | None) -> Figures | None:
-    """Returns the best reference fit without privacy, of a comparison or of the retrain."""
+def _accuracy(scores: Mapping[str, float], *references: Figures | None) -> Answer:
+    """Holds the scores against the better fit without privacy, of a comparison or of the retrain."""
     measured = [one for one in references if one is not None]
-    return max(measured, key=lambda one: one.weighted_f1, default=None)
-
-
-def _accuracy(scores: Mapping[str, float], reference: Figures | None) -> Answer:
-    figures: dict[str, Any] = {"scores": scores, "reference": None, "loss": None}
-    if scores and reference is not None:
-        gap = reference.weighted_f1 - scores["weighted_f1"]
-        figures |= {"reference": reference, "loss": gap}
-        return Answer("accuracy", "investigate" if gap > LARGE * reference.weighted_f1 else "fine", figures)
-    # without a reference a figure says neither that it is good nor what was lost
-    return Answer("accuracy", "note", figures)
+    reference = max(measured, key=lambda one: one.weighted_f1, default=None)
+    if not scores or reference is None:
+        # without a reference a figure says neither that it is good nor what was lost
+        return Answer("accuracy", "note", {"scores": scores, "reference": None, "loss": None})
+    gap = reference.weighted_f1 - scores["weighted_f1"]
+    figures = {"scores": scores, "reference": reference, "loss": gap}
+    return Answer("accuracy", "investigate" if gap > LARGE * reference.weighted_f1 else "fine", figures)
 
 
 def _alone(scores: Mapping[str, float]) -> Answer:
@@ -342,12 +330,8 @@ def _formal(
     scores: Mapping[str, float],
     records: RecordSet | None,
 ) -> Answer:
-    chosen = recommended.chosen
-    figures: dict[str, Any] = {
-        "chosen": chosen,
-        "gap": None,
-        "offer": formal_offer.describe_offer(ledger, planned, records),
-    }
+    chosen, offer = recommended.chosen, formal_offer.describe_offer(ledger, planned, records)
+    figures: dict[str, Any] = {"chosen": chosen, "gap": None, "offer": offer}
     if chosen is None:
         return Answer("formal", "investigate", figures)
     figures |= {"loss": describe_loss(chosen, recommended.reference), "audit": chosen.audit or "not audited"}
@@ -359,7 +343,8 @@ def _formal(
 def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
     verdicts = ledger_records.diagnostic_verdicts(ledger, planned.plan)
     if verdicts is None:
-        branch = _branch(planned)
+        made_as = planned.settings_from_file().get("branch", RELEASE_BRANCH)  # a comparison's plan names its branch
+        branch = None if made_as == RELEASE_BRANCH else str(made_as)
         figures = {"verdicts": None, "file": shlex.quote(file), "branch": branch}
         return Answer("diagnostics", "note" if branch else "investigate", figures)
     by_verdict = {
@@ -368,12 +353,6 @@ def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
     }
     verdict: Verdict = "warning" if by_verdict["warning"] else "investigate" if by_verdict["investigate"] else "fine"
     return Answer("diagnostics", verdict, {"verdicts": by_verdict, "of": len(verdicts)})
-
-
-def _branch(planned: PlannedRelease) -> str | None:
-    """Returns the branch of the comparison that made the plan; None for a retrain, or without that file."""
-    branch = planned.settings_from_file().get("branch", RELEASE_BRANCH)
-    return None if branch == RELEASE_BRANCH else str(branch)
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
@@ -441,19 +420,17 @@ class PlanContext:
             records = save_record_set(context, planned.candidate.dataset)
         except StorageError:
             return PlanContext()
-        files = tuple(str(file) for file in _comparisons(context, planned))
-        return PlanContext(records, code_lists.assess_plan(context, planned), files, _outdated(context, plan))
+        files = [succession_file(context, planned, field) for field in planned.fields or ("",)]
+        made = tuple(str(file) for file in files if file.is_file())
+        bundled = planned.has_bundle(context.store)
+        lists = code_lists.assess_dataset(context, planned.candidate.dataset) if bundled else None
+        return PlanContext(records, lists, made, _outdated(context, plan))
 
 
 def succession_file(context: Context, planned: PlannedRelease, field: str) -> Path:
     """Returns the path of the private page that compares a plan with the release in use; names the fit too."""
     plan, fit = planned.plan.idempotency_key[:16], planned.candidate.fitted.sha256[:8]
     return context.workspace.private / "plans" / f"{plan}-{fit}.successor{f'-{field}' if field else ''}.html"
-
-
-def _comparisons(context: Context, planned: PlannedRelease) -> list[Path]:
-    files = [succession_file(context, planned, field) for field in planned.fields or ("",)]
-    return [file for file in files if file.is_file()]
 
 
 def _outdated(context: Context, plan: CheckedPlan) -> str | None:
@@ -467,14 +444,7 @@ def _outdated(context: Context, plan: CheckedPlan) -> str | None:
 
 
 def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path, url: str | None = None) -> PlanPage:
-    """Loads the page of a plan from its workspace and ledger. Changes nothing.
-
-    Args:
-        url: of the ledger, as `--ledger-url` has it.
-
-    Raises:
-        InputError: without a ledger there is no budget, audit or earlier release to show.
-    """
+    """Loads the page of a plan from its workspace and ledger, by default the workspace's own. Changes nothing."""
     ledger = existing_ledger(context, LedgerParameters(ledger_url=url))
     if ledger is None:
         raise InputError(

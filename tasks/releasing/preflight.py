@@ -212,9 +212,6 @@ def estimate_retrain(
     Args:
         sampled: records by split, once every row was read; otherwise the figures of an earlier ingest of the file, or a
             guess from the first megabyte.
-
-    Raises:
-        InputError: names the file, column or row and what to do.
     """
     source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
@@ -232,11 +229,7 @@ def estimate_retrain(
 
 
 def check_device(context: Context) -> str:
-    """Returns `cpu` or `cuda`.
-
-    Raises:
-        MechanismError: the device does not exist.
-    """
+    """Returns `cpu` or `cuda`."""
     try:
         kind = classifier.device_of(context.device).type
     except RuntimeError:
@@ -324,9 +317,7 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
         raise InputError(
             f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it. Leave --release out"
         )
-    if kind != "text":
-        return
-    if settings.deployment is not None:
+    if kind != "text" or settings.deployment is not None:
         return
     if settings.enabled and deployment_id() and parameters.data.population != DEMO_POPULATION:
         raise InputError(

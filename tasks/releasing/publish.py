@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from mechanisms.model import checkpoint
@@ -41,7 +41,7 @@ from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
 from tasks.releasing.checked_plan import check
-from tasks.releasing.claims import claim_at, release_key
+from tasks.releasing.claims import claim_at, key_of, release_method
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -50,10 +50,8 @@ from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 
-class Released(BaseModel):
+class Released(BaseModel, frozen=True):
     """Holds what a release returns: references and the row's public figures."""
-
-    model_config = ConfigDict(frozen=True)
 
     release_id: str
     bundle: str
@@ -84,12 +82,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
 
 
 def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
-    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger.
-
-    Raises:
-        BudgetRefused: it was made under another ledger, or under one that was rolled back.
-        MechanismError: names what is wrong, and the command to type.
-    """
+    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
         checked = check(planned, ledger)
@@ -99,11 +92,7 @@ def require_current(context: Context, planned: PlannedRelease, settings: LedgerP
 
 
 def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tuple[PlannedRelease, Path]:
-    """States a plan's selection again, from the ledger's rows; its fit and its claim stay. Returns plan and file.
-
-    Raises:
-        InputError: it is released already, and what partners were told stays.
-    """
+    """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and file."""
     planned = PlannedRelease.load(file)
     ledger = open_ledger(context, settings)
     released = ledger.release_of(planned.plan)
@@ -115,11 +104,7 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tupl
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:
-    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts.
-
-    Raises:
-        InputError: names the field.
-    """
+    """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts."""
     licence.resolve(settings.licence)
     if settings.onnx and find_spec("onnxruntime") is None:
         raise InputError("release.onnx needs onnx and onnxruntime. Install the extra: pip install '.[onnx]'")
@@ -132,7 +117,8 @@ def existing_release(context: Context, parameters: RetrainParameters, dataset: A
     ledger = None if dataset is None else existing_ledger(context, parameters.release)
     if dataset is None or ledger is None:
         return None
-    return ledger.find(release_key(parameters, context.store.figures(dataset)["fingerprint"]))
+    fingerprint = context.store.figures(dataset)["fingerprint"]
+    return ledger.find(key_of(release_method(parameters), fingerprint, parameters.release.label))
 
 
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
@@ -274,10 +260,8 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
             )
         return row
     theta = _drawn(context, draw, row, planned)
-    sensitivity = planned.candidate.sensitivity_at(context, theta)
-    if sensitivity is None:
-        return ledger.mark_drawn(release_id, draw_digest=digest, plan_digest=planned.digest)
-    epsilon = claim_at(sensitivity, planned.plan.event, planned.plan.claim).epsilon
+    sensitivity, plan = planned.candidate.sensitivity_at(context, theta), planned.plan
+    epsilon = None if sensitivity is None else claim_at(sensitivity, plan.event, plan.claim).epsilon
     return ledger.mark_drawn(
         release_id, draw_digest=digest, plan_digest=planned.digest, sensitivity=sensitivity, epsilon=epsilon
     )

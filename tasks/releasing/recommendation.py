@@ -6,7 +6,7 @@ The rules, in this order; `docs/choosing.md` says why.
 2. Of the rest only formal claims are recommended, never an asymptotic-local one. Without a formal claim left, the
    answer is that nothing should be released.
 3. Among them the best mean weighted F1 wins; of those that are not worse by more than the errors of seeds and of test
-   records allow (`difference.py`), the smallest epsilon of one record replaced, to a hundredth of it, then delta, then
+   records allow (`Difference`), the smallest epsilon of one record replaced, to a hundredth of it, then delta, then
    the better F1.
 4. The sentence states the loss against the best fit without privacy, or that it was not measured, and a missing audit.
 """
@@ -14,18 +14,48 @@ The rules, in this order; `docs/choosing.md` says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation, describe_guarantee
-from tasks.releasing.difference import Difference, Resampled
+from tasks.releasing.evidence import CONTRADICTED, NOT_CONTRADICTED
 
 Verdict = Literal["fine", "investigate", "warning"]
-AuditVerdict = Literal["contradicted", "not contradicted", "inconclusive"]
-CONTRADICTED: AuditVerdict = "contradicted"
+Resampled = Mapping[str, np.ndarray]
+"""A branch's mean over seeds of each score, by its name, on resamples of the test records that all branches share."""
+
+
+class Difference(BaseModel, frozen=True):
+    """Holds the mean score of one branch minus another's.
+
+    A conclusion needs more than twice both errors: fits with another seed move it, and so do other test records.
+    """
+
+    gap: float
+    of_seeds: float
+    """Root of both variances over seeds; 0 for one seed each."""
+    of_records: float | None = None
+    """Standard error over test records, paired; None where the branches were not scored on the same ones."""
+
+    @property
+    def conclusive(self) -> bool:
+        """Checks whether the difference exceeds twice both errors."""
+        return abs(self.gap) > 2 * max(self.of_seeds, self.of_records or 0.0)
+
+    @property
+    def reading(self) -> str:
+        """Returns which is ahead, or that neither is."""
+        return ("ahead" if self.gap > 0 else "behind") if self.conclusive else "within the error"
+
+    @property
+    def errors(self) -> str:
+        """Returns both errors in words."""
+        records = "" if self.of_records is None else f"test records {self.of_records:.3f}, "
+        return f"{records}seeds {self.of_seeds:.3f}"
 
 
 @dataclass(frozen=True)
@@ -44,8 +74,8 @@ class Figures:
     epsilon: float | None = None
     delta: float | None = None
     relation: NeighbouringRelation = "add-remove"
-    audit: AuditVerdict | None = None
-    """None: not measured."""
+    audit: str | None = None
+    """Its audit's verdict (`evidence.py`); None: not measured."""
     lower_bound: float | None = None
     """The lower bound of its audit on epsilon."""
     refused: str = ""
@@ -118,7 +148,7 @@ def recommend(branches: Sequence[Figures]) -> Recommendation:
     reasons = f"{describe_loss(chosen, reference)}; {_measured(chosen)}"
     score = f"weighted F1 {describe_score(chosen)}"
     return Recommendation(
-        "fine" if chosen.audit == "not contradicted" else "investigate",
+        "fine" if chosen.audit == NOT_CONTRADICTED else "investigate",
         f"Release {chosen.title} ({chosen.claim}): {score}, {reasons}.",
         chosen=chosen,
         reference=reference,

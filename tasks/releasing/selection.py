@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,35 +22,6 @@ from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
 from tasks.releasing.ledger_records import sample_of
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, SELECTION_DISCLOSURE, PlannedRelease, describe_selection
 from tasks.running.stage import Context
-
-
-@dataclass(frozen=True)
-class PriorAccess:
-    """Holds the ledger's earlier fits on the same records."""
-
-    fits: frozenset[str]
-    branches: frozenset[str]
-    searched: bool
-    lines: tuple[str, ...]
-    """Unprotected inputs in the rows of the planned fit itself."""
-
-    @staticmethod
-    def of(ledger: Ledger, planned: PlannedRelease, sample: Mapping[str, Any]) -> PriorAccess:
-        """Collects the ledger's evaluations of the same records; audits of the plan's fit do not count."""
-        made, same = planned.candidate, []
-        for row in ledger.evaluations():
-            # guard: another sample of the same records is found
-            if row.data_fingerprint == planned.plan.data_fingerprint or same_records(row.details.get(SAMPLE), sample):
-                same.append(row)
-        candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
-        candidate_rows = [row for row in same if candidate & set(row.artifact_digests.values())]
-        fits = [name for row in same for name in _fits(row)]
-        return PriorAccess(
-            fits=frozenset([made.fitted.sha256, *fits]),
-            branches=frozenset(_branch(row) for row in same if row.event is not None),
-            searched=any(isinstance(row.subject, SearchFit) for row in same),
-            lines=tuple(dict.fromkeys(line for row in candidate_rows for line in row.unprotected_inputs)),
-        )
 
 
 def with_disclosures(ledger: Ledger, context: Context, planned: PlannedRelease) -> PlannedRelease:
@@ -79,10 +49,13 @@ def check(ledger: Ledger, context: Context, planned: PlannedRelease) -> None:
         return
     if all(_is_disclosure(line) for line in {*stated} ^ {*actual}):
         raise MechanismError(_outdated(planned, stated, actual, file=planned.file(context)))
-    wrong = "; ".join([*(f"without `{x}`" for x in actual if x not in stated), *_unsupported(stated, actual)])
+    wrong = [f"without `{line}`" for line in actual if line not in stated]
+    unsupported = sum(line not in actual for line in stated)
+    wrong += [f"with {unsupported} unsupported"] if unsupported else []
     raise MechanismError(
         f"release plan: unprotected_inputs differ from what its fit and the ledger's rows on these records support "
-        f"({wrong or 'another order'}). Plan again: run the command that made the plan, which reuses finished stages"
+        f"({'; '.join(wrong) or 'another order'}). Plan again: run the command that made the plan, which reuses "
+        "finished stages"
     )
 
 
@@ -105,28 +78,33 @@ def _number(lines: tuple[str, ...]) -> str:
     return named[0] if len(named) == 1 else "none"
 
 
-def _unsupported(stated: tuple[str, ...], actual: tuple[str, ...]) -> list[str]:
-    number = sum(line not in actual for line in stated)
-    return [f"with {number} unsupported"] if number else []
-
-
 def _inputs(context: Context, planned: PlannedRelease) -> tuple[str, ...]:
     facts = context.store.figures(planned.candidate.dataset)
     return unprotected_inputs(facts, weights=planned.plan.event.risk_weights, model=planned.candidate.model)
 
 
 def _lines(ledger: Ledger, context: Context, planned: PlannedRelease) -> tuple[str, ...]:
-    made = planned.candidate
-    prior = PriorAccess.of(ledger, planned, sample_of(context, made.dataset))
+    """Returns the lines that the settings of the fit and the ledger's earlier fits of the same records support."""
+    made, same = planned.candidate, []
+    sample = sample_of(context, made.dataset)
+    for row in ledger.evaluations():
+        # guard: another sample of the same records is found
+        if row.data_fingerprint == planned.plan.data_fingerprint or same_records(row.details.get(SAMPLE), sample):
+            same.append(row)
+    candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
+    own_rows = [row for row in same if candidate & set(row.artifact_digests.values())]
+    stated = {line for row in own_rows for line in row.unprotected_inputs}
+    fits = {made.fitted.sha256, *(name for row in same for name in _fits(row))}
     settings = context.store.recipe(made.fitted)["config"].get("mechanism", {})
     tuned = [line for lines, ways in _tuned() for line in lines if any(_holds(way, settings) for way in ways)]
     weighted = made.measured is not None and planned.plan.event.risk_weights
+    searched = weighted and any(isinstance(row.subject, SearchFit) for row in same)
     holds = {
-        SEARCHED: SEARCHED in prior.lines or (weighted and prior.searched),
-        MATCHED: MATCHED in prior.lines,
-        **{line: line in prior.lines or line in tuned for lines, _ in _tuned() for line in lines},
-        CHOSEN_AFTER_COMPARISON: len(prior.branches) > 1,
-        describe_selection(len(prior.fits)): True,
+        SEARCHED: SEARCHED in stated or searched,
+        MATCHED: MATCHED in stated,
+        **{line: line in stated or line in tuned for lines, _ in _tuned() for line in lines},
+        CHOSEN_AFTER_COMPARISON: len({_branch(row) for row in same if row.event is not None}) > 1,
+        describe_selection(len(fits)): True,
     }
     return tuple(line for line, applies in holds.items() if applies)
 

@@ -41,15 +41,11 @@ class RetrainResult:
     """Delta after each draw, where it was measured over draws."""
 
 
-def refuse_early(context: Context, parameters: RetrainParameters, *, to_release: bool = True) -> Estimate:
-    """Refuses what cannot work, before Prefect's server starts.
-
-    Raises:
-        InputError, MechanismError, StorageError: name the option, file or column and what to do.
-    """
+def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
+    """Refuses what cannot work, before Prefect's server starts."""
     if parameters.formal is not None:
         formal.formal_branch(parameters)
-    return _with_its_fit(preflight.check(context, parameters, to_release=to_release), parameters)
+    return _with_its_fit(preflight.check(context, parameters, to_release=True), parameters)
 
 
 def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate:
@@ -87,16 +83,14 @@ def run(
         return RetrainResult(parameters, planned, {outcome.branch.title: outcome.figures})
     parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
     outputs, last = run_chain(parameters, do), parameters.rounds[-1]
-    posterior, measured = outputs.posteriors[last], outputs.measured[last]
-    if not (outputs.dataset and outputs.prepared and measured and outputs.evaluated and posterior):
-        raise RuntimeError("a stage left no output")  # `do` returns a reference or raises
+    assert outputs.evaluated is not None
     planned = PlannedRelease.of_posterior(
         context,
         parameters,
         dataset=outputs.dataset,
         prepared=outputs.prepared,
-        posterior=posterior,
-        measured=measured,
+        posterior=outputs.posteriors[last],
+        measured=outputs.measured[last],
         prefect_run_id=prefect_run_id,
     )
     ledger_records.record_retrain(
@@ -109,7 +103,7 @@ def run(
     )
     figures = context.store.figures(outputs.evaluated)
     scores = {name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds}
-    return RetrainResult(parameters, planned, scores, running_maximum(measured.path))
+    return RetrainResult(parameters, planned, scores, running_maximum(outputs.measured[last].path))
 
 
 def _with_code_list_check(
@@ -183,10 +177,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
     """Reads the records against the code list, and reports the stages and the charge of a retrain.
 
     It computes and writes nothing but the gate's filter of ingested records, which a release needs too. If c and k are
-    still to be searched for a target epsilon (`search.needs_search`), the steps end with the risks.
-
-    Raises:
-        InputError, MechanismError, StorageError: the retrain would refuse.
+    still to be searched for a target epsilon, the steps end with the risks.
     """
     steps: list[tuple[Step, bool]] = []
 
@@ -196,7 +187,6 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         return output
 
     with private_errors("dry run"):
-        several = bool(parameters.data.ingest.fields)
         refuse_early(context, parameters)
         source = preview(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
@@ -206,24 +196,26 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         if parameters.formal is not None:
             dataset = formal.find_stages(context, parameters, find_step)
         else:
-            outputs = run_chain(parameters, find_step, rounds=("base",) if search.needs_search(parameters) else None)
+            outputs = run_chain(parameters, find_step, rounds=("base",) if parameters.needs_search else None)
             dataset, planned = outputs.dataset, _plan_if_measured(context, parameters, outputs)
         row = publish.existing_release(context, parameters, dataset)
         claim = None if planned is None else planned.plan.claim
         charge = ExpectedCharge.of(
             context, parameters, source.cohorts, train=estimate.train, claim=claim, dataset=dataset
         )
-        formally = several and parameters.formal is not None
+        formally = parameters.data.ingest.fields and parameters.formal is not None
         apart = formal.price_separately(context, parameters, records=estimate.train) if formally else None
         lists = code_lists.assess_parameters(context, parameters)
         return Preview(steps, row, source, estimate, charge, lists, apart)
 
 
-def _plan_if_measured(context: Context, parameters: RetrainParameters, outputs: Chain) -> PlannedRelease | None:
+def _plan_if_measured(
+    context: Context, parameters: RetrainParameters, outputs: Chain[ArtifactRef | None]
+) -> PlannedRelease | None:
     """Returns the plan, if every stage that its claim rests on is finished."""
     last = parameters.rounds[-1]
     posterior, measured = outputs.posteriors.get(last), outputs.measured.get(last)
-    if search.needs_search(parameters) or not (outputs.dataset and outputs.prepared and posterior and measured):
+    if parameters.needs_search or not (outputs.dataset and outputs.prepared and posterior and measured):
         return None
     refs = {"dataset": outputs.dataset, "prepared": outputs.prepared, "posterior": posterior, "measured": measured}
     return PlannedRelease.of_posterior(context, parameters, **refs, prefect_run_id=None)

@@ -8,8 +8,9 @@ from typing import Any
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef
-from storage.ledger import ReleasePlan
+from storage.ledger import Evaluation, ReleasePlan
 from tasks.fitting.candidate import Candidate
+from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.plan import PlannedRelease
 
 
@@ -67,3 +68,19 @@ def make_candidate(**changes: Any) -> Candidate:
 def make_planned(*, candidate: Mapping[str, Any] | None = None, **changes: Any) -> PlannedRelease:
     """Returns the plan of a candidate; `candidate` changes its fields, `changes` the plan's (`make_plan`)."""
     return PlannedRelease(plan=make_plan(**changes), candidate=make_candidate(**(candidate or {})))
+
+
+def make_audit(planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: Any) -> Evaluation:
+    """Returns the row of an audit, with 32 reruns that could have shown 9, of a plan's candidate or of another fit."""
+    found = {"epsilon_lower_bound": bound, "reach": 9.0, "attempts": {"natural": 1}, "confidence": 0.95, "trials": 32}
+    found |= {"auc": 0.878, "tpr_at_fpr_0.001": 0.177, "attack": "online_lira"}
+    return Evaluation(
+        kind="audit",
+        label="audit",
+        population="injuries",
+        data_fingerprint="f",
+        event=planned.plan.event,
+        requester="auditor",
+        artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
+        details=found | details,
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from releases import make_event, make_plan
 
@@ -105,6 +108,25 @@ def joint_valued(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> S
     """The same of two fields, which read the columns of values too."""
     folder = tmp_path_factory.mktemp("joint-valued")
     return _made(folder, tiny_bert, several=True, lexical="titles", values=VALUES)
+
+
+def scores_by_the_card(folder: Path, texts: list[str], rows: list[dict[str, str]] | None = None) -> np.ndarray:
+    """Runs the card's program, which knows nothing of this project, on other narratives and rows of values."""
+    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
+    assert sum(bool(line.strip()) for line in block.splitlines()) <= 20
+    assert not re.search(r"mechanisms|storage|tasks", block)
+    code = block.replace("path/to/this/folder", str(folder))
+    code, changed = re.subn(r"(?m)^(folder, narratives = .*?, )\[.*\]$", lambda line: f"{line[1]}{texts!r}", code)
+    assert changed == 1
+    if rows is not None:
+        code, changed = re.subn(r"(?m)^rows = .*$", f"rows = {rows!r}", code)
+        assert changed == 1
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
+        warnings.simplefilter("ignore", ResourceWarning)  # of files that the program leaves to the interpreter
+        exec(code, names)
+    return names["scores"]
 
 
 VALUES = {"State": ["OHIO", "TEXAS", "FLORIDA"], "Hospitalized": ["0", "1"]}

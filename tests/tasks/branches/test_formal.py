@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
@@ -23,9 +24,7 @@ from tasks.running.stage import Context, Step, run_step
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     """A workspace for all tests here."""
-    made = Context(home=str(tmp_path_factory.mktemp("formal")), device="cpu")
-    made.workspace.create()
-    return made
+    return tiny_jobs.workspace(tmp_path_factory.mktemp("formal"))
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +63,15 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
     assert released()[0] == done
     other = parameters(data, tiny_bert, target_epsilon=4.0)
     assert method_digest(other) != method_digest(chosen)
-    told = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"model": _untitled(planned)})})
+    untitled = planned.candidate.model.model_copy(update={"prior": "none"})
+    told = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"model": untitled})})
     with pytest.raises(Exception, match="not what ran and was measured"):
         told.check(context)
 
 
-def _untitled(planned: PlannedRelease) -> Any:
-    return planned.candidate.model.model_copy(update={"prior": "none"})
-
-
 def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], tiny_bert: Path, tmp_path: Path) -> None:
     """Before there are records, after the run, and in the same order; it makes nothing."""
-    here = Context(home=str(tmp_path), device="cpu")
-    here.workspace.create()
+    here = tiny_jobs.workspace(tmp_path)
     chosen, seen, ran = parameters(data, tiny_bert), list[tuple[str, bool]](), list[str]()
 
     def look(step: Step) -> ArtifactRef | None:

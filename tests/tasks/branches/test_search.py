@@ -9,6 +9,7 @@ import pytest
 import tiny_jobs
 
 from storage.artifacts import ArtifactRef
+from storage.ledger import Row
 from tasks.branches import search
 from tasks.branches.swag_chain import run_chain
 from tasks.parameters import RetrainParameters
@@ -46,19 +47,17 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
     ran.clear()
     made = run_chain(settled, do)
     assert ran == ["evaluate"]
-    last, posterior = made.measured["reweighted"], made.posteriors["reweighted"]
-    assert last
-    assert posterior
-    assert made.dataset
-    figures = context.store.figures(last)
-    rows = [row for row in open_ledger(context, parameters.release).rows() if row.label.startswith("tuning")]
+    figures = context.store.figures(made.measured["reweighted"])
+
+    def tuning_rows() -> list[Row]:
+        return [row for row in open_ledger(context, parameters.release).rows() if row.label.startswith("tuning")]
+
+    rows = tuning_rows()
     assert len(rows) == len(fits) - 1
     assert all(row.state == "internal" and row.epsilon and row.charges == () for row in rows)
     assert settle() == settled, "running again finds the same"
-    assert len([r for r in open_ledger(context, parameters.release).rows() if r.label.startswith("tuning")]) == len(
-        rows
-    )
-    event = swag_event(settled, "reweighted", snapshots=3, rank=2, figures=figures)
+    assert len(tuning_rows()) == len(rows)
+    event = swag_event(settled, "reweighted", {"snapshots": 3, "rank": 2}, figures)
     claimed = claim(settled, event, context.store.figures(made.dataset))
     assert 2.0 < (claimed.epsilon or 0) <= 3.0
     assert SEARCHED in claimed.unprotected_inputs

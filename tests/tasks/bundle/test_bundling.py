@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,10 @@ def _codes(folder: Path) -> tuple[Code, ...]:
     return read_codelist(folder / bundle.CODELIST)
 
 
+def _answers(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
+
+
 def test_golden_texts_are_of_the_task_and_owe_nothing_to_a_record() -> None:
     """Titles of the list whatever it codes, the same for the same list; codes where there are no titles."""
     jobs = [Code(str(n), f"Job {n}") for n in range(100)]
@@ -171,17 +176,17 @@ def test_card_and_materials_say_what_the_encoder_is(sealed: Sealed) -> None:
 
 def test_golden_answers_are_those_of_the_loaded_folder(sealed: Sealed) -> None:
     """The released folder gives them; a moved score does not pass, nor one that is no number."""
-    answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
-    released = export.load(sealed.folder)
+    answers, released = _answers(sealed.folder), export.load(sealed.folder)
     golden.check(released, answers)
     assert [answer["text"] for answer in answers] == list(golden.texts(_codes(sealed.folder)))
-    moved = [answers[0] | {"scores": [answers[0]["scores"][0] + 3 * golden.TOLERANCE, *answers[0]["scores"][1:]]}]
-    with pytest.raises(UnsoundBundle, match="narrative 1"):
-        golden.check(released, moved)
-    with pytest.raises(UnsoundBundle, match="narrative 1"):
-        golden.check(released, [answers[0] | {"codes": answers[0]["codes"][::-1]}])
-    with pytest.raises(UnsoundBundle, match="narrative 1"):
-        golden.check(released, [answers[0] | {"scores": [float("nan"), *answers[0]["scores"][1:]]}])
+    first, *others = answers[0]["scores"]
+    for moved in (
+        {"scores": [first + 3 * golden.TOLERANCE, *others]},
+        {"codes": answers[0]["codes"][::-1]},
+        {"scores": [float("nan"), *others]},
+    ):
+        with pytest.raises(UnsoundBundle, match="narrative 1"):
+            golden.check(released, [answers[0] | moved])
 
 
 def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
@@ -190,7 +195,7 @@ def test_golden_answers_in_a_plain_library(sealed: Sealed) -> None:
 
     from sentence_transformers import SentenceTransformer
 
-    answers = [json.loads(line) for line in (sealed.folder / bundle.GOLDEN).read_text().rstrip("\n").split("\n")]
+    answers = _answers(sealed.folder)
     codes = json.loads((sealed.folder / "labels.json").read_text())["codes"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sealed_bundle import VALUES, Sealed
+from sealed_bundle import VALUES, Sealed, scores_by_the_card
 
 from mechanisms.model import export
 from mechanisms.model.valued_text import ValuedText
@@ -51,19 +50,6 @@ def test_a_partner_finds_it_sound(valued: Sealed) -> None:
     assert coder.thresholds is None, "generated narratives have no values, so that no threshold is fitted on them"
 
 
-def scores_by_the_card(folder: Path) -> np.ndarray:
-    """Runs the card's program, which knows nothing of this project, on other narratives and rows."""
-    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
-    assert sum(bool(line.strip()) for line in block.splitlines()) <= 20
-    code = block.replace("path/to/this/folder", str(folder))
-    code, texts = re.subn(r"(?m)^(folder, narratives = .*?, )\[.*\]$", lambda line: f"{line[1]}{TEXTS!r}", code)
-    code, rows = re.subn(r"(?m)^rows = .*$", f"rows = {CASES!r}", code)
-    assert (texts, rows) == (1, 1)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    return names["scores"]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_published_libraries_read_it(valued: Sealed, joint_valued: Sealed) -> None:
     """The card's program, of at most 20 lines, gives the scores of the model with listed, other and blank values."""
@@ -73,7 +59,7 @@ def test_published_libraries_read_it(valued: Sealed, joint_valued: Sealed) -> No
     ]
     for sealed, field in ((valued, ""), (joint_valued, "nature")):
         expected = export.load(sealed.folder).fields[field].logits(records)
-        np.testing.assert_allclose(scores_by_the_card(sealed.folder), expected.numpy(), atol=2e-3)
+        np.testing.assert_allclose(scores_by_the_card(sealed.folder, TEXTS, CASES), expected.numpy(), atol=2e-3)
 
 
 def test_the_gate_makes_the_lists_again(valued: Sealed, tmp_path: Path) -> None:
@@ -125,9 +111,10 @@ def test_values_are_read_and_signed_as_titles_are(
     ]
     named = own_texts({}, {"value_columns": {"Industry of the employer": ["11"]}}, str(tiny_bert))
     assert "column: Industry of the employer" in named
+    (tmp_path / "unsigned").mkdir()
+    unsigned = replace(valued.refill(tmp_path / "unsigned"), unsigned_texts=listed)
     with pytest.raises(UnsoundBundle, match="texts that neither the plan lists"):
-        (tmp_path / "unsigned").mkdir()
-        inspect(valued.folder, refilled(valued, tmp_path / "unsigned", texts=()))
+        inspect(valued.folder, unsigned)
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "states.txt").write_text("".join(public_lists.entry_digest(Code(one)) + "\n" for one in VALUES["State"]))
@@ -137,16 +124,6 @@ def test_values_are_read_and_signed_as_titles_are(
         assert not [text for text in own_texts({}, facts, str(tiny_bert)) if text.startswith("value")]
     finally:
         public_lists._places.cache_clear()
-
-
-def refilled(sealed: Sealed, folder: Path, *, texts: tuple[str, ...]) -> Any:
-    """Returns what the gate expects where the plan lists these texts."""
-    from dataclasses import replace
-
-    expected = sealed.refill(folder)
-    facts = sealed.context.store.figures(sealed.candidate.dataset)
-    every = own_texts({}, facts, sealed.candidate.model.encoder)
-    return replace(expected, unsigned_texts=tuple(text for text in every if text not in texts))
 
 
 def test_the_share_of_a_value_is_exact(valued: Sealed) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sealed_bundle import Sealed
+from sealed_bundle import Sealed, scores_by_the_card
 
 from mechanisms.model import export, lexicon
 from storage.bundle.check import check
@@ -44,22 +42,6 @@ def test_the_vocabulary_comes_from_the_titles(worded: Sealed) -> None:
     stems = {stem for code in titles_of(worded) for stem in lexicon.stems_of(code.title)}
     assert set(content["vocabulary"]) <= stems
     assert bool(content["vocabulary"]) == (content["kind"] == "titles")
-
-
-def scores_by_the_card(folder: Path, texts: list[str]) -> np.ndarray:
-    """Runs the card's program, which knows nothing of this project, on other narratives."""
-    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
-    assert sum(bool(line.strip()) for line in block.splitlines()) <= 20
-    assert not re.search(r"mechanisms|storage|tasks", block)
-    code = block.replace("path/to/this/folder", str(folder))
-    code, changed = re.subn(r"(?m)^(folder, narratives = .*?, )\[.*\]$", lambda line: f"{line[1]}{texts!r}", code)
-    assert changed == 1
-    names: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
-        warnings.simplefilter("ignore", ResourceWarning)  # of files that the program leaves to the interpreter
-        exec(code, names)
-    return names["scores"]
 
 
 def golden_by_the_card(folder: Path, field: str = "") -> None:

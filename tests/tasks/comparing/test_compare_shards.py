@@ -71,9 +71,7 @@ def on(home: Path) -> Callable[[dict[str, Any]], object]:
     """A worker with this workspace."""
 
     def work(asked: dict[str, Any]) -> object:
-        context = Context(home=str(home), device="cpu")
-        context.workspace.create()
-        return played_workers.compute(context, asked)
+        return played_workers.compute(tiny_jobs.workspace(home), asked)
 
     return work
 

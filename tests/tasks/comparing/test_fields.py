@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,26 @@ def parameters(folder: Path, encoder: Path, **changed: Any) -> RetrainParameters
     return RetrainParameters.model_validate(chosen | {"fit": fit} | changed)
 
 
-def at(home: Path) -> Context:
-    context = Context(home=str(home), device="cpu")
-    context.workspace.create()
-    return context
+def compare(context: Context, wanted: RetrainParameters, branches: str) -> comparison.Comparison:
+    chosen = choose(branches, model=wanted.model, data=wanted.data)
+    return comparison.run(context, wanted, SETTINGS, chosen, do=partial(run_step, context))
+
+
+def planned_of(compared: comparison.Comparison) -> PlannedRelease:
+    """The one plan that is written of a comparison; it names both fields, and its artifacts support it."""
+    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
+    planned = PlannedRelease.load(Path(file))
+    planned.check(compared.study.context)
+    assert planned.fields == ("nature", "length")
+    return planned
 
 
 def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None:
     """Each field's F1 is that of its own classes on the records that have it; one claim is made, and one plan of it."""
-    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
-    chosen = choose("non-private-titles,prior-descent", model=wanted.model, data=wanted.data)
-    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    context, wanted = tiny_jobs.workspace(tmp_path / "home"), parameters(tmp_path, tiny_bert)
+    compared = compare(context, wanted, "non-private-titles,prior-descent")
     study, store = compared.study, context.store
-    sizes = study.at(chosen[1]).task.fields
+    sizes = study.at(compared.outcomes[1].branch).task.fields
     assert [field["name"] for field in study.facts["fields"]] == ["nature", "length"]
     assert sizes == (study.facts["fields"][0]["label_space"], 3)
     labels = load_inputs(store.open(study.prepared), "test")[1].numpy()
@@ -106,10 +114,7 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     assert formal.cost["separate_each_epsilon"] < 6 < formal.cost["separate_together_epsilon"] < 12
     rows = assessment.assess(compared, {})
     assert rows[1].figures.refused == ""
-    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
-    planned = PlannedRelease.load(Path(file))
-    assert planned.fields == ("nature", "length")
-    planned.check(context)
+    planned = planned_of(compared)
     told = planned.model_copy(update={"fields": ("length", "nature")})
     with pytest.raises(MechanismError, match="fields: not what ran"):
         told.check(context)
@@ -135,15 +140,11 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
 def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
     """Its claim is 2 Delta of a record's fields together; the bundle that it would be passes the gate."""
     few = {"pseudo_posterior": {"risk_draws": 20, "sensitivity_draws": 20}}
-    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert, **few)
-    chosen = choose(branch, model=wanted.model, data=wanted.data)
-    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    context, wanted = tiny_jobs.workspace(tmp_path / "home"), parameters(tmp_path, tiny_bert, **few)
+    compared = compare(context, wanted, branch)
     (outcome,) = compared.outcomes
     assert outcome.claim.epsilon == pytest.approx(2 * outcome.event.model_dump()["sensitivity"])
-    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
-    planned = PlannedRelease.load(Path(file))
-    planned.check(context)
-    assert planned.fields == ("nature", "length")
+    planned = planned_of(compared)
     fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
     if planned.candidate.measured is not None:
         drawn = planned.candidate.sensitivity_at(context, planned.candidate.take(context))
@@ -159,17 +160,22 @@ def test_a_draw_of_several_fields_is_planned_and_fits_a_bundle(tiny_bert: Path, 
 
 
 def test_a_code_list_is_known_by_what_it_holds(tiny_bert: Path, tmp_path: Path) -> None:
-    """Moved, it is the same stage; with another line it is not."""
-    wanted = parameters(tmp_path, tiny_bert)
-    store = Context(home=str(tmp_path / "home")).store
-    before = ingest_records(wanted.data).key(store)
-    moved = wanted.data.model_dump(mode="json")
-    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text())
-    moved["ingest"]["fields"]["length"]["codelist"] = str(tmp_path / "moved.csv")
-    read = type(wanted.data).model_validate(moved)
-    assert ingest_records(read).key(store) == before
-    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
-    assert ingest_records(read).key(store) != before
+    """Moved, it makes the same stage and no other release; with another line it does."""
+    wanted, store = parameters(tmp_path, tiny_bert), Context(home=str(tmp_path / "home")).store
+
+    def known_by(codelist: Path) -> tuple[str, str]:
+        told = wanted.model_dump(mode="json")
+        told["data"]["ingest"]["fields"]["length"]["codelist"] = str(codelist)
+        read = RetrainParameters.model_validate(told)
+        return ingest_records(read.data).key(store), method_digest(read)
+
+    stage, method = ingest_records(wanted.data).key(store), method_digest(wanted)
+    moved = tmp_path / "moved.csv"
+    moved.write_text((tmp_path / "length.csv").read_text())
+    assert known_by(moved) == (stage, method)
+    moved.write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
+    assert known_by(moved)[0] != stage
+    assert known_by(moved)[1] != method
 
 
 @pytest.mark.parametrize("branch", ["prior-descent", "dp-sgd-tuned", "formal-posterior", "bounded-posterior"])
@@ -177,7 +183,7 @@ def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path, b
     """Beside the joint's charge; where steps sample and where delta is 0 too."""
     settings = {"sampling_prob": 0.5} if branch == "dp-sgd-tuned" else {}
     formal = {"formal": {"branch": branch, "target_epsilon": 4.0, "delta": 1e-5, "mechanism": settings}}
-    wanted, context = parameters(tmp_path, tiny_bert, **formal), at(tmp_path / "home")
+    wanted, context = parameters(tmp_path, tiny_bert, **formal), tiny_jobs.workspace(tmp_path / "home")
     apart = retraining.dry_run(wanted, context).separately
     assert apart is not None
     assert 2 <= apart.each_epsilon < 4 < apart.together_epsilon <= 8
@@ -186,26 +192,23 @@ def test_a_dry_run_prices_one_release_a_field(tiny_bert: Path, tmp_path: Path, b
 @pytest.mark.parametrize("branch", ["dp-sgd-class-weighted", "formal-posterior"])
 def test_a_formal_fit_of_several_fields_is_planned(tiny_bert: Path, tmp_path: Path, branch: str) -> None:
     """One claim for all of them, and a plan whose bundle passes the gate."""
-    context, wanted = at(tmp_path / "home"), parameters(tmp_path, tiny_bert)
-    chosen = choose(branch, model=wanted.model, data=wanted.data)
-    compared = comparison.run(context, wanted, SETTINGS, chosen, do=lambda step: run_step(context, step))
+    context, wanted = tiny_jobs.workspace(tmp_path / "home"), parameters(tmp_path, tiny_bert)
+    compared = compare(context, wanted, branch)
     (outcome,) = compared.outcomes
     assert outcome.claim.guarantee_kind == "formal"
     assert outcome.claim.epsilon == pytest.approx(6, rel=0.01)
     assert outcome.cost["separate_each_epsilon"] < 6 < outcome.cost["separate_together_epsilon"]
-    (file,) = comparison.write_plans(compared, prefect_run_id=None).values()
-    planned = PlannedRelease.load(Path(file))
-    planned.check(context)
+    planned = planned_of(compared)
     fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
 
 
 def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Path) -> None:
     """Every look there is, at a record's log-likelihood over all of its fields; the page and a row of the ledger."""
     few = {"risk_draws": 60, "sensitivity_draws": 60}
-    wanted, context = parameters(tmp_path, tiny_bert, pseudo_posterior=few), at(tmp_path / "home")
+    wanted, context = parameters(tmp_path, tiny_bert, pseudo_posterior=few), tiny_jobs.workspace(tmp_path / "home")
     settings = DiagnoseParameters(leave_out=4, refits=False, study_draws=10, horizon=1000)
     refuse_diagnosis(context, wanted, settings)
-    done = diagnose(context, wanted, settings, lambda step: run_step(context, step), prefect_run_id=None)
+    done = diagnose(context, wanted, settings, partial(run_step, context), prefect_run_id=None)
     assert {"left-out", "deltas", "weights", "running", "fit-gap"} <= done.verdicts.keys()
     assert done.figures["records"] == 4
     assert np.isfinite(list(done.figures.values())).all()
@@ -214,7 +217,7 @@ def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Pat
 
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
-    wanted, context = parameters(tmp_path, tiny_bert), at(tmp_path / "home")
+    wanted, context = parameters(tmp_path, tiny_bert), tiny_jobs.workspace(tmp_path / "home")
     with pytest.raises(InputError, match=r"weighted-descent codes one field\. For several fields use .*swag-ppm"):
         choose("weighted-descent", model=wanted.model, data=wanted.data)
     assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
@@ -228,21 +231,6 @@ def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.apply_protocol(wanted, "paper")
     assert protocols.apply_protocol(wanted, "all-records").data.ingest == wanted.data.ingest
-
-
-def test_a_method_is_known_by_what_its_code_lists_hold(tiny_bert: Path, tmp_path: Path) -> None:
-    """Moved, a list makes no other release; with another line it does."""
-    wanted = parameters(tmp_path, tiny_bert)
-
-    def at_place(file: Path) -> str:
-        told = wanted.model_dump(mode="json")
-        told["data"]["ingest"]["fields"]["length"]["codelist"] = str(file)
-        return method_digest(RetrainParameters.model_validate(told))
-
-    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text())
-    assert at_place(tmp_path / "moved.csv") == method_digest(wanted)
-    (tmp_path / "moved.csv").write_text((tmp_path / "length.csv").read_text() + "tall,A tall story\n")
-    assert at_place(tmp_path / "moved.csv") != method_digest(wanted)
 
 
 def test_contradictions_are_refused(tiny_bert: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 
 from mechanisms.errors import DrawsRefused
 from mechanisms.posterior import convergence
@@ -19,7 +20,7 @@ from tasks.comparing import report, results, run
 from tasks.comparing.assessment import assess
 from tasks.comparing.decision import Decision
 from tasks.parameters import RetrainParameters
-from tasks.running.stage import Context, run_step
+from tasks.running.stage import run_step
 
 SAMPLED = {"kind": "formal-posterior", "draws": 400, "sampler": {"warm_up": 20}}
 PAGE: Mapping[str, Any] = {"target": 5.0, "delta": 1e-5, "pictures": {}, "notes": ""}
@@ -48,8 +49,7 @@ def test_the_others_are_compared_and_the_pages_say_why_one_is_not(
     parameters: RetrainParameters, tmp_path: Path
 ) -> None:
     """At the target and at a further one; where nothing is left it is an error, as in a retrain."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
+    context = tiny_jobs.workspace(tmp_path)
     settings = CompareParameters.model_validate(
         {"target_epsilon": 5, "epsilons": [2], "seeds": 1, "epochs": 1, "branches": OWN}
     )

@@ -39,8 +39,8 @@ def finished(
 def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
     """The two stages."""
     common: Any = {"dataset": made.dataset, "prepared": made.prepared}
-    look = stages.posterior_checks(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)  # type: ignore[arg-type]
-    left = stages.leave_out(chosen, SETTINGS, measured=made.measured[chosen.rounds[-1]], **common)  # type: ignore[arg-type]
+    look = stages.posterior_checks(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)
+    left = stages.leave_out(chosen, SETTINGS, measured=made.measured[chosen.rounds[-1]], **common)
     return look, left
 
 

@@ -28,6 +28,7 @@ from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
+from tasks.releasing.recommendation import exclusion_reason
 from tasks.running.stage import Context, run_step
 
 BOUNDS: dict[str, Any] = {"numeric": {"length": [0, 2], "weight": None}, "categorical": {"sex": ["F", "I", "M"]}}
@@ -82,7 +83,7 @@ def test_a_table_is_prepared_measured_and_fitted(tmp_path: Path, table: Path) ->
     assert schema.names == ("length", "sex=F", "sex=I", "sex=M", "weight")
     assert schema.columns[0].bounds == (0, 2)
     assert [column.bounds_source for column in schema.columns] == ["public", "public", "records"]
-    trained = context.store.figures(made.posteriors["reweighted"])  # type: ignore[arg-type]
+    trained = context.store.figures(made.posteriors["reweighted"])
     assert trained["parameters"] == 5 * 2 + 2
 
 
@@ -127,7 +128,7 @@ def test_a_comparison_plans_nothing_that_a_release_refuses(tmp_path: Path, table
         planned.check(context)
     assert comparison.write_plans(compared, prefect_run_id=None) == {}
     (row,) = assess(compared, {})
-    assert row.exclusion_reason == NO_BUNDLE
+    assert exclusion_reason(row.figures) == NO_BUNDLE
 
 
 def test_kind_and_model_go_together(table: Path) -> None:

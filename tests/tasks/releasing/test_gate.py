@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_claim, make_planned
+from releases import make_audit, make_claim, make_planned
 
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, Row
+from storage.ledger import BudgetRefused, Decision, Ledger, Policy, Row
 from storage.ledger.decisions import sign
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.releasing import gate
 from tasks.releasing.checked_plan import check
-from tasks.releasing.evidence import AUDITED_ARTIFACT, Evidence
+from tasks.releasing.evidence import Evidence, Measurement
 from tasks.releasing.plan import PlannedRelease
 
 CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), not quantified")
@@ -22,64 +22,51 @@ CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), no
 
 @pytest.fixture
 def planned() -> PlannedRelease:
-    return make_planned(
-        release_label="first",
-        claim=CLAIM,
-        data_fingerprint="f",
-        records_rounded=100,
-        cohorts=("2015",),
-    )
+    return make_planned(release_label="first", claim=CLAIM, data_fingerprint="f", cohorts=("2015",))
+
+
+def policy_of(**more: Any) -> Policy:
+    return Policy.parse({"name": "test", "default": {"asymptotic-local": {"epsilon": 20}}} | more)
+
+
+def ledger_under(folder: Path, policy: Policy) -> Ledger:
+    return Ledger.open(f"sqlite:///{folder / 'ledger.db'}", policy=policy)
+
+
+def approvers(folder: Path) -> dict[str, Any]:
+    """Makes keys of an officer and of the requester, which the policy knows."""
+    keys = {name: new_keys(folder / name)[1].read_text() for name in ("officer", "operator")}
+    return {"minimum": 0, "approvers": keys}
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """A ledger whose policy knows the keys of an officer and of the requester."""
-    keys = {name: new_keys(tmp_path / name)[1].read_text() for name in ("officer", "operator")}
-    policy = Policy.parse(
-        {
-            "name": "test",
-            "approvals": {"minimum": 0, "approvers": keys},
-            "default": {"asymptotic-local": {"epsilon": 20}},
-        }
-    )
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+    return ledger_under(tmp_path, policy_of(approvals=approvers(tmp_path)))
 
 
-def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, *, fitted: str | None = None, **details: Any) -> Row:
-    """An audit of this plan's candidate, or of another fit of its method."""
-    return ledger.record(
-        Evaluation(
-            kind="audit",
-            label="audit",
-            population="injuries",
-            data_fingerprint="f",
-            event=planned.plan.event,
-            requester="auditor",
-            artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
-            details={
-                "epsilon_lower_bound": bound,
-                "reach": 9.0,
-                "attempts": {"natural": 1},
-                "confidence": 0.95,
-                "auc": 0.878,
-                "tpr_at_fpr_0.001": 0.177,
-                "attack": "online_lira",
-                "trials": 32,
-            }
-            | details,
-        )
-    )
+@pytest.fixture
+def asking(tmp_path: Path) -> Ledger:
+    """A ledger whose policy asks for an audit."""
+    return ledger_under(tmp_path, policy_of(require_audit=True, approvals=approvers(tmp_path)))
+
+
+def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, **details: Any) -> Row:
+    return ledger.record(make_audit(planned, bound, **details))
+
+
+def _measured(ledger: Ledger, planned: PlannedRelease) -> Measurement:
+    found = check(planned, ledger).measurement
+    assert found is not None
+    return found
 
 
 def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str = "memo 12") -> Decision:
-    found = check(planned, ledger).measurement
-    assert found is not None
     return sign(
         load_private_key(folder / "signing-key.pem"),
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(check(planned, ledger), found),
+        terms=gate.override_terms(check(planned, ledger), _measured(ledger, planned)),
         reason=reason,
     )
 
@@ -115,15 +102,12 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
     Where a claim has one number (formal, or of an older row), against that.
     """
     claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
-    row = {
-        "epsilon_lower_bound": bound,
-        "confidence": 0.95,
-        "reach": 9.0,
-        "attempts": {},
-        "auc": 0.6,
-        "tpr_at_fpr_0.001": 0.0,
-    }
-    assert Evidence.model_validate(row).verdict(claim) == expected
+    assert evidence(bound).verdict(claim) == expected
+
+
+def evidence(bound: float, reach: float = 9.0) -> Evidence:
+    scores = {"auc": 0.6, "tpr_at_fpr_0.001": 0.0}
+    return Evidence.of({"epsilon_lower_bound": bound, "confidence": 0.95, "reach": reach} | scores)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +122,8 @@ def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, e
     """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
     for more. What contradicts does so all the same.
     """
-    row = {
-        "epsilon_lower_bound": 0.5,
-        "confidence": 0.95,
-        "reach": reach,
-        "attempts": {},
-        "auc": 0.6,
-        "tpr_at_fpr_0.001": 0.0,
-    }
-    assert Evidence.model_validate(row).verdict(CLAIM, minimum=minimum) == expected
-    refuted = Evidence.model_validate(row | {"epsilon_lower_bound": 4.1})
-    assert refuted.verdict(CLAIM, minimum=minimum) == "contradicted"
+    assert evidence(0.5, reach).verdict(CLAIM, minimum=minimum) == expected
+    assert evidence(4.1, reach).verdict(CLAIM, minimum=minimum) == "contradicted"
 
 
 @pytest.mark.parametrize(
@@ -163,8 +138,7 @@ def test_densities_contradict_beyond_the_rate_of_the_theory(
     """
     told: dict[str, Any] = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
     _audit(ledger, planned, 0.5, **told)
-    found = check(planned, ledger).measurement
-    assert found is not None
+    found = _measured(ledger, planned)
     assert found.verdict == expected
     if expected == "contradicted":
         assert found.line.endswith(": contradicted for every δ up to 0.985")
@@ -175,8 +149,7 @@ def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, pla
     _audit(ledger, planned, 6.0, fitted="9" * 64)
     own = _audit(ledger, planned, 4.3)
     _audit(ledger, planned, 1.0)
-    found = check(planned, ledger).measurement
-    assert found is not None
+    found = _measured(ledger, planned)
     assert (found.ledger_sequence, found.epsilon_lower_bound) == (own.sequence, 4.3)
 
 
@@ -224,15 +197,6 @@ def test_only_a_counted_signature_with_a_reason_overrides(
     assert ledger.verify().ok
 
 
-@pytest.fixture
-def asking(tmp_path: Path) -> Ledger:
-    """A ledger whose policy asks for an audit, and knows an officer and the requester."""
-    keys = {name: new_keys(tmp_path / name)[1].read_text() for name in ("officer", "operator")}
-    told = {"name": "asking", "require_audit": True, "approvals": {"minimum": 0, "approvers": keys}}
-    policy = Policy.parse(told | {"default": {"asymptotic-local": {"epsilon": 20}}})
-    return Ledger.open(f"sqlite:///{tmp_path / 'asking.db'}", policy=policy)
-
-
 def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: PlannedRelease, tmp_path: Path) -> None:
     """Under `require_audit`: an officer signs for that very audit, and the statement says so. None without an audit,
     for one without reruns, or by the requester; another audit makes the signature stale.
@@ -277,14 +241,11 @@ def sign_anything(planned: PlannedRelease, folder: Path) -> Decision:
 
 def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> None:
     """With `require_audit` an unaudited candidate is refused."""
-    plain = {"name": "test", "default": {"asymptotic-local": {"epsilon": 20}}}
-    policy = Policy.parse(plain | {"require_audit": True})
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+    ledger = ledger_under(tmp_path, policy_of(require_audit=True))
     with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
         gate.check(check(planned, ledger))
-    assert "not audited" in str(gate.obstacle(check(planned, ledger))), (
-        "who approves is told what would still be refused"
-    )
+    obstacle = gate.obstacle(check(planned, ledger))
+    assert "not audited" in str(obstacle), "who approves is told what would still be refused"
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
         ({"trials": 0}, "without reruns"),
@@ -305,24 +266,19 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
 
 def test_a_later_audit_that_may_not_refute_clears_nothing(tmp_path: Path, planned: PlannedRelease) -> None:
     """What as a first audit would have refuted the claim says why it is without result, in place of a reach of 0."""
-    plain = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(plain))
+    ledger = ledger_under(tmp_path, policy_of(require_audit=True))
     _audit(ledger, planned, 3.0, reach=0.0, withheld=True, attempt=3)
     said = "would have refuted the claim as a first audit; a later one"
     with pytest.raises(BudgetRefused, match=f"audited without result: it or an earlier audit {said}"):
         gate.check(check(planned, ledger))
-    found = check(planned, ledger).measurement
-    assert found is not None
-    assert said in found.line
+    assert said in _measured(ledger, planned).line
 
 
 def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, planned: PlannedRelease) -> None:
     """Twice the claim of 4 is more than perfect guesses at 7 could have shown; the default keeps a policy's digest."""
-    plain = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
-    assert Policy.parse(plain | {"audit_reach": 1}).digest == Policy.parse(plain).digest
-    strict = Policy.parse(plain | {"audit_reach": 2})
-    assert strict.digest != Policy.parse(plain).digest
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=strict)
+    plain, strict = policy_of(require_audit=True), policy_of(require_audit=True, audit_reach=2)
+    assert policy_of(require_audit=True, audit_reach=1).digest == plain.digest != strict.digest
+    ledger = ledger_under(tmp_path, strict)
     _audit(ledger, planned, 0.5, reach=7.0)
     with pytest.raises(BudgetRefused, match="audited without result"):
         gate.check(check(planned, ledger))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_planned
+from releases import make_audit, make_planned
 from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
@@ -20,14 +20,13 @@ from flows.commands.profiles import parameters
 from mechanisms.dppl_public import PublicPrototypesEvent
 from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
 from storage.artifacts import ArtifactRef
-from storage.ledger import BudgetRefused, ComparisonFit, Diagnostics, Evaluation, Ledger, Policy, Scores
+from storage.ledger import BudgetRefused, ComparisonFit, Diagnostics, Evaluation, Ledger, Policy, Scores, Subject
 from storage.ledger.records import RecordSet
 from tasks.branches.plan import Origin
 from tasks.pages import render
 from tasks.releasing import approval, formal_offer, gate, ledger_access, plan_page
 from tasks.releasing.checked_plan import check
 from tasks.releasing.code_lists import CodeListVerdict
-from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
 
@@ -68,25 +67,19 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
-    """An audit of a plan's candidate that could have shown 9."""
-    details: dict[str, Any] = {
-        "epsilon_lower_bound": bound,
-        "reach": 9.0,
-        "attempts": {"natural": 1},
-        "confidence": 0.95,
-        "auc": 0.878,
-        "tpr_at_fpr_0.001": 0.17,
-    }
+    ledger.record(make_audit(plan, bound))
+
+
+def evaluated(ledger: Ledger, subject: Subject, details: dict[str, Any], *, method: str = "p") -> None:
+    """A row of a retrain by this method, on the records of the plan."""
     ledger.record(
         Evaluation(
-            kind="audit",
-            label="audit",
+            subject=subject,
             population="injuries",
             data_fingerprint="f",
-            event=plan.plan.event,
-            requester="auditor",
-            artifact_digests={AUDITED_ARTIFACT: plan.candidate.fitted.sha256},
-            details=details | {"trials": 32},
+            requester="operator",
+            parameters_digest=method,
+            details=details,
         )
     )
 
@@ -204,10 +197,8 @@ def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger)
         "0.040 (5.0%) below non-private (0.800, the best that was compared; adapters or a whole encoder may do "
         "better); 0.020 below this release" in told
     )
-    assert (answer(found, "alone").verdict, answer(found, "alone").text.split(":")[0]) == (
-        "note",
-        "Not measured",
-    )
+    alone = answer(found, "alone")
+    assert (alone.verdict, alone.text.split(":")[0]) == ("note", "Not measured")
     accuracy = answer(found, "accuracy")
     assert "Weighted F1 0.780, macro F1 0.390" in accuracy.text
     assert "0.020 (2.5 %) below a fit without privacy" in accuracy.text
@@ -217,28 +208,15 @@ def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger)
 def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Ledger) -> None:
     """What held-out records say of each target, and where `code --accuracy` will fail; fine where all are there."""
     alone = {"alone_at_80": 0.43, "alone_at_90": 0.0, "alone_at_95": 0.0, "surest_accuracy": 0.87, "surest_share": 0.12}
-    scored(ledger, {f"weighted_{name}": value for name, value in alone.items()})
+    own = {"weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.3}
+    evaluated(ledger, Scores(), own | {f"weighted_{name}": value for name, value in alone.items()})
     found = answer(page(ledger, planned()), "alone")
     assert found.verdict == "note"
     assert "80 % right: 43 % of the held-out records" in found.text
     assert "95 % right: no score reaches it" in found.text
     assert "87.0 % right, of the surest 12 %. Expect `autocoder code --accuracy` to fail at 90 and 95 %" in found.text
-    scored(ledger, {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
+    evaluated(ledger, Scores(), own | {f"weighted_alone_at_{at}": 0.5 for at in (80, 90, 95)})
     assert answer(page(ledger, planned()), "alone").verdict == "fine"
-
-
-def scored(ledger: Ledger, more: dict[str, float]) -> None:
-    """A retrain's own figures on the test half."""
-    ledger.record(
-        Evaluation(
-            subject=Scores(),
-            population="injuries",
-            data_fingerprint="f",
-            requester="operator",
-            parameters_digest="p",
-            details={"weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.3} | more,
-        )
-    )
 
 
 def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> None:
@@ -264,16 +242,7 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
 def test_diagnostics_are_those_of_the_same_method_on_the_same_records(ledger: Ledger) -> None:
     """Their questions by name; those of another method are not taken."""
     for method, verdicts in (("p", {"running": "investigate", "fit-gap": "warning"}), ("q", {"running": "fine"})):
-        ledger.record(
-            Evaluation(
-                subject=Diagnostics(),
-                population="injuries",
-                data_fingerprint="f",
-                requester="operator",
-                parameters_digest=method,
-                details={"verdicts": verdicts},
-            )
-        )
+        evaluated(ledger, Diagnostics(), {"verdicts": verdicts}, method=method)
     told = answer(page(ledger, planned()), "diagnostics")
     assert told.verdict == "warning"
     assert "warnings at: Has the model learned its records by heart?" in told.text
@@ -295,7 +264,7 @@ def test_invented_narratives_are_offered_their_own_profile(tmp_path: Path) -> No
     plan = beside(tmp_path, {"source": "x.csv", "codelist": "c.csv"}, population="demo")
     words = shlex.split(formal_offer.retrain_command(plan, 2.5))
     assert words[words.index("--profile") + 1] == "demo-formal"
-    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    said = settings_in(words)
     assert parameters("demo-formal", [*said, "data.source=x.csv"]).data.population == "demo"
 
 
@@ -389,25 +358,24 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
 
 def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside_it(tmp_path: Path) -> None:
     """As a shell takes it, and as `retrain` takes it; what the profile has already is left out."""
-    private = tmp_path / "home" / "private"
-    dataset = ArtifactRef(uri=f"file://{private}/stages/ingest/a", sha256="a" * 64, kind="ingest")
-    own = planned(idempotency_key="0123456789abcdef01")
-    plan = own.model_copy(update={"candidate": own.candidate.model_copy(update={"dataset": dataset})})
-    (private / "plans").mkdir(parents=True)
     ingest = {"text_columns": ["Job title", "Task"], "label_column": "Nature", "date_column": "EventDate"}
     data = {"source": "/data/my records.csv", "codelist": "/data/soc.csv", "classification": "SOC", "ingest": ingest}
-    settings = {"parameters": {"data": data | {"population": "injuries", "classification_version": "2.01"}}}
-    (private / "plans" / "0123456789abcdef.settings").write_text(json.dumps(settings))
+    plan = beside(tmp_path, data | {"population": "injuries", "classification_version": "2.01"})
     words = shlex.split(formal_offer.retrain_command(plan, 2.5))
     assert words[:4] == ["autocoder", "retrain", "--profile", "osha-formal"]
     assert words[4:8] == ["--data", "/data/my records.csv", "--codelist", "/data/soc.csv"]
     assert words[-2:] == ["--target-epsilon", "2.5"]
-    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    said = settings_in(words)
     made = parameters("osha-formal", [*said, "data.source=x.csv"])
     assert (made.data.population, made.data.classification) == ("injuries", "SOC")
     assert made.data.ingest.text_columns == ("Job title", "Task")
     assert made.data.classification_version == "2.01"  # other columns do not borrow the profile's
     assert not any("label_column" in one for one in said)
+
+
+def settings_in(words: list[str]) -> list[str]:
+    """What a command sets."""
+    return [words[at + 1] for at, word in enumerate(words) if word == "--set"]
 
 
 def beside(tmp_path: Path, data: dict[str, Any], **changes: Any) -> PlannedRelease:
@@ -448,7 +416,7 @@ def test_the_command_that_is_offered_can_be_given_as_it_is_printed(
     words = shlex.split(formal_offer.retrain_command(plan, 2.5))
     assert words[words.index("--home") + 1] == str(tmp_path / "home")
     assert words[words.index("--data") + 1] == str(tmp_path / "my records.csv")
-    said = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    said = settings_in(words)
     lists = Path(words[words.index("--codelist") + 1]) if "--codelist" in words else None
     made = parameters("osha-formal", said, data=Path(words[words.index("--data") + 1]), codelist=lists)
     origin = json.loads((tmp_path / "home/private/plans/0123456789abcdef.settings").read_text())["parameters"]["data"]
@@ -499,16 +467,7 @@ def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
 def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Ledger) -> None:
     """Of the same retrain; a comparison's better fit takes its place."""
     scores = {"base_weighted_f1": 0.7, "base_macro_f1": 0.5, "weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.4}
-    ledger.record(
-        Evaluation(
-            subject=Scores(),
-            population="injuries",
-            data_fingerprint="f",
-            requester="operator",
-            parameters_digest="p",
-            details=scores,
-        )
-    )
+    evaluated(ledger, Scores(), scores)
     told = answer(page(ledger, planned()), "accuracy")
     assert "0.100 (14.3 %) below a fit without privacy, 0.700" in told.text
     assert told.verdict == "investigate"
