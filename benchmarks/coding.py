@@ -34,6 +34,7 @@ from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
+from tasks.coding.joint import open_bundle
 
 _CPU = torch.device("cpu")
 
@@ -54,7 +55,7 @@ def main() -> None:
     with options.narratives.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = itertools.islice(csv.DictReader(file), options.records)
         texts = [row[options.column] for row in rows if row[options.column].strip()]
-    coder = Coder.open(options.bundle, precision="auto")
+    coder = open_bundle(options.bundle, precision="auto").fields[""]
     limit = {"truncation": True, "max_length": coder.model.max_length}
 
     def piped(pipe: Any, **batching: Any) -> Callable[[list[str]], None]:
@@ -117,7 +118,7 @@ def _peak(precision: str) -> int:
 
 def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
     """bfloat16 against float32: the same best code, how near a tie the others were, probabilities, features."""
-    model = Coder.open(bundle, precision="bfloat16").model
+    model = open_bundle(bundle, precision="bfloat16").model
     exact, rounded, coded = model.logits_in("float32", texts), model.logits_in("bfloat16", texts), model.logits(texts)
     first, second = exact.topk(2, dim=-1).values.unbind(-1)
 

@@ -61,7 +61,7 @@ def successor(
             console.started("successor")
             coded = measure.answers(*coders, labelled, records, option="--labelled", label=label_column, by=by)
             others = measure.answers(*coders, unlabelled, records, option="--unlabelled")
-        compared = measure.compare(*coders, coded, others)
+        compared = measure.compare(*(coder.release for coder in coders), coded, others)
         if html is not None:
             write_atomically(html, compared.page().encode())
     say(json.dumps(compared.as_dict(), indent=2) if as_json else compared.sentence)

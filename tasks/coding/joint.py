@@ -152,7 +152,9 @@ def open_bundle(
 
     Args:
         thresholds: local files in place of the bundle's: one, or one per field.
-        by_digits, precision: as in `Coder.open`.
+        by_digits: as in `groups_of`.
+        precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
+            narratives get the same codes as in float32.
         rules: codes of two fields that never occur together (`storage.rules`).
         coverage: adds conformal sets of this coverage, from the thresholds of each field.
 

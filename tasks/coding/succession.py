@@ -7,7 +7,7 @@ to the plan. The plan's page names them; Prefect gets their path, and neither a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,6 @@ BASIS = (
     "release in use may have been trained on some of them: it then looks better than it is. Where the plan is a "
     "posterior, the new model is one seeded draw from it, not the one that would be released."
 )
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Stands for the bundle that a plan would become."""
-
-    release: str = "the planned release"
 
 
 def release_in_use(planned: PlannedRelease, ledger: LedgerReader) -> Row | None:
@@ -154,7 +147,7 @@ def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> 
             right[here],
             cohorts[here.numpy()],
         )
-        page = replace(compare(earlier.fields[name], _Planned(), answered, answered), basis=BASIS).page()
+        page = replace(compare(earlier.release, "the planned release", answered, answered), basis=BASIS).page()
         write_atomically(work.out / f"page{f'-{name}' if name else ''}.html", page.encode())
         work.progress(at + 1, len(spaces))
     return {"pages": len(spaces)}

@@ -227,7 +227,7 @@ def test_the_rules_are_part_of_a_job(joint: Sealed, coder: JointCoder, tmp_path:
 
 
 def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Another field's thresholds, two of one, rules for one field; and a bundle of several is no coder of one."""
+    """Another field's thresholds, two of one, rules for one field; and a crosswalk of another field."""
     data = tmp_path / "mine.csv"
     with data.open("w", newline="", encoding="utf-8") as out:
         lines = csv.writer(out)
@@ -257,8 +257,6 @@ def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_
         open_bundle(tiny_bundle, thresholds=[made["event"]])
     with pytest.raises(InputError, match="--rules applies to bundles of several fields"):
         open_bundle(tiny_bundle, rules=tmp_path / "rules.csv")
-    with pytest.raises(InputError, match=r"codes several fields \(nature, event\)"):
-        Coder.open(joint.folder)
     with pytest.raises(InputError, match=r"^(nature|event): --accuracy"):
         coder.threshold_for(0.8)
     walks = walks_of(coder, tmp_path)

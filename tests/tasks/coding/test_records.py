@@ -15,13 +15,14 @@ from tasks.coding import shards
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
+from tasks.coding.joint import open_bundle
 from tasks.coding.records import Records, declared_columns, with_values
 from tasks.coding.successor import answers
 
 
 @pytest.fixture(scope="module")
 def valued(valued_bundle: Path) -> Coder:
-    return Coder.open(valued_bundle)
+    return open_bundle(valued_bundle).fields[""]
 
 
 def write(path: Path, *, industry: str = "Industry", rows: int = 12) -> Path:

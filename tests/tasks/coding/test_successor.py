@@ -62,7 +62,7 @@ def test_the_page_says_who_is_better_and_what_changes(
     assert labelled.old.tolist() == labelled.new.tolist() == given
     labelled = replace(labelled, new=np.where(np.arange(40) % 2, other, labelled.old))
     unlabelled = answers(old, new, tmp_path / "coded.csv", read, option="--unlabelled")
-    found = compare(old, new, labelled, replace(unlabelled, new=labelled.new))
+    found = compare("this", "next", labelled, replace(unlabelled, new=labelled.new))
     assert (found.overall.old, found.overall.new, found.overall.verdict) == (1.0, 0.5, "worse")
     assert found.agreement == 0.5
     assert {code for _, code, _ in found.flows} == {other}
