@@ -15,7 +15,7 @@ from storage.crosswalk import Crosswalk, read_crosswalk, successors
 from storage.errors import InputError
 from storage.rules import Rules
 from storage.tables.reader import Row, Table
-from tasks.coding.coded_table import code_column, score_column, set_column
+from tasks.coding.coded_table import code_column
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.joint import Case, JointCoder, Threshold, of_field
 
@@ -61,22 +61,18 @@ class AnswerColumns:
 
     def schema(self) -> pa.Schema:
         """Returns the computed columns. The columns of the model's origin follow in the output."""
-        code, score, of = code_column(self.field), score_column(self.field), f"{self.field}_" if self.field else ""
-        fields: list[tuple[str, pa.DataType]] = [
-            (code, pa.string()),
-            (f"{of}title", pa.string()),
-            (score, pa.float64()),
-        ]
-        for place in range(2, self.top_k + 1):
-            further = [(f"{code}_{place}", pa.string()), (f"{of}title_{place}", pa.string())]
-            fields += [*further, (f"{score}_{place}", pa.float64())]
+        code, of = code_column(self.field), f"{self.field}_" if self.field else ""
+        fields: list[tuple[str, pa.DataType]] = []
+        for end in ("", *(f"_{place}" for place in range(2, self.top_k + 1))):
+            fields += [(f"{code}{end}", pa.string()), (f"{of}title{end}", pa.string())]
+            fields.append((f"{of}score{end}", pa.float64()))
         if self.threshold is not None:
             fields.append((f"{of}needs_review", pa.bool_()))
             if self.grouped:
                 fields += [(f"{of}group_code", pa.string()), (f"{of}group_title", pa.string())]
                 fields.append((f"{of}group_score", pa.float64()))
         if self.sets is not None:
-            fields += [(set_column(self.field), pa.string()), (f"{set_column(self.field)}_size", pa.int64())]
+            fields += [(f"{of}set", pa.string()), (f"{of}set_size", pa.int64())]
             fields += [(f"{of}group_set", pa.string())] if self.grouped else []
         if self.crosswalk is not None:
             fields += [(f"{of}crosswalk_code", pa.string()), (f"{of}crosswalk_version", pa.string())]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
 from storage.tables.reader import survey
-from tasks.coding.coded_table import TEMPERATURE, code_column, fields_of, score_column, set_column, temperature_of
+from tasks.coding.coded_table import TEMPERATURE, code_column, column_of, fields_of, temperature_of
 
 Verdict = Literal["stable", "investigate", "drift"]
 
@@ -71,7 +71,7 @@ def fields_in(path: Path, option: str) -> tuple[str, ...]:
 
 def titles_of(path: Path, field: str) -> dict[str, str]:
     """Returns the titles of the codes in a coded table; none where it has no such column."""
-    title = f"{field}_title" if field else "title"
+    title = column_of(field, "title")
     table = survey(path, text_columns=[])
     if title not in table.columns:
         return {}
@@ -87,7 +87,7 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
     Raises:
         InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
     """
-    columns = [code_column(field), score_column(field), "model", *_VERSION]
+    columns = [code_column(field), column_of(field, "score"), "model", *_VERSION]
     table = survey(path, text_columns=columns, option=option)
     columns += [TEMPERATURE] if TEMPERATURE in table.columns else []
     codes: list[str] = []
@@ -114,9 +114,8 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
             f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. Compare one with one."
         )
     ((model, name, version, temperature),) = origins
-    return Period(
-        np.array(codes), np.array(scores), f"{name} {version}", model, temperature, set_column(field) in table.columns
-    )
+    has_sets = column_of(field, "set") in table.columns
+    return Period(np.array(codes), np.array(scores), f"{name} {version}", model, temperature, has_sets)
 
 
 @dataclass(frozen=True)

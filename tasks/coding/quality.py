@@ -239,11 +239,8 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     ]
     share, kappa = _share_and_kappa(a, b, weights, len(names))
     kappas = [value for _, value in resampled if value is not None]
-    counted, mine, both = (
-        Counter(theirs),
-        Counter(given),
-        Counter(x for x, y in zip(theirs, given, strict=True) if x == y),
-    )
+    counted, mine = Counter(theirs), Counter(given)
+    both = Counter(x for x, y in zip(theirs, given, strict=True) if x == y)
     return Agreement(
         rows=len(rows),
         missing=len(missing),
