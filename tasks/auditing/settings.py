@@ -88,11 +88,7 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
-    """Refuses invalid numbers of trials or canaries.
-
-    Raises:
-        InputError: too few for any result, or records other than narratives.
-    """
+    """Refuses numbers of trials or canaries that are too few for any result, and trials of records but narratives."""
     if 0 < settings.trials < FEWEST_TRIALS:
         raise InputError(
             f"--trials: {settings.trials} are too few for a result. Give at least {FEWEST_TRIALS}, or 0 for none."

@@ -54,9 +54,6 @@ def write(file: Path, runs: Mapping[str, Sequence[BranchAudit]], **facts: Any) -
     """Writes `file`, and the ROC figure to a folder of the same name next to it.
 
     The page ends with notes of a person, from a file next to it (`truth.notes.md` for `truth.md`).
-
-    Args:
-        facts: the other arguments of `page`.
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +77,6 @@ def page(
 
     Args:
         runs: audits by change of the parameters; the first, under an empty name, changed nothing.
-        roc: the address of its figure.
         refused: branches without a candidate, by title, with the reason.
     """
     unchanged = runs[""]

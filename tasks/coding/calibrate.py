@@ -45,7 +45,6 @@ def calibrate(
     """Writes a thresholds file of one field, and returns its content.
 
     Args:
-        label: column of the codes that people gave.
         name: describes the records to readers.
         targets: accuracies to find a score for; the usual ones by default.
         sets: also finds the limits of conformal sets.

@@ -73,10 +73,7 @@ class FieldSummary:
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it.
-
-    Args:
-        columns: text columns that were coded, for the commands on the page.
+    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns.
 
     Raises:
         InputError: the file is not a coded table.

@@ -167,9 +167,6 @@ class JointAnswerColumns:
 def read_crosswalks(coder: Coder | JointCoder, files: Mapping[str, Path]) -> dict[str, Crosswalk]:
     """Reads a crosswalk for each field with a file, from the version of that field's code list.
 
-    Args:
-        files: by field, as in `crosswalk_files`.
-
     Raises:
         InputError: a file cannot be used (`read_crosswalk`), or belongs to another field.
     """
@@ -207,11 +204,7 @@ def answer_columns(
     threshold: Threshold | None,
     crosswalks: Mapping[str, Crosswalk] | None = None,
 ) -> AnswerColumns | JointAnswerColumns:
-    """Returns the answer columns of a coder.
-
-    Args:
-        crosswalks: by field, as from `read_crosswalks`.
-    """
+    """Returns the answer columns of a coder."""
     walks = crosswalks or {}
     each = tuple(
         AnswerColumns(
@@ -244,11 +237,7 @@ def output_schema(table: Table, answers: AnswerColumns | JointAnswerColumns, cod
 
 
 def check_version(table: Table, column: str, coder: Coder | JointCoder) -> None:
-    """Refuses a table with rows coded under another version of the classification.
-
-    Raises:
-        InputError: gives the number of rows and the first.
-    """
+    """Refuses a table with rows coded under another version of the classification; names their number and the first."""
     if column not in table.columns:
         raise InputError(f"--version-column: {table.source.name} has no column {column!r}.")
     allowed = {coder.version, f"{coder.classification} {coder.version}"}

@@ -61,11 +61,7 @@ class Period:
 
 
 def fields_in(path: Path, option: str) -> tuple[str, ...]:
-    """Returns the fields that a table was coded in; "" for a single field.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Returns the fields that a table was coded in; "" for a single field."""
     return fields_of(survey(path, text_columns=[], option=option), option=option)
 
 
@@ -80,9 +76,6 @@ def titles_of(path: Path, field: str) -> dict[str, str]:
 
 def read_period(path: Path, option: str, *, field: str = "") -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
-
-    Args:
-        field: the field to read, of several.
 
     Raises:
         InputError: too few rows, a missing column, a score that is not a number, or several models or versions.

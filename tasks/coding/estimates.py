@@ -244,7 +244,6 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = 
     Args:
         sample: of `autocoder qa draw`, with the human's codes.
         by: columns of the coded table; groups are their values, each alone and together.
-        field: of several.
 
     Raises:
         InputError: a column is missing, the sample is not of this table, or has no codes.
@@ -384,11 +383,8 @@ def _numbers(interval: Interval | None, rows: int, digits: int) -> tuple[float |
 def write_sdmx(estimates: Estimates, out: Path, *, dataflow: str) -> None:
     """Writes the estimates as SDMX-CSV 2.0: an observation per group, code and measure (count, share).
 
-    Args:
-        dataflow: agency, id and version, such as AGENCY:INJURIES(1.0).
-
     Raises:
-        InputError: the dataflow is not of that form.
+        InputError: the dataflow is not of the form AGENCY:ID(1.0).
     """
     if not re.fullmatch(r"[A-Za-z][\w.-]*:[\w@$-]+\(\d+(\.\d+)*\)", dataflow, flags=re.ASCII):
         raise InputError(f"--dataflow: {dataflow} is not of the form AGENCY:ID(1.0).")

@@ -111,10 +111,7 @@ class CodingJob:
 
 
 def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
-    """Codes a table or resumes it.
-
-    Args:
-        spread: lets workers code pieces first; the rest is coded in this process.
+    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process.
 
     Raises:
         InputError: the output exists and may not be replaced, or has other columns or another version.

@@ -129,10 +129,7 @@ class PiecesShard:
 def finish(
     coder: Coder | JointCoder, job: CodingJob, pieces: Pieces, settings: ShardSettings, progress: Progress
 ) -> None:
-    """Lets workers code a job's pieces and returns when all are complete.
-
-    Args:
-        pieces: the settings of all shards, whose numbers are replaced.
+    """Lets workers code a job's pieces and returns when all are complete; takes all settings but the numbers of pieces.
 
     Raises:
         StorageError: a shard was lost too often, its answers do not arrive, or the server does not answer.
@@ -156,14 +153,7 @@ def pieces_of(
     crosswalks: Mapping[str, Path] | None = None,
     rules: Path | None = None,
 ) -> Pieces:
-    """Builds the settings of all shards of a job.
-
-    Args:
-        bundle: folder of the coder's bundle.
-        thresholds: files in place of the bundle's.
-        by_digits: as in `open_bundle`.
-        crosswalks: files of the job's crosswalks, by field.
-        rules: file of rules, with several fields.
+    """Builds the settings of all shards of a job, from the folder and files that its coder was opened with.
 
     Raises:
         InputError: the bundle is packed, or the precision is not float32, so that processors would differ.
@@ -244,11 +234,7 @@ def _job_name(job: CodingJob, coder: Coder | JointCoder, *, create: bool) -> str
 
 
 def preflight() -> None:
-    """Checks before work starts that a server can run shards.
-
-    Raises:
-        InputError: no server is set, or it lacks the deployment.
-    """
+    """Checks before work starts that a server is set and has the deployment that runs shards."""
     with ShardRuns.connect(spreading.DEPLOYMENT, {}):
         pass
 

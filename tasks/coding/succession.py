@@ -66,11 +66,7 @@ def release_in_use(planned: PlannedRelease, ledger: LedgerReader) -> Row | None:
 def compare_with_release(
     context: Context, planned: PlannedRelease, ledger: LedgerReader, do: Callable[[Step], ArtifactRef]
 ) -> str | None:
-    """Writes the pages of a plan that has a predecessor here and is not released; returns a warning if it cannot.
-
-    Args:
-        do: runs a step, or reuses its output.
-    """
+    """Writes the pages of a plan that has a predecessor here and is not released; returns a warning if it cannot."""
     earlier = release_in_use(planned, ledger)
     if earlier is None or ledger.release_of(planned.plan) is not None or not planned.has_bundle(context.store):
         return None

@@ -76,9 +76,7 @@ def diagnose(
 ) -> DiagnoseResult:
     """Reuses the retrain of these parameters (or runs it), diagnoses it, and writes the page.
 
-    Args:
-        parameters: with c and k settled, if a target epsilon leaves them open.
-        do: runs a step, or reuses its output.
+    A target epsilon that leaves c and k open has been settled before.
     """
     if parameters.formal is not None:
         return _sampled(context, parameters, do, prefect_run_id=prefect_run_id)

@@ -88,11 +88,7 @@ class TableSet:
 
 
 def load(path: Path) -> Suite:
-    """Loads a suite from a YAML file.
-
-    Raises:
-        InputError: no such file, or an invalid field.
-    """
+    """Loads a suite from a YAML file; names the invalid field of another."""
     if not path.is_file():
         raise InputError(f"--suite: no file {path}")
     try:

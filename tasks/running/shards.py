@@ -162,7 +162,6 @@ def finish(
     Args:
         progress: receives the size of the finished shards, and of all.
         place: parameters that each run gets in addition to its shard.
-        deployment: name of the deployment whose runs compute them.
         queue: in place of the deployment's.
 
     Raises:
