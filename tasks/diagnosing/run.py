@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from mechanisms.posterior import checks
 from storage.artifacts import ArtifactRef, digest
 from storage.errors import InputError
@@ -14,7 +12,7 @@ from storage.ledger import Diagnostics
 from tasks.branches.experiment import Do
 from tasks.branches.swag_chain import run_chain
 from tasks.diagnosing import page, sampler, stages
-from tasks.diagnosing.page import RoundClaim, Verdict
+from tasks.diagnosing.page import DiagnoseResult, RoundClaim, Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_records, preflight
@@ -22,15 +20,6 @@ from tasks.releasing.claims import method_digest
 from tasks.releasing.preflight import Estimate
 from tasks.running import timings
 from tasks.running.stage import Context, Step
-
-
-class DiagnoseResult(BaseModel, frozen=True):
-    """Holds the path of the page, and its verdicts."""
-
-    report: str
-    epsilon: float
-    verdicts: dict[str, Verdict]
-    figures: dict[str, float]
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> Estimate:
@@ -79,7 +68,7 @@ def diagnose(
     A target epsilon that leaves c and k open has been settled before.
     """
     if parameters.formal is not None:
-        return _sampled(context, parameters, do, prefect_run_id=prefect_run_id)
+        return sampler.diagnose(context, parameters, do, prefect_run_id=prefect_run_id)
     fitted = run_chain(parameters, do)
     posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
     if fitted.dataset is None or fitted.prepared is None:
@@ -94,7 +83,7 @@ def diagnose(
     checked, *left_out = (stages.read(store.open(ref)) for ref in outputs)
     sections = page.sections(checked, left_out[0] if left_out else None, refits, claimed)
     key = digest({"refs": [ref.sha256 for ref in outputs], "refits": [list(pair) for pair in refits]})[:16]
-    file = page.write(context, parameters, sections, claim=claimed.claim, key=key)
+    report = page.save(context, page.page(parameters, sections, claim=claimed.claim), key=key)
     figures = {k: float(v) for ref in outputs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
     verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
     ledger_records.record_evaluation(
@@ -108,18 +97,7 @@ def diagnose(
         settings=method_digest(parameters),
         prefect_run_id=prefect_run_id,
     )
-    return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
-
-
-def _sampled(context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None) -> DiagnoseResult:
-    """Diagnoses the sampler of a formal posterior draw."""
-    diagnosis = sampler.diagnose(context, parameters, do, notice=page.NOTICE, prefect_run_id=prefect_run_id)
-    return DiagnoseResult(
-        report=diagnosis.report,
-        epsilon=diagnosis.epsilon,
-        verdicts={"sampler": diagnosis.verdict},
-        figures=dict(diagnosis.figures),
-    )
+    return DiagnoseResult(report=report, epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 
 def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
