@@ -32,8 +32,7 @@ from tasks.coding.coder import Coder
 from tasks.coding.joint import open_bundle
 from tasks.coding.successor import Answers, compare
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.model_inputs import build, load_inputs
-from tasks.fitting.texts import texts_of
+from tasks.fitting.model_inputs import build, load_inputs, texts_of
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import succession_file
 from tasks.running.failures import SAFE

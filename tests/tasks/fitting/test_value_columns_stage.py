@@ -19,9 +19,8 @@ from storage.demo_data import write_demo_data
 from tasks.auditing import pool
 from tasks.fitting import data
 from tasks.fitting.ingest import ingest_records
-from tasks.fitting.model_inputs import build, load_inputs
+from tasks.fitting.model_inputs import build, load_inputs, texts_of
 from tasks.fitting.prior import lexicon_of
-from tasks.fitting.texts import texts_of
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing.claims import method_digest, public_inputs
 from tasks.running.stage import Context, run_step
