@@ -282,14 +282,8 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
     )
     before = memory(device)
     if kind == "ours":
-        dp_sgd.run_plan(
-            made,
-            few,
-            labels[: len(few)],
-            **plan(len(few), len(few), 2),
-            num_labels=LABELS,
-            physical_batch_size=args.micro,
-        )
+        options = plan(len(few), len(few), 2) | {"num_labels": LABELS, "physical_batch_size": args.micro}
+        dp_sgd.run_plan(made, few, labels[: len(few)], **options)
     else:
         phase = OptimiserPhase(learning_rate=1e-3, epochs=1, batch_size=args.micro)
         train(made, few, labels[: len(few)], phase=phase, seed=0, purpose="memory")

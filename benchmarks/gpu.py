@@ -141,17 +141,9 @@ def tokens(n: int) -> TokenInputs:
 
 def tests(device: str) -> dict[str, Any]:
     """The tests marked `cuda`, in a process that needs nothing but the mechanisms."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", str(ROOT / "tests" / "devices")]
-    command += [
-        "--confcutdir",
-        str(ROOT / "tests" / "devices"),
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "filterwarnings=",
-        "-o",
-        "addopts=",
-    ]
+    folder = str(ROOT / "tests" / "devices")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", folder, "--confcutdir", folder]
+    command += ["-p", "no:cacheprovider", "-o", "filterwarnings=", "-o", "addopts="]
     environment = os.environ | {"AUTOCODER_TEST_DEVICE": device, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -239,14 +231,7 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
             config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd", learning_rate=1e-3)
             segment = NoiseSegment(steps=n, noise_multiplier=1.0, l2_clip_norm=1.0)
             event = DpSgdEvent(sampling_prob=scale.batch / scale.chain_records, segments=(segment,))
-            dp_sgd.run_plan(
-                trained,
-                inputs,
-                labels,
-                config=config,
-                event=event,
-                num_labels=workload.LABELS,
-            )
+            dp_sgd.run_plan(trained, inputs, labels, config=config, event=event, num_labels=workload.LABELS)
 
         steps(1)
         took = workload.seconds(partial(steps, scale.steps), device)
