@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from csv_files import write_csv
 
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
@@ -133,8 +133,7 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
     for change in ("", "x"):
         folder = tmp_path / f"bundle{change}"
         shutil.copytree(tiny_bundle, folder)
-        with (folder / "codelist.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["code", "title"], *([code, change] for code in CODES)])
+        write_csv(folder / "codelist.csv", ["code", "title"], [[code, change] for code in CODES])
         versions.append(open_bundle(folder).version)
     assert versions[0] != versions[1]
     assert versions[0].startswith("list-")

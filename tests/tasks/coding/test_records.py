@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from csv_files import rows_of, write_csv
 
 from mechanisms.model.valued_text import values_of
 from storage.errors import InputError
@@ -26,13 +26,11 @@ def valued(valued_bundle: Path) -> Coder:
 
 
 def write(path: Path, *, industry: str = "Industry", rows: int = 12) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(["Text", industry, "Age", "Nature"])
-        for n in range(rows):
-            cell = ("Construction", " Mining ", "Fishing", "", "=1+1")[n % 5]
-            lines.writerow(["He fell from a ladder.", cell, ("under 25", "x")[n % 2], ("111", "132")[n % 2]])
-    return path
+    cells = ("Construction", " Mining ", "Fishing", "", "=1+1")
+    lines = [
+        ["He fell from a ladder.", cells[n % 5], ("under 25", "x")[n % 2], ("111", "132")[n % 2]] for n in range(rows)
+    ]
+    return write_csv(path, ["Text", industry, "Age", "Nature"], lines)
 
 
 def test_columns_have_their_own_or_a_given_name() -> None:
@@ -65,8 +63,7 @@ def test_a_table_is_coded_by_its_values(valued: Coder, tmp_path: Path) -> None:
         records = Records.of(valued.value_columns, columns)
         table = survey(source, text_columns=records.columns)
         run(valued, CodingJob(table, out, records, answer_columns(valued, top_k=1, threshold=None)))
-        with out.open(newline="", encoding="utf-8") as file:
-            coded.append([(row[name], row["Age"], row["code"], row["score"]) for row in csv.DictReader(file)])
+        coded.append([(row[name], row["Age"], row["code"], row["score"]) for row in rows_of(out)])
     assert coded[0] == coded[1]
     assert len({row[2:] for row in coded[0]}) > 2, "values move the answers"
     for industry, age, code, score in coded[0]:
