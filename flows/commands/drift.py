@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,7 @@ def drift(
             if plot is not None:
                 measure.plot(now, before, comparisons[name], plot)
     if as_json:
-        content = {name: one.as_dict() for name, one in comparisons.items()}
+        content = {name: asdict(one) for name, one in comparisons.items()}
         say(json.dumps(content.get("", content), indent=2))
     else:
         for name, one in comparisons.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
@@ -21,10 +21,8 @@ guesses of 100 would refute the claim as well."""
 USUAL_DRAWS = 50
 
 
-class AuditParameters(BaseModel):
+class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
     """Sets the work that an audit may spend."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Audit")
 
     trials: int = Field(
         default=32, ge=0, le=100_000, title="Trials", description="Reruns of the whole mechanism; 0: none."

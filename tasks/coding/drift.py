@@ -17,9 +17,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +129,6 @@ class Drift:
     """Codes that moved most: code, share in the reference, share now."""
     covers: bool | None = None
     """False if the sets' coverage does not hold: a difference was found. None without sets, or without a difference."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
-        return asdict(self)
 
     @property
     def line(self) -> str:
