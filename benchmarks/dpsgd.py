@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import workload
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
@@ -67,7 +68,7 @@ def ours(
     made = plan(len(inputs), batch, steps)
     start = time.perf_counter()
     dp_sgd.run_plan(trained, inputs, labels, **made, num_labels=LABELS, physical_batch_size=micro, new_key=lambda: key)
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / steps
 
 
@@ -111,7 +112,7 @@ def opacus_loop(
             criterion(logits, labels[piece].to(device)).backward()
             optimiser.step()
             optimiser.zero_grad()
-    synchronise(device)
+    workload.drain(device)
     seconds = (time.perf_counter() - start) / len(batches)
     for parameter in parameters:
         for name in ("grad_sample", "summed_grad", "_norm_sample", "grad"):
@@ -121,12 +122,6 @@ def opacus_loop(
         model.disable_hooks()
     model.remove_hooks()
     return seconds
-
-
-def synchronise(device: torch.device) -> None:
-    """Waits for the accelerator, if there is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def minilm(device: torch.device, trainable: TrainablePart = "full") -> Classifier:
@@ -151,7 +146,7 @@ def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Ten
             loss.sum().backward()
         optimiser.step()
         optimiser.zero_grad()
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / len(batches)
 
 
@@ -172,7 +167,7 @@ def clipped_sums(
                     coefficients=lambda norms: (1 / norms).clamp(max=1),
                     out=out,
                 )
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / len(batches)
 
 
@@ -236,7 +231,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     labels = torch.randint(LABELS, (records,))
     key, out = new_key(), {}
     batches = poisson(records, args.batch, args.head_steps, key)
-    for name, made in (("linear", linear_head(width)), ("two_layer", two_layer_head())):
+    for name, made in (("linear", workload.linear_head(width, LABELS)), ("two_layer", two_layer_head())):
         best: dict[str, float] = {}
         for _ in range(args.repeats):
             seconds = {
@@ -257,13 +252,6 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
             best = {k: min(v, best.get(k, v)) for k, v in seconds.items()}
         out[name] = {"seconds_a_step": best, "speedup_over_opacus_hooks": best["opacus_hooks"] / best["ours"]}
     return out
-
-
-def linear_head(width: int) -> Classifier:
-    """Mean pooling's head."""
-    part = nn.Linear(width, LABELS)
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
 
 
 def two_layer_head() -> Classifier:
