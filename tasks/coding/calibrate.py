@@ -18,11 +18,7 @@ from tasks.coding.records import Records
 
 
 def require_field(coder: Coder | JointCoder, field: str, *, option: str) -> Coder:
-    """Returns the coder of a field.
-
-    Raises:
-        InputError: the bundle has no such field.
-    """
+    """Returns the coder of a field; refuses one that the bundle lacks."""
     if field not in coder.fields:
         several = ", ".join(filter(None, coder.fields))
         remedy = f"Name one of {several}" if several else "Leave it out: there is one field"

@@ -153,11 +153,6 @@ class Coder:
         )
 
     @property
-    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the columns that the model reads next to the text, with their public values."""
-        return self.model.value_columns
-
-    @property
     def fields(self) -> Mapping[str, Coder]:
         """Returns this coder under the name ""."""
         return {"": self}
@@ -374,11 +369,7 @@ def newest_bundle(home: Path) -> Path:
 
 
 def describe_release(folder: Path) -> str:
-    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date.
-
-    Raises:
-        InputError: the statement or the proof is damaged.
-    """
+    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date."""
     from storage.ledger.amounts import short
 
     statement, row = _json(folder / STATEMENT), _proof_row(folder)
@@ -411,11 +402,7 @@ def _proof_row(folder: Path) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file of a bundle; empty if it is missing.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Returns the content of a JSON file of a bundle; empty if it is missing."""
     if not file.is_file():
         return {}
     try:

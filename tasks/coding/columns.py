@@ -221,11 +221,7 @@ def answer_columns(
 
 
 def output_schema(table: Table, answers: AnswerColumns | JointAnswerColumns, coder: Coder | JointCoder) -> pa.Schema:
-    """Returns the columns of the output: the input's, the answers', and their origin.
-
-    Raises:
-        InputError: the input has a column of an answer's name.
-    """
+    """Returns the columns of the output: the input's, which none may overwrite, the answers', and their origin."""
     added = [*answers.schema(), *(pa.field(name, pa.string()) for name in coder.origin)]
     reserved = {field.name for field in added}
     for name in table.columns:

@@ -230,11 +230,7 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
 
 
 def coders_of(old: Coder | JointCoder, new: Coder | JointCoder, field: str) -> tuple[Coder, Coder]:
-    """Returns the coders of one field of two bundles.
-
-    Raises:
-        InputError: a bundle lacks the field, or the classifications differ.
-    """
+    """Returns the coders of one field of two bundles; refuses a field that one lacks, and two classifications."""
     chosen = []
     for name, coder in (("OLD", old), ("NEW", new)):
         if field not in coder.fields:

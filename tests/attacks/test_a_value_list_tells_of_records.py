@@ -118,7 +118,7 @@ def test_many_columns_weigh_no_more_than_one(kind: lexicon.Lexical) -> None:
 def test_a_narrative_names_no_columns(valued_bundle: Path, text: str) -> None:
     """Values come from the columns alone; what a text says is text."""
     coder = open_bundle(valued_bundle).fields[""]
-    (read,) = Records.of(coder.value_columns, ("Text",)).texts([(text, "", "")])
+    (read,) = Records.of(coder.model.value_columns, ("Text",)).texts([(text, "", "")])
     assert values_of(read) == {}
     assert torch.count_nonzero(coder.model.model.lexicon.words([read])[0, -6:]) == 0  # type: ignore[union-attr]
 
@@ -141,7 +141,7 @@ def test_hostile_cells_are_one_other_value(valued_bundle: Path, tmp_path: Path) 
         lines.writerow(["Text", "Industry", "Age"])
         lines.writerows(["He fell from a ladder.", cell, ""] for cell in cells)
     coder = open_bundle(valued_bundle).fields[""]
-    records = Records.of(coder.value_columns, ("Text",))
+    records = Records.of(coder.model.value_columns, ("Text",))
     table = survey(source, text_columns=records.columns)
     run(coder, CodingJob(table, out, records, answer_columns(coder, top_k=1, threshold=None)))
     with out.open(newline="", encoding="utf-8") as file:

@@ -41,8 +41,8 @@ def test_a_partner_finds_it_sound(valued: Sealed) -> None:
     contents = check(valued.folder, valued.trust).contents
     golden.check(export.load(valued.folder), contents["golden.jsonl"])
     coder = open_bundle(valued.folder).fields[""]
-    assert declared_columns(valued.folder) == tuple(VALUES) == tuple(coder.value_columns)
-    assert {name: list(own) for name, own in coder.value_columns.items()} == VALUES
+    assert declared_columns(valued.folder) == tuple(VALUES) == tuple(coder.model.value_columns)
+    assert {name: list(own) for name, own in coder.model.value_columns.items()} == VALUES
     one, other, none = coder.scores(
         [ValuedText("He fell.", {"State": name}) for name in ("OHIO", "TEXAS")] + ["He fell."]
     )

@@ -60,7 +60,7 @@ def test_a_table_is_coded_by_its_values(valued: Coder, tmp_path: Path) -> None:
     coded = []
     for name, columns in (("Industry", ("Text",)), ("Branche", ("Text", "Industry=Branche"))):
         source, out = write(tmp_path / f"{name}.csv", industry=name), tmp_path / f"{name}.out.csv"
-        records = Records.of(valued.value_columns, columns)
+        records = Records.of(valued.model.value_columns, columns)
         table = survey(source, text_columns=records.columns)
         run(valued, CodingJob(table, out, records, answer_columns(valued, top_k=1, threshold=None)))
         coded.append([(row[name], row["Age"], row["code"], row["score"]) for row in rows_of(out)])
@@ -74,11 +74,11 @@ def test_a_table_is_coded_by_its_values(valued: Coder, tmp_path: Path) -> None:
 
 def test_workers_read_the_same_columns(valued: Coder, valued_bundle: Path, tmp_path: Path) -> None:
     """What a worker restores of a request is what the job had."""
-    records = Records.of(valued.value_columns, ("Text", "Industry=Branche"))
+    records = Records.of(valued.model.value_columns, ("Text", "Industry=Branche"))
     table = survey(write(tmp_path / "in.csv", industry="Branche"), text_columns=records.columns)
     job = CodingJob(table, tmp_path / "out.csv", records, answer_columns(valued, top_k=1, threshold=None))
     request = shards.pieces_of(valued, job, bundle=valued_bundle)
-    assert Records.restored(valued.value_columns, request.columns, request.template) == records
+    assert Records.restored(valued.model.value_columns, request.columns, request.template) == records
     plain = shards.job_of(valued, table, out="out.csv", column="Text", top_k=1, threshold=None)
     assert plain.narratives.columns == ("Text", "Industry", "Age")
 
@@ -86,7 +86,7 @@ def test_workers_read_the_same_columns(valued: Coder, valued_bundle: Path, tmp_p
 def test_calibration_and_a_successor_read_them(valued: Coder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of other values are other scores, so that a temperature and a comparison need them too."""
     source = write(tmp_path / "in.csv", rows=300)
-    records = Records.of(valued.value_columns, ("Text",))
+    records = Records.of(valued.model.value_columns, ("Text",))
     fitted = thresholds_on_table(
         valued.model, source, columns=records.columns, join=records.texts, label="Nature", name="own"
     )
