@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mechanisms.posterior import checks
 from storage.artifacts import ArtifactRef, digest
@@ -49,12 +48,9 @@ def to_compute(context: Context, parameters: RetrainParameters, settings: Diagno
         return output
 
     fitted = run_chain(parameters, find)
-    records: Any = {"dataset": fitted.dataset, "prepared": fitted.prepared}
-    measured: Any = fitted.measured
-    posteriors: Any = fitted.posteriors
-    find(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **records))
+    find(stages.posterior_checks(parameters, settings, fitted))
     if settings.leave_out:
-        find(stages.leave_out(parameters, settings, measured=measured[parameters.rounds[-1]], **records))
+        find(stages.leave_out(parameters, settings, fitted))
     for changed in _changed(parameters).values() if settings.refits else ():
         run_chain(changed, find)
     return labels
@@ -69,16 +65,12 @@ def diagnose(
     """
     if parameters.formal is not None:
         return sampler.diagnose(context, parameters, do, prefect_run_id=prefect_run_id)
-    fitted = run_chain(parameters, do)
-    posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
-    if fitted.dataset is None or fitted.prepared is None:
-        raise RuntimeError("a stage left no output")
-    common = {"dataset": fitted.dataset, "prepared": fitted.prepared}
-    last, store = parameters.rounds[-1], context.store
-    outputs = [do(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **common))]
+    fitted, store = run_chain(parameters, do), context.store
+    assert fitted.dataset is not None
+    outputs = [do(stages.posterior_checks(parameters, settings, fitted))]
     if settings.leave_out:
-        outputs.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
-    claimed = RoundClaim(*fitted.claim(store, parameters, last))
+        outputs.append(do(stages.leave_out(parameters, settings, fitted)))
+    claimed = RoundClaim(*fitted.claim(store, parameters, parameters.rounds[-1]))
     refits = _refits(context, parameters, claimed, do) if settings.refits else []
     checked, *left_out = (stages.read(store.open(ref)) for ref in outputs)
     sections = page.sections(checked, left_out[0] if left_out else None, refits, claimed)
@@ -100,15 +92,13 @@ def diagnose(
     return DiagnoseResult(report=report, epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 
-def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
-    return {name: ref for name, ref in refs.items() if ref is not None}
-
-
 def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim, do: Do) -> list[tuple[str, float]]:
     """Returns epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
     epsilons = []
     for name, changed in _changed(parameters).items():
-        figures = context.store.figures(_finished(run_chain(changed, do).measured)[changed.rounds[-1]])
+        measured = run_chain(changed, do).measured[changed.rounds[-1]]
+        assert measured is not None
+        figures = context.store.figures(measured)
         epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
     return epsilons
 
