@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import played_workers
-import pyarrow as pa
 import pytest
 import torch
 from csv_files import rows_of, write_csv
@@ -303,14 +302,6 @@ def test_a_column_that_lies_about_the_fields_is_refused(coder: JointCoder, tmp_p
     assert rows
     with pytest.raises(InputError, match="names fields without columns"):
         drift.fields_in(tmp_path / "lies.csv", "CODED")
-
-
-def test_no_two_columns_have_one_name(coder: JointCoder) -> None:
-    """Whatever is added."""
-    for threshold in (None, 0.5):
-        names = answer_columns(coder, top_k=3, threshold=threshold).schema().names
-        assert len(set(names)) == len(names)
-        assert pa.schema([(name, pa.string()) for name in names])
 
 
 def events_given(coder: JointCoder) -> list[str]:
