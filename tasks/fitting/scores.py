@@ -60,9 +60,8 @@ def _score(work: Work) -> Mapping[str, Any]:
         each[name] = figures | calibration.coded_alone(field_scores, torch.from_numpy(labels[tested, at]))
         written += [row | {"code": f"{name} {row['code']}"} for row in rows]
     _write_codes(work.out / "codes.json", written)
-    alone = [
-        key for key in each[next(iter(each))] if key.startswith(ALONE) and all(key in one for one in each.values())
-    ]
+    first, *others = each.values()
+    alone = [key for key in first if key.startswith(ALONE) and all(key in one for one in others)]
     over = {key: float(np.mean([one[key] for one in each.values()])) for key in (*OVER_FIELDS, *alone)}
     return over | {f"{name}.{key}": value for name, one in each.items() for key, value in one.items()}
 
