@@ -48,7 +48,7 @@ def drift(
         from storage.bundle.archive import open_folder
         from tasks.coding import drift as measure
 
-        fields = measure.fields_in(coded, "CODED")
+        fields = measure.fields_in(coded)
         if plot is not None and len(fields) > 1 and not field:
             raise InputError(f"--plot: a figure shows one field. Name it with --field: {', '.join(fields)}.")
         if field and field not in fields:
@@ -59,7 +59,7 @@ def drift(
         golden, periods = {}, {name: measure.read_period(coded, "CODED", field=name) for name in chosen}
         if bundle is not None:
             with open_folder(bundle.expanduser()) as folder:
-                golden = measure.golden_periods(folder, "--bundle", like=periods)
+                golden = measure.golden_periods(folder, like=periods)
             if missing := [name for name in chosen if name not in golden]:
                 raise InputError(f"--bundle: it does not code {missing[0] or 'one field alone'}")
         comparisons = {}

@@ -28,7 +28,7 @@ def column_of(field: str, name: str) -> str:
     return f"{field}_{name}" if field else name
 
 
-def fields_of(table: Table, *, option: str = "CODED") -> tuple[str, ...]:
+def fields_of(table: Table) -> tuple[str, ...]:
     """Returns the fields that a table was coded in; "" for a single field.
 
     Raises:
@@ -38,9 +38,9 @@ def fields_of(table: Table, *, option: str = "CODED") -> tuple[str, ...]:
         return ("",)
     named = {cell.strip() for (cell,) in table.text_rows([FIELDS])}
     if len(named) > 1:
-        raise InputError(f"{option}: {table.source.name}: column {FIELDS} differs between rows.")
+        raise InputError(f"CODED: {table.source.name}: column {FIELDS} differs between rows.")
     fields = tuple(next(iter(named), "").split())
     required = {*map(code_column, fields), *(column_of(field, "score") for field in fields)}
     if not fields or not required <= set(table.columns):
-        raise InputError(f"{option}: {table.source.name}: column {FIELDS} names fields without columns.")
+        raise InputError(f"CODED: {table.source.name}: column {FIELDS} names fields without columns.")
     return fields

@@ -60,9 +60,9 @@ class Period:
     """Whether its rows have conformal sets."""
 
 
-def fields_in(path: Path, option: str) -> tuple[str, ...]:
+def fields_in(path: Path) -> tuple[str, ...]:
     """Returns the fields that a table was coded in; "" for a single field."""
-    return fields_of(survey(path, text_columns=[], option=option), option=option)
+    return fields_of(survey(path, text_columns=[], option="CODED"))
 
 
 def titles_of(path: Path, field: str) -> dict[str, str]:
@@ -254,11 +254,10 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> dict[str, Period]:
+def golden_periods(folder: Path, *, like: Mapping[str, Period]) -> dict[str, Period]:
     """Codes a bundle's golden texts, by field: a coarse reference, since they are not records.
 
-    Args:
-        like: the periods to compare with, whose temperatures are used.
+    They get the temperatures of the periods that they are compared with (`like`).
 
     Raises:
         InputError: the folder is not a bundle, or has no golden texts.
@@ -273,7 +272,7 @@ def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> 
         try:
             texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
         except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{option}: {file} cannot be read") from None
+            raise InputError(f"--bundle: {file} cannot be read") from None
         answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
         codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
         version = f"{opened.classification} {opened.version}"

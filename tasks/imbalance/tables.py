@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +134,7 @@ def gap(cells: Cells, first: str, second: str, metric: str, places: Sequence[At]
     return [mean for count, mean in gaps if count == most]
 
 
-def answer(gaps: Sequence[float], expect: Callable[[float], bool] = lambda mean: mean > 0) -> str:
+def answer(gaps: Sequence[float]) -> str:
     """Answers *holds*, *within the spread* or *does not hold*: a mean gap counts if it exceeds two standard errors."""
     if len(gaps) < 2:
         return "not answered: fewer than two seeds"
@@ -142,7 +142,7 @@ def answer(gaps: Sequence[float], expect: Callable[[float], bool] = lambda mean:
     figures = f"{mean:+.3f} ± {error:.3f}"
     if abs(mean) <= 2 * error:
         return f"within the spread ({figures})"
-    return f"holds ({figures})" if expect(mean) else f"does not hold ({figures})"
+    return f"holds ({figures})" if mean > 0 else f"does not hold ({figures})"
 
 
 @dataclass(frozen=True)

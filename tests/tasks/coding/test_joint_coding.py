@@ -281,13 +281,13 @@ def test_a_sample_is_coded_again_in_every_field(coder: JointCoder, tmp_path: Pat
 def test_periods_are_compared_field_by_field(joint: Sealed, coder: JointCoder, tmp_path: Path) -> None:
     """The same period drifts in no field; a bundle's golden narratives are a reference for each."""
     coded(coder, table_of(tmp_path, 90), tmp_path / "out.csv")
-    assert drift.fields_in(tmp_path / "out.csv", "CODED") == ("nature", "event")
+    assert drift.fields_in(tmp_path / "out.csv") == ("nature", "event")
     periods = {field: drift.read_period(tmp_path / "out.csv", "CODED", field=field) for field in coder.fields}
     assert [drift.compare(one, one).verdict for one in periods.values()] == ["stable", "stable"]
-    golden = drift.golden_periods(joint.folder, "--bundle", like=periods)
+    golden = drift.golden_periods(joint.folder, like=periods)
     assert golden.keys() == periods.keys() == {"nature", "event"}
     hotter = {field: replace(one, temperature=f"{4 * float(one.temperature):g}") for field, one in periods.items()}
-    flatter = drift.golden_periods(joint.folder, "--bundle", like=hotter)
+    flatter = drift.golden_periods(joint.folder, like=hotter)
     for field, one in golden.items():
         assert one.temperature == periods[field].temperature == f"{coder.fields[field].temperature:g}"
         assert (one.codes == flatter[field].codes).all()
@@ -301,7 +301,7 @@ def test_a_column_that_lies_about_the_fields_is_refused(coder: JointCoder, tmp_p
     (tmp_path / "lies.csv").write_text(text)
     assert rows
     with pytest.raises(InputError, match="names fields without columns"):
-        drift.fields_in(tmp_path / "lies.csv", "CODED")
+        drift.fields_in(tmp_path / "lies.csv")
 
 
 def events_given(coder: JointCoder) -> list[str]:
