@@ -47,24 +47,30 @@ class Shard(Protocol):
     @property
     def label(self) -> str:
         """Names its run, without anything of a record."""
+        ...
 
     @property
     def size(self) -> int:
         """Gives its share of the whole, in units of progress."""
+        ...
 
     @property
     def location(self) -> str:
         """Names where its output is expected, and what to set if it does not arrive."""
+        ...
 
     @property
     def request(self) -> StageRequest[Any]:
         """Holds the parameters of its run."""
+        ...
 
     def is_finished(self) -> bool:
         """Checks that its output exists."""
+        ...
 
     def compute(self) -> object:
         """Computes it in this process."""
+        ...
 
 
 @dataclass(frozen=True)
